@@ -116,6 +116,7 @@ Each room and each file imports only those above it::
     param_attr.py           ParamAttr, and groups of parameters for an optimizer
     distribute_config.py    DistributeTranspilerConfig
     strategy/               DistributedStrategy: the switches of a job, and its lanes
+    precision/              mixed precision: which ops run in 16 bits, the loss scale
     formats/                the forms of a program: protobuf, file, text, picture, canonical bytes
     inference/              a block without what its results do not need, or as it is evaluated
     program.py              Program: blocks and a deployment
@@ -124,6 +125,7 @@ Each room and each file imports only those above it::
     tracing/                capture
     verify/                 invariants, and the validation of untrusted programs
     passes/                 the passes, and the pipelines in which they run
+    rewrites/               what a strategy changes in a single-node program before it is cut
     program_planner.py      the plan of a single-node program
     cluster_programs.py     the programs of a job with servers
     collective.py           the programs of a job without servers
@@ -165,6 +167,7 @@ placement       a variable, its slices and the servers that hold them
 plan            everything that transpiling decides about who holds what; frozen
 program         a list of blocks and, once transpiled, a deployment; data, never code
 proxy parameter the scalar parameter that takes a table's place in the optimizer
+rewrite         a function (programs, strategy) -> programs, over single-node programs
 ring            a process group over trainers (jobs without servers)
 registered rule an update rule that a user wrote, which travels as a block of ops
 role            what a variable is: INPUT, PARAMETER, BUFFER, GRADIENT, STATE, DELTA, TABLE, ...
@@ -183,6 +186,7 @@ violation       one place in a program where an invariant does not hold
 Essays
 ======
 
+[Note: deep gradient compression]             optim/dgc.py
 [Note: names]                                 ir/block.py
 [Note: ops that are not accepted]             ir/aten_ops.py
 [Note: a name, never code]                    ir/python_functions.py
@@ -198,6 +202,8 @@ Essays
 [Note: the shape of a pserver's program]      verify/untrusted_program.py
 [Note: what a fingerprint covers]             formats/canonical.py
 [Note: defaults]                              strategy/strategy.py
+[Note: ops inside functions]                  precision/op_casts.py
+[Note: the loss scale stays inside]           precision/mixed_forward.py
 """
 
 from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm
@@ -212,6 +218,8 @@ from transpiler.memory import memory_optimize as memory_optimize
 from transpiler.memory import release_memory as release_memory
 from transpiler.optim.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl as Ftrl
+from transpiler.optim.lamb import LAMB as LAMB
+from transpiler.optim.lars import LARS as LARS
 from transpiler.param_attr import L2Decay as L2Decay
 from transpiler.param_attr import ParamAttr as ParamAttr
 from transpiler.param_attr import parameter_groups as parameter_groups
@@ -220,6 +228,8 @@ from transpiler.plan.placement import RoundRobin as RoundRobin
 from transpiler.plan.placement import SizeBalanced as SizeBalanced
 from transpiler.plan.placement import slice_variable as slice_variable
 from transpiler.program import Program as Program
+from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
+from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
 from transpiler.strategy.strategy import DistributedStrategy as DistributedStrategy
 from transpiler.tracing.backward import append_backward as append_backward
 from transpiler.tracing.backward import gradients as gradients
@@ -237,6 +247,7 @@ from transpiler.tracing.register_rule import register_rule as register_rule
 __all__ = [
     "append_backward",
     "Block",
+    "BuildStrategy",
     "capture",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
@@ -248,11 +259,14 @@ __all__ = [
     "DistributedStrategy",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
+    "ExecutionStrategy",
     "Ftrl",
     "gradients",
     "HashName",
     "InputSpec",
     "L2Decay",
+    "LAMB",
+    "LARS",
     "memory_optimize",
     "name",
     "name_scope",

@@ -3,7 +3,7 @@
 ::
 
     check_arguments      the arguments fit a mode without servers
-    deployment_of        the plan: which trainers, which rings          plan/comm_rings.py
+    deployment_of        the plan: which trainers, which rings          strategy/collective_plan.py
     collective_program   the main program, by the passes of its mode    passes/collective.py
     collective_startup   the startup program, likewise
 """
@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transpiler.distribute_config import DistributeTranspilerConfig
 from transpiler.ir.graph import Op
 from transpiler.passes import (
     COLLECTIVE_STARTUP_PASSES,
     GRADIENT_PASSES,
     MAIN_PASSES,
     NCCL2_STARTUP_PASSES,
+    SHARDED_PASSES,
 )
-from transpiler.plan.comm_rings import row_length
-from transpiler.plan.modes import NCCL2
+from transpiler.plan.execution import Execution
 from transpiler.plan.plan import Collective, Deployment
 from transpiler.program import Program
 from transpiler.program_planner import plan_collective
@@ -30,24 +29,6 @@ from transpiler.verify.verify import run
 
 # the default of ``pservers`` and of ``current_endpoint``
 ENDPOINT = "127.0.0.1:6174"
-
-
-def collective_of(config: DistributeTranspilerConfig, endpoints: Sequence[str]) -> Collective:
-    """How trainers share their work, as a configuration says.
-
-    Args:
-        endpoints: of the trainers.
-
-    Raises:
-        ValueError: the trainers cannot be divided into groups of the configured size.
-    """
-    mode = config.collective_mode or NCCL2.name
-    inner = (
-        row_length(config.hierarchical_allreduce_inter_nranks, endpoints)
-        if config.use_hierarchical_allreduce
-        else 0
-    )
-    return Collective(mode, config.nccl_comm_num, inner, steps=max(1, config.k_steps))
 
 
 def check_arguments(
@@ -102,9 +83,10 @@ def collective_program(program: Program, deployment: Deployment) -> Program:
         IllegalProgram: the program violates an invariant.
         ValueError: backward does not begin with the loss's gradient.
     """
-    return run(
-        replace(program, deployment=deployment), deployment.plan, MAIN_PASSES[deployment.plan.mode]
-    )
+    plan = deployment.plan
+    assert plan.collective is not None, "a program of a job without servers"
+    passes = SHARDED_PASSES if plan.collective.sharded else MAIN_PASSES[plan.mode]
+    return run(replace(program, deployment=deployment), plan, passes)
 
 
 def collective_startup(startup: Program, deployment: Deployment) -> Program:
@@ -132,6 +114,13 @@ def parallel_program(program: Program) -> Program:
     if plan is None or plan.collective is None or plan.collective.kind.averages is not None:
         return program
     return run(program, plan, GRADIENT_PASSES)
+
+
+def executed(program: Program, execution: Execution) -> Program:
+    """A trainer's program without servers, as it is run with this execution."""
+    if program.deployment is None:
+        return program
+    return replace(program, deployment=replace(program.deployment, execution=execution))
 
 
 def broadcast_program(program: Program) -> Program:

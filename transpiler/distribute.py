@@ -29,21 +29,27 @@ from transpiler.cluster_programs import (
 from transpiler.collective import (
     ENDPOINT,
     check_arguments,
-    collective_of,
     collective_program,
     collective_startup,
     deployment_of,
 )
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.given_programs import Given, given_programs, startup_programs, values_of
+from transpiler.given_programs import Given, given_programs, share, startup_programs, values_of
 from transpiler.ir.updates import updates
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
-from transpiler.plan.setting import check_flag
+from transpiler.plan.setting import check_flag, whole_number
 from transpiler.program import Program
 from transpiler.program_planner import plan_program, plan_programs
+from transpiler.rewrites.amp import check_scales
+from transpiler.rewrites.dgc import compression_of
+from transpiler.rewrites.pipeline import rewritten
+from transpiler.rewrites.programs import Programs
+from transpiler.strategy.collective_plan import agreed, collective_of
+from transpiler.strategy.execution import execution_of
 from transpiler.strategy.from_config import Choices, choices_of
+from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.tracing.default_programs import default_main_program, set_default_trainer
 from transpiler.transpiled import Transpiled
@@ -91,15 +97,6 @@ def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
         if endpoints.count(endpoint) > 1:
             raise ValueError(f"{what}: expected different endpoints, got {endpoint} twice")
     return endpoints
-
-
-def _whole_number(what: str, value: object, least: int, below: int | None = None) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{what}: expected a whole number, got {value!r} ({type(value).__name__})")
-    if value < least or (below is not None and value >= below):
-        expected = f"{least} or more" if below is None else f"{least} to {below - 1}"
-        raise ValueError(f"{what}: expected {expected}, got {value}")
-    return value
 
 
 def _trainer_programs(programs: tuple[Program, ...], deployment: Deployment) -> tuple[Program, ...]:
@@ -190,16 +187,13 @@ class DistributeTranspiler:
                 contradicts ``sync_mode`` or ``strategy`` or itself, a setting has no effect, an
                 optimizer cannot be sliced, or the startup program is another program's.
         """
-        self.config.check_effects()
+        agreed(self.config, strategy).check_effects()
         given = (trainer_id, program, pservers, trainers, sync_mode, startup_program)
         if self.config.has_servers:
             self._made = self._with_servers(*given, current_endpoint, strategy)
             return
-        if strategy is not None:
-            raise ValueError(
-                f"strategy: expected none with mode={self.config.mode!r}, which has no servers"
-            )
-        self._made = self._collective(*given, current_endpoint)
+        check(strategy, "collective_program")
+        self._made = self._collective(*given, current_endpoint, strategy)
 
     def _with_servers(
         self,
@@ -216,14 +210,17 @@ class DistributeTranspiler:
         chosen = choices_of(self.config, sync_mode, strategy)
         endpoints = parse_endpoints(pservers)
         parse_endpoints(current_endpoint, "current_endpoint")
-        trainers = _whole_number("trainers", trainers, 1)
-        trainer_id = _whole_number("trainer_id", trainer_id, 0, trainers)
+        trainers = whole_number("trainers", trainers, 1)
+        trainer_id = whole_number("trainer_id", trainer_id, 0, trainers)
         single = default_main_program() if program is None else program
         if isinstance(single, Program) and not updates(single.main) and single.deployment is None:
             given = (sync_mode, startup_program, strategy)
             return self._forward(single, (endpoints, trainers, trainer_id), given)
-        mains, startups = zip(*given_programs(program, startup_program), strict=True)
+        pairs = [Programs(*pair) for pair in given_programs(program, startup_program)]
+        mains, startups = zip(*(rewritten(pair, strategy) for pair in pairs), strict=True)
+        share([main.storage for main in mains if main.storage is not None])
         plan = self._plan(mains, chosen, trainers, len(endpoints))
+        check_scales(mains, plan)
         for startup in startups:
             check_belongs(plan, startup)
         deployment = Deployment(
@@ -234,6 +231,7 @@ class DistributeTranspiler:
             chosen.wait_port,
             chosen.runtime_split_send_recv,
             chosen.soft_wait_ms,
+            execution=execution_of(strategy),
         )
         made = _trainer_programs(mains, deployment)
         verify_servers(
@@ -250,6 +248,7 @@ class DistributeTranspiler:
         sync_mode: bool | None,
         startup: Given,
         current_endpoint: str,
+        strategy: DistributedStrategy | None,
     ) -> Transpiled:
         """The same in a mode without servers."""
         if isinstance(program, list | tuple):
@@ -265,14 +264,15 @@ class DistributeTranspiler:
             )
         endpoints = parse_endpoints(trainers, "trainers")
         parse_endpoints(current_endpoint, "current_endpoint")
-        trainer_id = _whole_number("trainer_id", trainer_id, 0, len(endpoints))
+        trainer_id = whole_number("trainer_id", trainer_id, 0, len(endpoints))
         check_arguments(
             self.config.mode, pservers, sync_mode, endpoints, trainer_id, current_endpoint
         )
         ((single, startup),) = given_programs(program, startup)
-        deployment = deployment_of(
-            single, collective_of(self.config, endpoints), endpoints, trainer_id
-        )
+        single, startup = rewritten(Programs(single, startup), strategy)
+        collective = collective_of(self.config, endpoints, strategy)
+        deployment = deployment_of(single, collective, endpoints, trainer_id)
+        deployment = replace(deployment, execution=execution_of(strategy))
         check_belongs(deployment.plan, startup)
         self._log(deployment.plan)
         made = Transpiled(deployment, (collective_program(single, deployment),), (startup,))
@@ -316,7 +316,7 @@ class DistributeTranspiler:
             "min_block_size": self.config.min_block_size,
             "slice_var_up": self.config.slice_var_up,
             "split_method": self.config.split_method,
-            "compression": self.config.compression,
+            "compression": compression_of(programs, self.config.compression),
         }
         if len(programs) > 1:
             plan = plan_programs(programs, **settings)

@@ -132,7 +132,7 @@ class DistributeTranspilerConfig:
             assigned: a step waits for its own result.  ``k_steps`` and ``dc_asgd`` above 0 say the
             mode themselves.
         compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",
-            "int8", or "" for as they are.
+            "int8", "sparse" (the elements that are not 0), or "" for as they are.
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.

@@ -24,7 +24,7 @@ def given_programs(program: Given, startup: Given) -> list[tuple[Program, Progra
     """
     if not isinstance(program, list | tuple):
         pairs = [_pair(program, startup)]
-        _share([main.storage for main, _ in pairs if main.storage is not None])
+        share([main.storage for main, _ in pairs if main.storage is not None])
         return pairs
     startups = [None] * len(program) if startup is None else startup
     if not isinstance(startups, list | tuple) or len(startups) != len(program) or not program:
@@ -37,7 +37,7 @@ def given_programs(program: Given, startup: Given) -> list[tuple[Program, Progra
         _pair(one, other, f"[{number}]")
         for number, (one, other) in enumerate(zip(program, startups, strict=True))
     ]
-    _share([main.storage for main, _ in pairs if main.storage is not None])
+    share([main.storage for main, _ in pairs if main.storage is not None])
     return pairs
 
 
@@ -84,7 +84,7 @@ def _pair(program: object, startup: object, which: str = "") -> tuple[Program, P
     return program, Program((block,), None, program.storage)
 
 
-def _share(storages: Sequence[Storage]) -> None:
+def share(storages: Sequence[Storage]) -> None:
     """Raises ValueError unless the programs were captured from one module, whose tensors they
     share; notes that they belong together.
     """

@@ -23,12 +23,16 @@ from transpiler.ir.graph import Argument, Literal, Op, Ref, Symbol
 from transpiler.ir.ops import aten_overload
 from transpiler.ir.python_functions import KERNELS as PYTHON_KERNELS
 from transpiler.ir.recurrent import KERNELS as RECURRENT_KERNELS
+from transpiler.ir.scaling_ops import KERNELS as SCALING_KERNELS
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.sparse_rows import RowKernels
 from transpiler.ir.table_ops import SEVERAL as SEVERAL_OF_TABLES
 
 # the ops whose results are a list, even of one
-SEVERAL = frozenset({"split", "recv", *RECURRENT_KERNELS, *PYTHON_KERNELS}) | SEVERAL_OF_TABLES
+SEVERAL = (
+    frozenset({"split", "recv", *RECURRENT_KERNELS, *PYTHON_KERNELS, *SCALING_KERNELS})
+    | SEVERAL_OF_TABLES
+)
 
 # Called with the op, then the op's arguments by name; returns its result, or a sequence of its
 # results.
@@ -76,6 +80,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
         **RowKernels().kernels(),
         **RECURRENT_KERNELS,
         **PYTHON_KERNELS,
+        **SCALING_KERNELS,
         "split": split,
         "concat": lambda op, x, axis: torch.cat(x, dim=axis),
         "sum": lambda op, x: sum(x[1:], start=x[0]),

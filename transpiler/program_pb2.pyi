@@ -142,7 +142,7 @@ class Literal(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("plan", "endpoints", "trainer_id", "server_index", "wait_port", "runtime_split_send_recv", "soft_wait_ms", "optimizer")
+    __slots__ = ("plan", "endpoints", "trainer_id", "server_index", "wait_port", "runtime_split_send_recv", "soft_wait_ms", "optimizer", "execution")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class Deployment(_message.Message):
     RUNTIME_SPLIT_SEND_RECV_FIELD_NUMBER: _ClassVar[int]
     SOFT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     trainer_id: int
@@ -159,7 +160,38 @@ class Deployment(_message.Message):
     runtime_split_send_recv: bool
     soft_wait_ms: int
     optimizer: int
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ..., runtime_split_send_recv: _Optional[bool] = ..., soft_wait_ms: _Optional[int] = ..., optimizer: _Optional[int] = ...) -> None: ...
+    execution: Execution
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., endpoints: _Optional[_Iterable[str]] = ..., trainer_id: _Optional[int] = ..., server_index: _Optional[int] = ..., wait_port: _Optional[bool] = ..., runtime_split_send_recv: _Optional[bool] = ..., soft_wait_ms: _Optional[int] = ..., optimizer: _Optional[int] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ...) -> None: ...
+
+class Execution(_message.Message):
+    __slots__ = ("threads", "benchmarks", "workspace_mb", "iterations", "runs_per_cleanup", "compiles", "ordered", "reuses", "fuses_broadcasts", "dump_path", "dump_fields", "dump_params", "dump_stats")
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    BENCHMARKS_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_MB_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_PER_CLEANUP_FIELD_NUMBER: _ClassVar[int]
+    COMPILES_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    REUSES_FIELD_NUMBER: _ClassVar[int]
+    FUSES_BROADCASTS_FIELD_NUMBER: _ClassVar[int]
+    DUMP_PATH_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    DUMP_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    DUMP_STATS_FIELD_NUMBER: _ClassVar[int]
+    threads: int
+    benchmarks: bool
+    workspace_mb: int
+    iterations: int
+    runs_per_cleanup: int
+    compiles: bool
+    ordered: bool
+    reuses: bool
+    fuses_broadcasts: bool
+    dump_path: str
+    dump_fields: _containers.RepeatedScalarFieldContainer[str]
+    dump_params: _containers.RepeatedScalarFieldContainer[str]
+    dump_stats: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, threads: _Optional[int] = ..., benchmarks: _Optional[bool] = ..., workspace_mb: _Optional[int] = ..., iterations: _Optional[int] = ..., runs_per_cleanup: _Optional[int] = ..., compiles: _Optional[bool] = ..., ordered: _Optional[bool] = ..., reuses: _Optional[bool] = ..., fuses_broadcasts: _Optional[bool] = ..., dump_path: _Optional[str] = ..., dump_fields: _Optional[_Iterable[str]] = ..., dump_params: _Optional[_Iterable[str]] = ..., dump_stats: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective", "averaged")
@@ -186,18 +218,34 @@ class Plan(_message.Message):
     def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., averaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Collective(_message.Message):
-    __slots__ = ("mode", "rings", "inner", "bucket_bytes", "steps")
+    __slots__ = ("mode", "rings", "inner", "bucket_bytes", "steps", "last_bytes", "most", "dtype", "waits", "sharded", "gradient_scale", "begin", "adaptive")
     MODE_FIELD_NUMBER: _ClassVar[int]
     RINGS_FIELD_NUMBER: _ClassVar[int]
     INNER_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     mode: str
     rings: int
     inner: int
     bucket_bytes: int
     steps: int
-    def __init__(self, mode: _Optional[str] = ..., rings: _Optional[int] = ..., inner: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    last_bytes: int
+    most: int
+    dtype: str
+    waits: bool
+    sharded: bool
+    gradient_scale: str
+    begin: int
+    adaptive: bool
+    def __init__(self, mode: _Optional[str] = ..., rings: _Optional[int] = ..., inner: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., last_bytes: _Optional[int] = ..., most: _Optional[int] = ..., dtype: _Optional[str] = ..., waits: _Optional[bool] = ..., sharded: _Optional[bool] = ..., gradient_scale: _Optional[str] = ..., begin: _Optional[int] = ..., adaptive: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "dtype", "rows", "segments", "lane", "seed", "initial", "count", "probability", "show_click", "ttl", "capacity", "eviction", "memory_bytes")
@@ -286,7 +334,7 @@ class ShowClickEntry(_message.Message):
     def __init__(self, show: _Optional[str] = ..., click: _Optional[str] = ..., threshold: _Optional[float] = ..., nonclk_coeff: _Optional[float] = ..., click_coeff: _Optional[float] = ..., decay: _Optional[float] = ..., delete_threshold: _Optional[float] = ..., delete_after_unseen_days: _Optional[float] = ...) -> None: ...
 
 class Lane(_message.Message):
-    __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer", "nonfinite", "buffers", "optimizer")
+    __slots__ = ("mode", "merge", "max_merge_var_num", "send_queue_size", "send_wait_times", "thread_pool_size", "independent_recv_thread", "min_send_grad_num_before_recv", "k_steps", "staleness", "dc_asgd", "outer", "nonfinite", "buffers", "optimizer", "gradient_scale")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     MAX_MERGE_VAR_NUM_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +350,7 @@ class Lane(_message.Message):
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALE_FIELD_NUMBER: _ClassVar[int]
     mode: str
     merge: str
     max_merge_var_num: int
@@ -317,7 +366,8 @@ class Lane(_message.Message):
     nonfinite: str
     buffers: str
     optimizer: int
-    def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ..., nonfinite: _Optional[str] = ..., buffers: _Optional[str] = ..., optimizer: _Optional[int] = ...) -> None: ...
+    gradient_scale: str
+    def __init__(self, mode: _Optional[str] = ..., merge: _Optional[str] = ..., max_merge_var_num: _Optional[int] = ..., send_queue_size: _Optional[int] = ..., send_wait_times: _Optional[int] = ..., thread_pool_size: _Optional[int] = ..., independent_recv_thread: _Optional[bool] = ..., min_send_grad_num_before_recv: _Optional[int] = ..., k_steps: _Optional[int] = ..., staleness: _Optional[int] = ..., dc_asgd: _Optional[float] = ..., outer: _Optional[_Union[Rule, _Mapping]] = ..., nonfinite: _Optional[str] = ..., buffers: _Optional[str] = ..., optimizer: _Optional[int] = ..., gradient_scale: _Optional[str] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("type", "hparams", "flags", "update")

@@ -10,6 +10,7 @@ from transpiler.ir.rules import Rule
 from transpiler.ir.updates import (
     clip_of,
     group_of,
+    merged_clip_of,
     optimizer_ops,
     parameter_of,
     rules_of_ops,
@@ -90,7 +91,7 @@ def plan_program(
         min_block_size=min_block_size,
         slice_var_up=slice_var_up,
         split_method=split_method,
-        clip=clip_of(program.main),
+        clip=merged_clip_of(program.main),
         graph=program.fingerprint(),
         compression=compression,
         tables=tables_of(program.main, trained=True),
@@ -136,7 +137,7 @@ def plan_programs(
                 variable = variable._replace(group=variable.group + groups.start)
             found[variable.name] = _merged(found.get(variable.name), variable, number)
         patterns = _deciding(compression or {}, trained)
-        asked.append(Asked(groups, lanes.of(trained), patterns, clip_of(program.main)))
+        asked.append(Asked(groups, lanes.of(trained), patterns, merged_clip_of(program.main)))
     updated = {v.name: rules[v.group] for v in found.values() if v.group is not None}
     _check_patterns(updated, lanes, compression or {}, asked)
     return plan_parameters(
@@ -226,6 +227,11 @@ def plan_collective(program: Program, collective: Collective, trainers: int) -> 
         Placement(v.name, v.shape, v.dtype, v.group, ()) for v in _variables(program)
     )
     graph, clip = program.fingerprint(), clip_of(program.main)
+    if collective.sharded and clip is not None and clip.kind == "global_norm":
+        raise ValueError(
+            "strategy.sharding: expected gradients that are clipped one by one, got "
+            "ClipGradByGlobalNorm, and no trainer has all of them; clip by value or by each norm"
+        )
     return Plan(
         (), trainers, 0, tuple(_rules(program)), placements, clip, graph, collective=collective
     )

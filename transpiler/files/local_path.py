@@ -26,14 +26,19 @@ def is_url(path: str | PathLike) -> bool:
     """Whether a path leads to another place than this machine's disks.
 
     Raises:
+        TypeError: it is no path.
         ValueError: it was a URL before pathlib took a slash away, or it names nothing: it is empty,
-            or a protocol only.
+            or a protocol only; or it has a zero in it.
 
     Example:
         >>> is_url("s3://bucket/job"), is_url("runs/job"), is_url("file:///tmp/job")
         (True, False, False)
     """
-    text = str(path)
+    text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: path)()
+    if not isinstance(text, str):
+        raise TypeError(f"expected a path as text, got {path!r}")
+    if "\0" in text:
+        raise ValueError(f"expected a path, or a URL, without a zero in it, got {text!r}")
     if not text or _NOWHERE.match(text):
         raise ValueError(f"expected a path, or a URL with a name behind its slashes, got {text!r}")
     if _ONE_SLASH.match(text):
@@ -51,6 +56,7 @@ def local_path(path: str | PathLike, what: str) -> Path:
         what: the call or the flag, for messages.
 
     Raises:
+        TypeError: it is no path.
         ValueError: it is a URL, or names nothing.
 
     Example:
@@ -59,8 +65,8 @@ def local_path(path: str | PathLike, what: str) -> Path:
     """
     try:
         url = is_url(path)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{what}: {error}") from None
     if url:
         raise ValueError(f"{what}: expected a path on this machine, got the URL {shown(path)!r}")
     return Path(_FILE.sub("", str(path), count=1))

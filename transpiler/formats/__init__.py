@@ -8,6 +8,7 @@ In reading order::
     table_message.py   tables as messages
     canonical.py       the bytes under a fingerprint (Program.fingerprint)
     phases.py          the phase of a step that an op belongs to
+    op_defaults.py     what the text of an op leaves out
     text.py            readable text (str(program))
     panels.py          where blocks are in a picture
     svg.py             a picture (Program.draw)

@@ -21,7 +21,10 @@ _MERGE = frozenset(
         "global_norm_scale",
         "scale_by",
         "norm_scale",
+        "dgc",
         "dc_compensate",
+        "check_finite_and_unscale",
+        "update_loss_scaling",
     }
 )
 

@@ -9,6 +9,8 @@ from transpiler import program_pb2 as pb
 from transpiler.formats.block_message import block_to_proto, update_from_proto
 from transpiler.formats.table_message import table_from_proto, table_to_proto
 from transpiler.ir.rules import Clip, Hparam, Rule
+from transpiler.plan.dump_settings import DumpSettings
+from transpiler.plan.execution import Execution
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.plan import UNSAID, Collective, Deployment, Lane, Placement, Plan, Slice
 
@@ -57,8 +59,15 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         graph=plan.graph,
         tables=list(map(table_to_proto, plan.tables)),
         averaged=plan.averaged,
-        collective=None if plan.collective is None else pb.Collective(**asdict(plan.collective)),
+        collective=None if plan.collective is None else _collective_to_proto(plan.collective),
     )
+
+
+def _collective_to_proto(collective: Collective) -> pb.Collective:
+    values = asdict(collective)
+    if values["gradient_scale"] == UNSAID["gradient_scale"]:
+        del values["gradient_scale"]
+    return pb.Collective(**values)
 
 
 def _rule_to_proto(rule: Rule) -> pb.Rule:
@@ -149,7 +158,9 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     collective = None
     if message.HasField("collective"):
         values = {f.name: getattr(message.collective, f.name) for f in fields(Collective)}
-        collective = Collective(**{**values, "steps": message.collective.steps or 1})
+        values["steps"] = values["steps"] or 1
+        values["gradient_scale"] = values["gradient_scale"] or UNSAID["gradient_scale"]
+        collective = Collective(**values)
     averaged = tuple(message.averaged)
     return Plan(
         lanes,
@@ -165,6 +176,28 @@ def plan_from_proto(message: pb.Plan) -> Plan:
     )
 
 
+def _execution_to_proto(execution: Execution) -> pb.Execution | None:
+    if execution == Execution():
+        return None
+    said = {field.name: getattr(execution, field.name) for field in fields(execution)}
+    dump = said.pop("dump")
+    return pb.Execution(
+        **said,
+        dump_path=dump.path,
+        dump_fields=dump.fields,
+        dump_params=dump.params,
+        dump_stats=dump.stats,
+    )
+
+
+def _execution_from_proto(message: pb.Execution) -> Execution:
+    names = [field.name for field in fields(Execution)]
+    said = {name: getattr(message, name) for name in names if name not in ("iterations", "dump")}
+    lists = (message.dump_fields, message.dump_params, message.dump_stats)
+    dump = DumpSettings(message.dump_path, *map(tuple, lists))
+    return Execution(**said, iterations=message.iterations or 1, dump=dump)
+
+
 def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
     """The message of a deployment."""
     return pb.Deployment(
@@ -176,6 +209,7 @@ def deployment_to_proto(deployment: Deployment) -> pb.Deployment:
         runtime_split_send_recv=deployment.runtime_split_send_recv,
         soft_wait_ms=None if deployment.soft_wait_ms == SOFT_WAIT else deployment.soft_wait_ms,
         optimizer=deployment.optimizer,
+        execution=_execution_to_proto(deployment.execution),
     )
 
 
@@ -199,4 +233,5 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
         message.runtime_split_send_recv,
         message.soft_wait_ms if message.HasField("soft_wait_ms") else SOFT_WAIT,
         message.optimizer,
+        _execution_from_proto(message.execution),
     )

@@ -8,6 +8,7 @@ from math import prod
 from transpiler.formats.table_text import server_bytes, size, table_rows
 from transpiler.ir.rules import state_of
 from transpiler.plan.lanes import applied, describe
+from transpiler.plan.owners import owners
 from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Placement, Plan, Slice
 
@@ -40,23 +41,34 @@ def plan_text(plan: Plan) -> str:
 
 
 def _without_servers(plan: Plan) -> str:
-    """The tables of a job without servers, in which every trainer holds everything.
+    """The tables of a job without servers, in which every trainer holds everything; where updates
+    are sharded, of the optimizer's states only those of the parameters that it updates.
 
     The bytes that are summed over the trainers at every step are those of the trained parameters.
     """
+    assert plan.collective is not None, "a plan without servers"
+    owner = owners(plan) if plan.collective.sharded else {}
     variables: list[tuple[str, ...]] = [("variable", "shape", "update")]
-    parameters = states = summed = 0
+    variables[0] += ("updated by",) if owner else ()
+    parameters = summed = 0
+    states = [0] * (plan.trainers if owner else 1)
     for placement in plan.placements:
-        whole = Slice(placement.name, 0, prod(placement.shape), placement.shape, 0)
-        variables.append(_variable(plan, placement)[:3])
+        name = placement.name
+        whole = Slice(name, 0, prod(placement.shape), placement.shape, 0)
+        by = (f"trainer {owner[name]}" if name in owner else "",) if owner else ()
+        variables.append(_variable(plan, placement)[:3] + by)
         parameters += _bytes(placement, whole)
         if placement.group is not None:
             summed += _bytes(placement, whole)
             shaped = state_of(plan.groups[placement.group]).values()
-            states += sum(_bytes(placement, whole) if each else SCALAR_BYTES for each in shaped)
-    rows = [("each of", "parameters", "states", "summed", "memory")]
-    memory = size(parameters + states + summed)  # gradients, too
-    rows.append((f"{plan.trainers} trainers", size(parameters), size(states), size(summed), memory))
+            states[owner.get(name, 0)] += sum(
+                _bytes(placement, whole) if each else SCALAR_BYTES for each in shaped
+            )
+    rows = [("" if owner else "each of", "parameters", "states", "summed", "memory")]
+    for rank, held in enumerate(states):
+        memory = size(parameters + held + summed)  # gradients, too
+        who = f"trainer {rank}" if owner else f"{plan.trainers} trainers"
+        rows.append((who, size(parameters), size(held), size(summed), memory))
     return "\n".join(
         [
             f"{plan.mode}: {plan.trainers} trainers, no servers",
@@ -111,12 +123,14 @@ def _bytes(placement: Placement, slice_: Slice) -> int:
 
 
 def _sent_bytes(placement: Placement, slice_: Slice) -> int:
-    """The bytes of a slice's gradient, compressed as it is sent."""
+    """The bytes of a slice's gradient, compressed as it is sent; at most, where that differs from
+    step to step.
+    """
     elements = slice_.end - slice_.begin
     per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
     return (
         round(elements * per_element[placement.compression])
-        if placement.compression
+        if placement.compression in per_element
         else _bytes(placement, slice_)
     )
 

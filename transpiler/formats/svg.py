@@ -54,6 +54,7 @@ _WIRE = frozenset(
         "fetch_barrier",
         "c_broadcast",
         "c_allreduce_sum",
+        "c_reduce_sum",
         "c_sync_comm_stream",
     }
     | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
@@ -139,6 +140,7 @@ def _arcs(panel: Panel) -> Iterator[str]:
             "prefetch",
             "merge_ids",
             "c_allreduce_sum",
+            "c_reduce_sum",
         ):
             for source in sorted({writer[name] for name in op.inputs if name in writer}):
                 start, end, x = panel.middle(source), panel.middle(number), panel.left

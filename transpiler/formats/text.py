@@ -17,17 +17,15 @@ Arguments that have their default value are left out, and so are the states of a
 
 from __future__ import annotations
 
-import functools
-import inspect
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
+from transpiler.formats.op_defaults import defaults
 from transpiler.formats.phases import BACKWARD, UPDATE, kind_of, phases
-from transpiler.ir.aten_ops import aten_overload
 from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
-from transpiler.ir.rules import RULES
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
+from transpiler.plan.comm_rings import describe_collective, seldom
 from transpiler.plan.lanes import describe_plan
 from transpiler.plan.plan import Deployment
 
@@ -167,43 +165,22 @@ def _among_trainers(op: Op) -> str:
     said = [*op.inputs, f"ring {arguments['ring_id']}"]
     if op.type == "c_comm_init":
         said.append(_count(int(str(arguments["nranks"])), "trainer"))
-    if op.type == "c_broadcast":
-        said.append(f"from trainer {arguments['root']}")
+    if op.type in ("c_broadcast", "c_reduce_sum"):
+        said.append(f"{'from' if op.type == 'c_broadcast' else 'to'} trainer {arguments['root']}")
     if op.type == "c_allreduce_sum":
         said.append(f"bucket {arguments['bucket']}")
     if "k_steps" in arguments:
-        said.append(f"every {arguments['k_steps']} steps")
+        said.append(seldom(arguments["k_steps"], arguments.get("begin_step", 0)))
     return f"{op.type}({', '.join(said)})"
 
 
-@functools.lru_cache(maxsize=4096)
-def _defaults(op_type: str) -> dict[str, object]:
-
-    if op_type.startswith("aten."):
-        arguments = aten_overload(op_type)._schema.arguments
-        return {
-            argument.name: argument.default_value
-            for argument in arguments
-            if argument.has_default_value()
-        }
-    if is_optimizer(op_type) and op_type not in RULES:  # of rows, or registered
-        return {"group": 0}
-    if is_optimizer(op_type):
-        parameters = inspect.signature(RULES[op_type].cls).parameters.items()
-        return {
-            "group": 0,
-            **{name: parameter.default for name, parameter in parameters if name != "lr"},
-        }
-    return {}
-
-
 def _shown(op: Op) -> Iterable[str]:
-    defaults = _defaults(op.type)
+    usual = defaults(op.type)
     positional = True
     for name, argument in op.arguments.items():
-        if name in defaults:
+        if name in usual:
             positional = False
-            default = defaults[name]
+            default = usual[name]
             if argument == _PRESERVE:
                 continue
             same = argument == (tuple(default) if isinstance(default, list) else default)
@@ -214,13 +191,13 @@ def _shown(op: Op) -> Iterable[str]:
 
 def _update(op: Op) -> str:
     """An optimizer op: the gradient, the rate, and what differs from torch's defaults."""
-    rule, defaults = rule_of_op(op), _defaults(op.type)
+    rule, usual = rule_of_op(op), defaults(op.type)
     group = {} if op.arguments.get("group") == 0 else {"group": op.arguments.get("group")}
     hparams = {**rule.hparams, **rule.flags, **group}
     said = [
         f"{name}={value(number)}"
         for name, number in hparams.items()
-        if name not in defaults or defaults[name] != number
+        if name not in usual or usual[name] != number
     ]
     return f"{op.type}({', '.join([value(op.arguments['grad']), *said])})"
 
@@ -369,12 +346,8 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
         return kind
     plan = deployment.plan
     if plan.collective is not None:
-        who = (
-            f"trainer {deployment.trainer_id} of {plan.trainers}, {plan.mode}, "
-            f"{_count(plan.collective.rings, 'ring')}"
-        )
-        who += f", every {plan.collective.steps} steps" if plan.collective.steps > 1 else ""
-        return who + (f", in rows of {plan.collective.inner}" if plan.collective.inner else "")
+        who = f"trainer {deployment.trainer_id} of {plan.trainers}"
+        return f"{who}, {plan.mode}, {describe_collective(plan.collective)}"
     said = describe_plan(plan)
     merged = f": {said[0]}"
     if len(said) > 1:

@@ -6,6 +6,7 @@ The data (variables, ops and blocks) is in ``block.py``; this is where other roo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -23,6 +24,8 @@ from transpiler.ir.block import freeze as freeze
 from transpiler.ir.block import refs as refs
 from transpiler.ir.rules import Rule
 from transpiler.ir.served import Served
+
+Around = Callable[[torch.nn.Module], AbstractContextManager[object]]
 
 
 class HasRule(Protocol):
@@ -51,7 +54,16 @@ class Storage:
         served: in a server's program, how far its job had come; None before it has served one.
         evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
             a process that did not capture it.
+        captured: block 0 as it was captured; None in a process that did not capture it.
+        again: captures the step again, inside a context of the module, and gives block 0; None in
+            a process that did not capture it.
         opaque: of a forward program, the functions whose backward is Python code of the user's.
+        module_types: the type in snake case ("batch_norm2d") of the module that each parameter is
+            of, by the parameter's name; empty in a process that did not capture the program.
+        sparse_weights: the names of the weights that 2:4 sparsity is for; empty in a process that
+            did not capture the program.
+        sums: of gradients that a program merges over runs, by the name of the merged variable.
+        summed: the runs that they are of, since the last update.
         together: those of the programs that were transpiled into one job, by the numbers of their
             optimizers; itself alone otherwise.
     """
@@ -75,7 +87,13 @@ class Storage:
         self.steps = 0
         self.served: Served | None = None
         self.evaluation: Callable[[], Block] | None = None
+        self.captured: Block | None = None
+        self.again: Callable[[Around], Block] | None = None
         self.opaque: tuple[str, ...] = ()
+        self.module_types: Mapping[str, str] = {}
+        self.sparse_weights: tuple[str, ...] = ()
+        self.sums: dict[str, torch.Tensor] = {}
+        self.summed = 0
         self.together: tuple[Storage, ...] = (self,)
 
     def states_of(self, parameter: str) -> Mapping[str, torch.Tensor]:

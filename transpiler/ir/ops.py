@@ -17,11 +17,13 @@ from types import MappingProxyType
 from transpiler.ir import update_block
 from transpiler.ir.aten_ops import aten_overload as aten_overload
 from transpiler.ir.aten_ops import aten_schema
+from transpiler.ir.gradient_ops import SCHEMAS as GRADIENT_SCHEMAS
 from transpiler.ir.graph import Argument, Block, Op
 from transpiler.ir.python_functions import SCHEMAS as PYTHON_SCHEMAS
 from transpiler.ir.python_functions import expect_results
 from transpiler.ir.recurrent import SCHEMAS as RECURRENT_SCHEMAS
 from transpiler.ir.rules import ROW_RULES, RULES, Hparam, Rule, check_registered, state_of
+from transpiler.ir.scaling_ops import SCHEMAS as SCALING_SCHEMAS
 from transpiler.ir.schema import (
     BOOLEAN,
     BOUND,
@@ -89,8 +91,12 @@ _OWN: dict[str, Schema] = {
     "init":             _schema(1),                     # binds the value that the process holds
     "fake_init":        _schema(1),                     # declares a table; nothing is held
     "sum":              _schema(1, x=VARIABLES),
-    # with k_steps: only in every k-th run, and otherwise x as it is
-    "scale":            _with(_schema(1, x=VARIABLE, scale=NUMBER), k_steps=COUNT),
+    # with k_steps: up to the run begin_step in every one, then in every k-th, and otherwise x as
+    # it is
+    "scale":            _with(_schema(1, x=VARIABLE, scale=NUMBER),
+                              k_steps=COUNT, begin_step=COUNT),
+    # sums over runs; what follows acts in every k-th run only, on their sum or mean
+    "gradient_merge":   _schema(None, 1, x=VARIABLES, k_steps=COUNT, avg=BOOLEAN),
     # clipping
     "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
     "clip_by_norm":     _schema(1, x=VARIABLE, max_norm=BOUND),
@@ -99,10 +105,6 @@ _OWN: dict[str, Schema] = {
     "scale_by":         _schema(1, x=VARIABLE, coefficient=VARIABLE),
     # times the commit's coefficient for a parameter, or for "" the common one
     "norm_scale":       _schema(1, x=VARIABLE, by=TEXT),
-    # delay compensation: grad + factor * (param - the sending trainer's backup) * grad * grad;
-    # there is one backup for each trainer
-    "dc_compensate":    _schema(1, grad=VARIABLE, param=VARIABLE, backups=VARIABLES,
-                                factor=NUMBER),
     # communication: one endpoint for each variable or, with sections (runtime_split_send_recv),
     # for each section
     "split":            _schema(None, 1, x=VARIABLE, sections=_SECTIONS),
@@ -126,14 +128,20 @@ _OWN: dict[str, Schema] = {
                                 nccl_comm_num=COUNT, use_hierarchical_allreduce=BOOLEAN,
                                 hierarchical_allreduce_inter_nranks=INDEX),
     "c_comm_init":      _schema(0, x=VARIABLES, ring_id=INDEX, nranks=COUNT, trainer_id=INDEX),
-    "c_broadcast":      _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *
+    # * with bucket: those of a bucket travel together
+    "c_broadcast":      _with(_schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX), bucket=INDEX),
+    "c_reduce_sum":     _schema(1, x=VARIABLE, root=INDEX, ring_id=INDEX),  # *, on the root
     # * the sums of a bucket travel together
     "c_allreduce_sum":  _with(_schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
-                              k_steps=COUNT),
+                              k_steps=COUNT, begin_step=COUNT),
+    # finds k_steps anew from the trainers' mean of the loss x, in the runs in which they average
+    "c_adapt_k_steps":  _schema(0, x=VARIABLE, ring_id=INDEX, k_steps=COUNT),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
+    **GRADIENT_SCHEMAS,
     **TABLE_SCHEMAS,
     **RECURRENT_SCHEMAS,
     **PYTHON_SCHEMAS,
+    **SCALING_SCHEMAS,
 }
 # fmt: on
 
@@ -143,26 +151,15 @@ _COUNTED: Mapping[str, Callable[[Op], str]] = MappingProxyType(
     {**dict.fromkeys(TABLE_SCHEMAS, expect_counts), **dict.fromkeys(PYTHON_SCHEMAS, expect_results)}
 )
 
-COLLECTIVE = frozenset(
-    {"gen_nccl_id", "c_comm_init", "c_broadcast", "c_allreduce_sum", "c_sync_comm_stream"}
-)
+COLLECTIVE = frozenset({"gen_nccl_id", *(name for name in _OWN if name.startswith("c_"))})
 COMMUNICATION = (
     frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv"})
     | COLLECTIVE
     | LOOKUPS - {"lookup_table"}
 )
-SERVER_OPS = frozenset(
-    {
-        "listen_and_serv",
-        "sum",
-        "scale",
-        "dc_compensate",
-        "clip",
-        "norm_scale",
-        "init",
-        "lookup_table",
-    }
-)  # and every optimizer op
+SERVER_OPS = frozenset(  # and every optimizer op
+    "listen_and_serv sum scale dc_compensate clip norm_scale init lookup_table".split()
+)
 
 
 @functools.cache

@@ -6,7 +6,8 @@
 Dense: a server runs the very optimizer class that the user chose, over slices of parameters.  What
 such a rule does to one element must depend on that element's own parameter, gradient and state (and
 on hparams common to all): only then may a parameter be cut anywhere.  The table lists the classes
-of which we know that.
+of which we know that, and says of a class whether it needs norms of whole tensors: its parameters
+stay whole.
 
 Rules that users register are no part of the table: such a :class:`Rule` brings its own arithmetic,
 a block of ops (``update_block.py``).
@@ -39,8 +40,12 @@ from transpiler.ir.update_block import (
     states_of,
 )
 from transpiler.ir.update_block import hparams_of as hparams_of_block
+from transpiler.optim.adam_d2sum import AdamD2Sum
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
+from transpiler.optim.following import LayerWiseOptimizer
 from transpiler.optim.ftrl import Ftrl
+from transpiler.optim.lamb import LAMB
+from transpiler.optim.lars import LARS
 
 Hparam = float | tuple[float, ...]
 
@@ -71,7 +76,9 @@ class Rule:
     @property
     def whole(self) -> bool:
         """Whether the rule makes a number of a whole tensor, so that no parameter may be cut."""
-        return self.update is not None and needs_norms(self.update)
+        if self.update is not None:
+            return needs_norms(self.update)
+        return self.type in RULES and RULES[self.type].whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,11 @@ class DenseSpec:
     cls: type[torch.optim.Optimizer]
     hparams: tuple[str, ...]
     flags: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the class needs norms of whole tensors."""
+        return issubclass(self.cls, LayerWiseOptimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +243,11 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
             DenseSpec(DecayedAdagrad, ("lr", "decay", "eps")),
             RowSpec({"lr": 1e-3, "decay": 0.95, "eps": 1e-6}, states={"moment": True}),
         ),
+        "lars_momentum": RuleSpec(
+            DenseSpec(LARS, ("lr", "momentum", "lars_coeff", "weight_decay", "eps"))
+        ),
+        "lamb": RuleSpec(DenseSpec(LAMB, _ADAM)),
+        "adam_d2sum": RuleSpec(DenseSpec(AdamD2Sum, ("lr", "momentum", "ada_decay", "eps"))),
         "adadelta": RuleSpec(
             DenseSpec(torch.optim.Adadelta, ("lr", "rho", "eps", "weight_decay"), _PLAIN)
         ),
@@ -473,21 +490,6 @@ def check_registered(rule: Rule, dtype: torch.dtype = torch.float32) -> None:
         check_runs(rule.update, rule.hparams, dtype)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
-
-
-def element_wise(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
-    """As :func:`rule_of`, of a rule that may be cut anywhere.
-
-    Raises:
-        ValueError: as :func:`rule_of`; or it needs numbers of whole tensors.
-    """
-    rule = rule_of(optimizer, group)
-    if rule.whole:
-        raise ValueError(
-            f"optimizer {type(optimizer).__qualname__} needs norms of whole tensors, so a slice "
-            "cannot be updated alone"
-        )
-    return rule
 
 
 def set_hparams(optimizer: torch.optim.Optimizer, hparams: Mapping[str, Hparam]) -> None:

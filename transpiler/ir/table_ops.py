@@ -96,7 +96,8 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType({
                                  may={"counted": VARIABLES,
                                       "padding_idx": many(optional(INTEGER))}),
     "split_ids":         _schema(None, 1, x=VARIABLES, may=_PADDING),
-    "prefetch":          _schema(None, 1, w=VARIABLE, ids=VARIABLES, endpoints=many(NAME),
+    # of several tables: the parts of each, by server, one table after the other
+    "prefetch":          _schema(None, 1, w=VARIABLES, ids=VARIABLES, endpoints=many(NAME),
                                  trainer_id=INDEX),
     "merge_ids":         _schema(None, 1, x=VARIABLES, ids=VARIABLES, rows=VARIABLES, may=_PADDING),
     "distributed_lookup_table":
@@ -136,6 +137,10 @@ def expect_counts(op: Op) -> str:
         return (
             f"expected ids and a result for each of {counted['endpoints']} endpoints, got "
             f"{counted['ids']} and {len(op.outputs)}"
+        )
+    if op.type == "prefetch" and (not counted["w"] or counted["ids"] % counted["w"]):
+        return (
+            f"expected as many parts of ids for each of {counted['w']} tables, got {counted['ids']}"
         )
     if op.type == "merge_ids" and (
         counted["x"] != len(op.outputs) or counted["ids"] != counted["rows"]

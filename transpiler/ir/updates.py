@@ -89,6 +89,22 @@ def _number(op: Op, key: str) -> float:
     return float(value)
 
 
+def compressed_parameters(block: Block) -> list[str]:
+    """The parameters whose gradients the block compresses."""
+    found = [op.arguments["param"] for op in block.ops if op.type == "dgc"]
+    return [ref.name for ref in found if isinstance(ref, Ref)]
+
+
+def merged_clip_of(block: Block) -> Clip | None:
+    """How a job clips the gradients of a single-node program that it may merge before; None: not at
+    all, or each trainer its own, because it compresses them.
+
+    Raises:
+        ValueError: as :func:`clip_of`.
+    """
+    return None if compressed_parameters(block) else clip_of(block)
+
+
 def clip_of(block: Block) -> Clip | None:
     """How a single-node program clips its gradients, read from its clip ops; None: not at all.
 

@@ -11,7 +11,9 @@ This file lists every pipeline, in the order in which the passes run.  In readin
     trainer_averaged.py  the same for gradients that trainers average among themselves
     pserver.py           a server's main program
     pserver_tables.py    the same for sparse tables
-    collective.py        a trainer's programs in a job without servers
+    collective.py        a trainer's main program in a job without servers
+    collective_startup.py  its startup program
+    collective_sharded.py  the same where each trainer updates its own parameters
 
 The room may import ir, plan, program.py and verify.
 """
@@ -24,19 +26,25 @@ from types import MappingProxyType
 
 from transpiler.passes.collective import (
     average_parameters,
-    broadcast_parameters,
     fuse_by_size,
-    generate_ids,
-    init_rings,
     leave_unchanged,
     scale_loss_gradient,
     separate_gradients,
+    sum_as_float16,
     sum_gradients,
     wait_before_use,
+)
+from transpiler.passes.collective_sharded import reduce_to_owners, update_on_owners
+from transpiler.passes.collective_startup import (
+    broadcast_parameters,
+    fuse_broadcasts,
+    generate_ids,
+    init_rings,
 )
 from transpiler.passes.pserver import append_optimize_blocks, define_slices, listen
 from transpiler.passes.pserver_tables import append_table_blocks, define_tables
 from transpiler.passes.trainer import (
+    clip_shares,
     drop_updates,
     leave_clipping_to_servers,
     receive_everything,
@@ -44,12 +52,22 @@ from transpiler.passes.trainer import (
     receive_parameters,
     send_changes,
     send_gradients,
+    update_scale_last,
 )
 from transpiler.passes.trainer_averaged import average_gradients
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import averaged, collective, evaluation, pserver, tables, trainer
+from transpiler.verify import (
+    averaged,
+    collective,
+    evaluation,
+    pserver,
+    rings,
+    sharded,
+    tables,
+    trainer,
+)
 from transpiler.verify.verify import Pass, Stage
 
 Pipeline = tuple[Stage, ...]
@@ -68,6 +86,8 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
     return (
         # where servers clip, the trainer's clip ops are dropped
         Stage(leave_clipping_to_servers),
+        # where gradients are compressed, the trainer clips its share
+        Stage(clip_shares),
         # lookups become pulls of rows from servers
         Stage(split(pull_rows), (tables.rows_pulled_once,)),
         # each gradient is split and sent right after the op that produces it
@@ -93,6 +113,8 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
                 trainer.concatenated_after_arrival,
             ),
         ),
+        # a loss scale is updated when the step's outcome has arrived
+        Stage(update_scale_last),
     )
 
 
@@ -165,14 +187,37 @@ GRADIENT_PASSES: Pipeline = (
     Stage(sum_gradients, (collective.summed_exactly_once,)),
     # sums that follow one another share a bucket
     Stage(fuse_by_size, (collective.buckets_in_bounds,)),
+    # where the plan says so, gradients are cast before their sum, and back after it
+    Stage(sum_as_float16, (collective.cast_both_ways,)),
     # each sum is waited for right before its first use
+    Stage(wait_before_use, (collective.awaited_before_use,)),
+)
+
+# The same where each parameter is updated by one trainer.
+SHARDED_PASSES: Pipeline = (
+    Stage(scale_loss_gradient, (collective.loss_gradient_scaled,)),
+    Stage(separate_gradients),
+    # each gradient is summed on the trainer that updates its parameter
+    Stage(reduce_to_owners),
+    # updates of other trainers' parameters are dropped; each parameter is broadcast
+    Stage(
+        update_on_owners,
+        (
+            sharded.reduced_to_its_owner,
+            sharded.updated_by_its_owner,
+            sharded.broadcast_by_its_owner,
+        ),
+    ),
     Stage(wait_before_use, (collective.awaited_before_use,)),
 )
 
 # A trainer's main program without servers: the mean parameters ("local_sgd").
 PARAMETER_PASSES: Pipeline = (
     # after the updates each parameter becomes its mean over the trainers
-    Stage(average_parameters, (collective.updated_once, collective.averaged_exactly_once)),
+    Stage(
+        average_parameters,
+        (collective.updated_once, collective.averaged_exactly_once, collective.adapted_once),
+    ),
     Stage(fuse_by_size, (collective.buckets_in_bounds,)),
     Stage(wait_before_use, (collective.awaited_before_use,)),
 )
@@ -180,16 +225,18 @@ PARAMETER_PASSES: Pipeline = (
 # A trainer's startup program with "nccl2".
 NCCL2_STARTUP_PASSES: Pipeline = (
     # trainer 0 generates the ids of the rings
-    Stage(generate_ids, (collective.ids_generated_once,)),
+    Stage(generate_ids, (rings.ids_generated_once,)),
 )
 
 # A trainer's startup program in the other modes without servers.
 COLLECTIVE_STARTUP_PASSES: Pipeline = (
-    Stage(generate_ids, (collective.ids_generated_once,)),
+    Stage(generate_ids, (rings.ids_generated_once,)),
     # the process groups are initialised
-    Stage(init_rings, (collective.rings_initialized_once,)),
+    Stage(init_rings, (rings.rings_initialized_once,)),
     # every parameter and buffer becomes trainer 0's
-    Stage(broadcast_parameters, (collective.parameters_broadcast,)),
+    Stage(broadcast_parameters, (rings.parameters_broadcast,)),
+    # those of a ring travel together, where the deployment asks for it
+    Stage(fuse_broadcasts, (rings.parameters_broadcast,)),
     Stage(wait_before_use, (collective.awaited_before_use,)),
 )
 

@@ -4,13 +4,17 @@ With ``grad_allreduce`` the main program is::
 
     forward; the loss's gradient, times 1 / trainers; backward, and in it
     c_allreduce_sum       where a gradient is final: it joins its bucket, and a full bucket starts
-    c_sync_comm_stream    before the first use of a sum, by a clip or optimizer op
+    c_sync_comm_stream    before the first use of a sum, by a clip or optimizer op; or, where the
+                          plan waits at once, right after its bucket
     clipping, updates     as on a single node, of the mean gradients
 
+Where gradients travel as float16, a cast stands before each sum, and one back after its wait.
+
 With ``local_sgd`` it is the single-node program, then the same sums for the parameters, and for
-each a ``scale`` by 1 / trainers; with ``k_steps`` these act in every k-th run.  With ``nccl2`` it
-is the single-node program, unchanged; ``ParallelExecutor`` runs the passes of ``grad_allreduce`` on
-it.
+each a ``scale`` by 1 / trainers; with ``k_steps`` these act in every k-th run, with ``begin_step``
+in every run up to that one, too.  An ``c_adapt_k_steps`` at the end lets k follow the loss.  With
+``nccl2`` it is the single-node program, unchanged; ``ParallelExecutor`` runs the passes of
+``grad_allreduce`` on it.
 
 The startup program binds the process's own values and generates the rings' ids; except with
 ``nccl2`` it then broadcasts trainer 0's values.
@@ -21,20 +25,22 @@ function) see the values that it would see on a single node with all trainers' s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from typing import Any
 
-from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze, refs
+from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Symbol, Variable, freeze, refs
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.scaling_ops import CHECK, unscaled_from
 from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
-from transpiler.plan.comm_rings import all_ids, ids_of
-from transpiler.plan.placement import element_bytes
-from transpiler.plan.plan import Plan
+from transpiler.plan.placement import tensor_bytes
+from transpiler.plan.plan import Collective, Plan
 from transpiler.program import Program
 
 CLIPS = frozenset({"clip", "clip_by_norm", "global_norm_scale", "scale_by"})
-ID_BYTES = 16
+_AFTER_SUMS = CLIPS | {CHECK}  # and the optimizer ops
+
+WIDE = ("float32", "float64")  # dtypes of gradients that may travel as float16
 
 
 def _with(program: Program, ops: Iterable[Op], *added: Variable) -> Program:
@@ -56,16 +62,25 @@ def leave_unchanged(program: Program, plan: Plan) -> Program:
 
 
 def raw_gradients(program: Program) -> dict[str, str]:
-    """The unclipped gradient of each parameter, by parameter, in the order of the optimizer ops."""
+    """The gradient of each parameter as backward gives it, unclipped and with the loss scale in it,
+    by parameter, in the order of the optimizer ops.
+    """
     raw = {
         op.outputs[0]: next(refs(op.arguments["x"]))
         for op in program.main.ops
         if op.type in CLIPS - {"global_norm_scale"}
     }
-    return {
+    scaled = {
+        name: other
+        for op in program.main.ops
+        if op.type == CHECK
+        for name, other in unscaled_from(op).items()
+    }
+    unclipped = {
         parameter_of(op): raw.get(gradient_of(op), gradient_of(op))
         for op in optimizer_ops(program.main)
     }
+    return {parameter: scaled.get(name, name) for parameter, name in unclipped.items()}
 
 
 def loss_gradient(block: Block) -> int:
@@ -88,7 +103,11 @@ def loss_gradient(block: Block) -> int:
 
 
 def scale_loss_gradient(program: Program, plan: Plan) -> Program:
-    """Scales the loss's gradient by 1 / trainers, so that sums over trainers are means."""
+    """Scales the loss's gradient by 1 / trainers, so that sums over trainers are means; with
+    another ``gradient_scale`` it stays, and they are sums.
+    """
+    if plan.collective is not None and plan.collective.gradient_scale != "avg":
+        return program
     seed = loss_gradient(program.main)
     ops = list(program.main.ops)
     name = ops[seed].outputs[0]
@@ -105,13 +124,13 @@ def separate_gradients(program: Program, plan: Plan) -> Program:
     shared = {
         name
         for op in program.main.ops
-        if op.type not in CLIPS and not is_optimizer(op.type)
+        if op.type not in _AFTER_SUMS and not is_optimizer(op.type)
         for name in op.inputs
     } & summed
     local = {name: f"{name}@LOCAL" for name in shared}
     ops: list[Op] = []
     for op in program.main.ops:
-        if op.type in CLIPS or is_optimizer(op.type):
+        if op.type in _AFTER_SUMS or is_optimizer(op.type):
             ops.append(op)
             continue
         arguments = {key: _renamed(value, local) for key, value in op.arguments.items()}
@@ -144,12 +163,22 @@ def sum_gradients(program: Program, plan: Plan) -> Program:
     """Sums each gradient over all trainers right after the last op that writes it, in a bucket of
     its own.
     """
-    summed = set(raw_gradients(program).values())
+    summed = raw_gradients(program).values()
+    return _with(program, following(program, summed, lambda name, count: _sum(name, name, count)))
+
+
+def following(program: Program, names: Collection[str], made: Callable[[str, int], Op]) -> list[Op]:
+    """The ops of the main program, with one more right after the last that writes each variable.
+
+    Args:
+        names: of these variables.
+        made: the op for a variable, which is told how many came before it.
+    """
     final = {
         name: index
         for index, op in enumerate(program.main.ops)
         for name in op.outputs
-        if name in summed
+        if name in names
     }
     ops: list[Op] = []
     count = 0
@@ -157,9 +186,9 @@ def sum_gradients(program: Program, plan: Plan) -> Program:
         ops.append(op)
         for name in dict.fromkeys(op.outputs):
             if final.get(name) == index:
-                ops.append(_sum(name, name, count))
+                ops.append(made(name, count))
                 count += 1
-    return _with(program, ops)
+    return ops
 
 
 def _sum(name: str, result: str, bucket: int) -> Op:
@@ -171,12 +200,13 @@ def _sum(name: str, result: str, bucket: int) -> Op:
 
 def average_parameters(program: Program, plan: Plan) -> Program:
     """Replaces every updated parameter, after the updates, by its mean over all trainers: in every
-    run, or in every k-th.
+    run, or in those that the plan's rule gives.
+
+    Raises:
+        ValueError: the rule follows the loss, and the program computes none.
     """
     assert plan.collective is not None, "passes of a job without servers"
-    seldom: dict[str, Argument] = (
-        {"k_steps": plan.collective.steps} if plan.collective.steps > 1 else {}
-    )
+    seldom = seldom_of(plan.collective)
     names = [placement.name for placement in plan.placements if placement.group is not None]
     sums = [
         replace(program.main.variables[name], name=f"{name}@SUM", role=Role.TEMPORARY, of=name)
@@ -189,47 +219,118 @@ def average_parameters(program: Program, plan: Plan) -> Program:
         Op("scale", {"x": Ref(total.name), "scale": 1.0 / plan.trainers, **seldom}, (name,))
         for name, total in pairs
     ]
+    if plan.collective.adaptive:
+        if "loss" not in program.main.variables:
+            raise ValueError(
+                "strategy.adaptive_localsgd: expected a program with a variable 'loss', got none"
+            )
+        first = plan.collective.steps
+        ops.append(Op("c_adapt_k_steps", {"x": Ref("loss"), "ring_id": 0, "k_steps": first}))
     return _with(program, [*program.main.ops, *ops], *sums)
+
+
+def seldom_of(collective: Collective) -> dict[str, Argument]:
+    """The arguments of ops that act in some runs only; none where they act in every one."""
+    if collective.steps == 1 and not collective.adaptive:
+        return {}
+    begin: dict[str, Argument] = {"begin_step": collective.begin} if collective.begin else {}
+    return {"k_steps": collective.steps, **begin}
 
 
 # ---- buckets and waiting ----
 
 
 def fuse_by_size(program: Program, plan: Plan) -> Program:
-    """Lets sums that follow one another share a bucket while their bytes fit and their dtypes are
-    equal; buckets take the rings in turn.
+    """Lets sums that follow one another share a bucket while their bytes and their number fit and
+    their dtypes are equal; buckets take the rings in turn.
     """
     assert plan.collective is not None, "passes of a job without servers"
-    bucket, filled, dtype = -1, 0, ""
+    variables = program.main.variables
+    sums = [op for op in program.main.ops if op.type == "c_allreduce_sum"]
+    numbers = iter(_buckets([variables[op.outputs[0]] for op in sums], plan.collective))
     ops: list[Op] = []
     for op in program.main.ops:
         if op.type == "c_allreduce_sum":
-            variable = program.main.variables[op.outputs[0]]
-            size = prod(
-                extent for extent in variable.shape if isinstance(extent, int)
-            ) * element_bytes(variable.dtype)
-            if (
-                bucket < 0
-                or variable.dtype != dtype
-                or filled + size > plan.collective.bucket_bytes
-            ):
-                bucket, filled, dtype = bucket + 1, 0, variable.dtype
-            filled += size
+            bucket = next(numbers)
             ring = bucket % plan.collective.rings
             op = replace(op, arguments={**op.arguments, "ring_id": ring, "bucket": bucket})
         ops.append(op)
     return _with(program, ops)
 
 
-def wait_before_use(program: Program, plan: Plan) -> Program:
-    """Waits for each result in flight right before its first use.
+def _buckets(tensors: Sequence[Variable], collective: Collective) -> list[int]:
+    """The number of each tensor's bucket; the last one is filled first, from its end."""
+    most = collective.most or len(tensors)
+    last = len(tensors)  # the first tensor of the last bucket, where that has a bound of its own
+    room = collective.last_bytes
+    while collective.last_bytes and last and len(tensors) - last < most:
+        tensor = tensors[last - 1]
+        size = tensor_bytes(tensor.shape, tensor.dtype)
+        if last < len(tensors) and (size > room or tensor.dtype != tensors[last].dtype):
+            break
+        room -= size
+        last -= 1
+    found: list[int] = []
+    bucket, filled, count = -1, 0, 0
+    for number, tensor in enumerate(tensors):
+        size = tensor_bytes(tensor.shape, tensor.dtype)
+        full = filled + size > collective.bucket_bytes or count == most or number == last
+        if number == 0 or (full and number <= last) or tensor.dtype != tensors[number - 1].dtype:
+            bucket, filled, count = bucket + 1, 0, 0
+        filled, count = filled + size, count + 1
+        found.append(bucket)
+    return found
 
-    There is one wait for each ring; all optimizer ops share one, because they run as one.
+
+def sum_as_float16(program: Program, plan: Plan) -> Program:
+    """Lets gradients of more than 16 bits travel as float16: a cast before each sum, and one back
+    before the first op that checks, clips or updates.
+
+    They are divided by the number of trainers already, so that sums do not overflow.
     """
+    assert plan.collective is not None, "passes of a job without servers"
+    if not plan.collective.dtype:
+        return program
+    block = program.main
+    wide = [
+        block.variables[op.outputs[0]]
+        for op in block.ops
+        if op.type == "c_allreduce_sum" and block.variables[op.outputs[0]].dtype in WIDE
+    ]
+    common: dict[str, Any] = {"dtype": plan.collective.dtype, "of": "", "role": Role.TEMPORARY}
+    halves = {v.name: replace(v, name=f"{v.name}@FP16", **common) for v in wide}
+    back = [_cast(halves[v.name].name, v.name, v.dtype) for v in wide]
+    ops: list[Op] = []
+    for op in block.ops:
+        if back and (op.type in _AFTER_SUMS or is_optimizer(op.type)):
+            ops, back = [*ops, *back], []
+        name = op.outputs[0] if op.type == "c_allreduce_sum" else ""
+        if name in halves:
+            half = halves[name].name
+            ops.append(_cast(name, half, plan.collective.dtype))
+            op = replace(op, arguments={**op.arguments, "x": Ref(half)}, outputs=(half,))
+        ops.append(op)
+    return _with(program, ops, *halves.values())
+
+
+def _cast(name: str, result: str, dtype: str) -> Op:
+    return Op("aten._to_copy", {"self": Ref(name), "dtype": Symbol("dtype", dtype)}, (result,))
+
+
+def wait_before_use(program: Program, plan: Plan) -> Program:
+    """Waits for each result in flight right before its first use; where the deployment's execution
+    is ordered, right after its bucket has begun.
+
+    There is one wait for each ring; all optimizer ops share one, because they run as one.  Where
+    the plan waits at once, there is one right after each bucket of sums.
+    """
+    if program.deployment is not None and program.deployment.execution.ordered:
+        return _waiting_at_once(program)
     block = program.main
     updates = next(
         (index for index, op in enumerate(block.ops) if is_optimizer(op.type)), len(block.ops)
     )
+    full = _last_of_buckets(block) if plan.collective and plan.collective.waits else set()
     rings: dict[str, int] = {}
     due: dict[int, dict[int, list[str]]] = {}  # op number -> ring -> variables to wait for
     for index, op in enumerate(block.ops):
@@ -237,8 +338,11 @@ def wait_before_use(program: Program, plan: Plan) -> Program:
             due.setdefault(updates if is_optimizer(op.type) else index, {}).setdefault(
                 rings.pop(name), []
             ).append(name)
-        if op.type in ("c_allreduce_sum", "c_broadcast"):
+        if op.type in ("c_allreduce_sum", "c_reduce_sum", "c_broadcast"):
             rings[op.outputs[0]] = int(str(op.arguments["ring_id"]))
+        if index in full:
+            due.setdefault(index + 1, {})[rings[op.outputs[0]]] = list(rings)
+            rings.clear()
     for name, ring in rings.items():
         due.setdefault(len(block.ops), {}).setdefault(ring, []).append(name)
     ops: list[Op] = []
@@ -255,52 +359,28 @@ def wait_before_use(program: Program, plan: Plan) -> Program:
     return _with(program, ops)
 
 
-# ---- startup ----
-
-
-def generate_ids(program: Program, plan: Plan) -> Program:
-    """Appends the op with which trainer 0 generates an id for every ring and sends it to the
-    others.
-    """
-    collective, deployment = plan.collective, program.deployment
-    assert collective is not None and deployment is not None, "passes of a job without servers"
-    names = all_ids(collective)
-    arguments: dict[str, Argument] = {
-        "endpoints": deployment.endpoints,
-        "trainer_id": deployment.trainer_id,
-        "nccl_comm_num": collective.rings,
-        "use_hierarchical_allreduce": collective.inner > 0,
-        "hierarchical_allreduce_inter_nranks": collective.inner,
+def _last_of_buckets(block: Block) -> set[int]:
+    """The numbers of the ops with which a bucket of sums leaves."""
+    last = {
+        op.arguments["bucket"]: index
+        for index, op in enumerate(block.ops)
+        if op.type == "c_allreduce_sum"
     }
-    added = [Variable(name, (ID_BYTES,), "uint8") for name in names]
-    return _with(program, [*program.main.ops, Op("gen_nccl_id", arguments, names)], *added)
+    return set(last.values())
 
 
-def init_rings(program: Program, plan: Plan) -> Program:
-    """Appends the op that initialises each ring with its ids."""
-    collective, deployment = plan.collective, program.deployment
-    assert collective is not None and deployment is not None, "passes of a job without servers"
-    common: dict[str, Argument] = {"nranks": plan.trainers, "trainer_id": deployment.trainer_id}
-    inits = [
-        Op(
-            "c_comm_init",
-            {"x": tuple(map(Ref, ids_of(collective, ring))), "ring_id": ring, **common},
-        )
-        for ring in range(collective.rings)
-    ]
-    return _with(program, [*program.main.ops, *inits])
-
-
-def broadcast_parameters(program: Program, plan: Plan) -> Program:
-    """Broadcasts every parameter and buffer from trainer 0, over the rings in turn."""
-    assert plan.collective is not None, "passes of a job without servers"
-    rings = plan.collective.rings
-    ops = [
-        Op(
-            "c_broadcast",
-            {"x": Ref(placement.name), "root": 0, "ring_id": index % rings},
-            (placement.name,),
-        )
-        for index, placement in enumerate(plan.placements)
-    ]
-    return _with(program, [*program.main.ops, *ops])
+def _waiting_at_once(program: Program) -> Program:
+    begun: dict[Argument, list[tuple[int, Op]]] = {}  # the ops of each message, with their places
+    for place, op in enumerate(program.main.ops):
+        if op.type in ("c_allreduce_sum", "c_reduce_sum", "c_broadcast"):
+            begun.setdefault(op.arguments.get("bucket", op.outputs[0]), []).append((place, op))
+    waits: dict[int, Op] = {}
+    for message in begun.values():
+        names = tuple(op.outputs[0] for _, op in message)
+        place, last = message[-1]
+        given = {"x": tuple(map(Ref, names)), "ring_id": last.arguments["ring_id"]}
+        waits[place] = Op("c_sync_comm_stream", given, names)
+    ops: list[Op] = []
+    for place, op in enumerate(program.main.ops):
+        ops += [op, waits[place]] if place in waits else [op]
+    return _with(program, ops)

@@ -159,8 +159,8 @@ def _optimizer_op(placement: Placement, slice_: Slice, plan: Plan, grad: str) ->
 
 
 def _merge_ops(placement: Placement, slice_: Slice, plan: Plan, grad: str) -> list[Op]:
-    """The mean over trainers; of deltas its negative, because an outer optimizer descends along the
-    gradient that it is given.
+    """The mean, or sum, over trainers; of deltas its negative, because an outer optimizer descends
+    along the gradient that it is given.
     """
     lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, slice_, plan)))
     merged, scale = (
@@ -168,10 +168,11 @@ def _merge_ops(placement: Placement, slice_: Slice, plan: Plan, grad: str) -> li
         if lane.kind.steps_on_trainer
         else (grad, 1.0 / plan.trainers)
     )
-    return [
+    ops = [
         Op("sum", {"x": several}, (merged,)),
         Op("scale", {"x": Ref(merged), "scale": scale}, (grad,)),
     ]
+    return ops if lane.averages else ops[:1]
 
 
 def _optimize_ops(placement: Placement, slice_: Slice, plan: Plan) -> list[Op]:

@@ -64,6 +64,7 @@ def _update_ops(table: Table, plan: Plan) -> list[Op]:
             Op("sum", {"x": several}, (grad,)),
             Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)),
         ]
+        ops = ops if lane.averages else ops[:1]
     if plan.clips_on_servers and plan.clip is not None:
         x, clipped = Ref(grad), f"{grad}@CLIP"
         if plan.clip.kind == "value":

@@ -22,11 +22,13 @@ trainers average among themselves in trainer_averaged.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze, refs
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.scaling_ops import UPDATE
 from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.passes.trainer_tables import (
     declared_tables,
@@ -82,6 +84,23 @@ def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
         else:
             ops.append(op)
     return program.with_blocks(_without(program.main, dropped, ops), *program.blocks[1:])
+
+
+def clip_shares(program: Program, plan: Plan) -> Program:
+    """Where gradients are compressed each trainer clips its own share of the mean: see [Note: deep
+    gradient compression] in transpiler/optim/dgc.py.
+    """
+    merged = all(lane.kind.merges_gradients for lane in plan.lanes)
+    if not merged or not any(op.type == "dgc" for op in program.main.ops):
+        return program
+    ops: list[Op] = []
+    for op in program.main.ops:
+        bound = op.arguments.get("max_norm")
+        if op.type in CLIP_OPS and isinstance(bound, int | float):
+            local = float(bound) * math.sqrt(plan.trainers)
+            op = replace(op, arguments={**op.arguments, "max_norm": local})
+        ops.append(op)
+    return program.with_blocks(_with(program.main, ops), *program.blocks[1:])
 
 
 def _sections(placement: Placement) -> tuple[int, ...]:
@@ -268,6 +287,15 @@ def receive_parameters(
         receives = [*receives, Op("fetch_barrier", _place(program))]
     ops = [*program.main.ops, *receives, *concats]
     return program.with_blocks(_with(program.main, ops, slices), *program.blocks[1:])
+
+
+def update_scale_last(program: Program, plan: Plan) -> Program:
+    """The loss scale is updated at the end of the step, when it is known whether another trainer's
+    gradients have overflowed.
+    """
+    last = [op for op in program.main.ops if op.type == UPDATE]
+    ops = [op for op in program.main.ops if op.type != UPDATE]
+    return program.with_blocks(_with(program.main, [*ops, *last]), *program.blocks[1:])
 
 
 def receive_first(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:

@@ -2,9 +2,10 @@
 
 In the main program::
 
-    split_ids       the ids of all lookups of a table that share one pull, each id once, by server
-    prefetch        their rows, from all servers at once
-    merge_ids       the rows of each lookup
+    split_ids       the ids of all lookups of a table that share one pull, each id once, by server;
+                    one for each of the tables
+    prefetch        their rows, of all tables and from all servers at once
+    merge_ids       the rows of each lookup; one for each of the tables
     ...
     split_ids       the gradient of the rows, by server, right after the op that produces it
     send
@@ -13,14 +14,16 @@ With runtime_split_send_recv one ``distributed_lookup_table`` takes the place of
 and the send has the gradient of all rows.  In a k-step lane the optimizer op stays, and the table's
 delta is sent with the lane's other deltas.
 
-[Note: one pull]  Lookups of one table share a pull if the ids of all of them can be computed before
-the rows of any; the ops that compute ids are moved up where necessary.  Such an op cannot be moved
-if it depends on rows, if it draws random numbers, or if a variable that it depends on is changed in
-between; its lookup then gets a pull of its own.
+[Note: one pull]  Lookups share a pull if the ids of all of them can be computed before the rows of
+any; the ops that compute ids are moved up where necessary.  Such an op cannot be moved if it
+depends on rows, if it draws random numbers, or if a variable that it depends on is changed in
+between; its lookup then gets a pull of its own.  So does a lookup of a table that the pull already
+asks with another padding.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -63,12 +66,12 @@ class _Pull:
 
     Attributes:
         leader: the number of the first lookup.
-        members: the numbers of all, the leader among them.
+        groups: the numbers of all, the leader among them, by table.
         moved: the numbers of the ops that are moved before the leader.
     """
 
     leader: int
-    members: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     moved: tuple[int, ...]
 
 
@@ -134,30 +137,35 @@ def _movable(op: Op) -> bool:
     return torch.Tag.nondeterministic_seeded not in aten_overload(op.type).tags and not changed(op)
 
 
-def _next_pull(ops: Sequence[Op]) -> _Pull | None:
+def _next_pull(ops: Sequence[Op], one_table: bool) -> _Pull | None:
     """The first lookup of the block, and those that share its pull."""
     leader = next((index for index, op in enumerate(ops) if op.type == "lookup_table"), None)
     if leader is None:
         return None
-    order, first = _Order(ops), ops[leader]
-    members, moved = [leader], set[int]()
+    order = _Order(ops)
+    groups, moved = {table_name(ops[leader]): [leader]}, set[int]()
     for index, op in enumerate(ops[leader + 1 :], start=leader + 1):
-        if op.type == "lookup_table" and _shares(first, op):
-            needed = order.moved(leader, op)
-            if needed is not None:
-                members.append(index)
-                moved.update(needed)
-    return _Pull(leader, tuple(members), tuple(sorted(moved)))
+        if op.type != "lookup_table" or not _shares(ops, groups, op, one_table):
+            continue
+        needed = order.moved(leader, op)
+        if needed is not None:
+            groups.setdefault(table_name(op), []).append(index)
+            moved.update(needed)
+    return _Pull(leader, tuple(map(tuple, groups.values())), tuple(sorted(moved)))
 
 
-def _shares(first: Op, other: Op) -> bool:
-    return table_name(first) == table_name(other) and first.arguments.get(
-        "padding_idx"
-    ) == other.arguments.get("padding_idx")
+def _shares(
+    ops: Sequence[Op], groups: Mapping[str, Sequence[int]], lookup: Op, one_table: bool
+) -> bool:
+    """Whether a pull of these groups may have a lookup, wherever its ids come from."""
+    group = groups.get(table_name(lookup))
+    if group is None:
+        return not one_table
+    return ops[group[0]].arguments.get("padding_idx") == lookup.arguments.get("padding_idx")
 
 
 def pull_rows(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
-    """Replaces lookups by pulls, one for all lookups of a table that can share it.
+    """Replaces lookups by pulls, one for all lookups that can share it.
 
     See [Note: one pull].
     """
@@ -165,57 +173,99 @@ def pull_rows(program: Program, plan: Plan, runtime_split_send_recv: bool = Fals
         return program
     ops = [op for op in program.main.ops if op.type != "sparse_table"]
     variables: list[Variable] = []
-    counts: dict[str, int] = {}
-    while (pull := _next_pull(ops)) is not None:
-        name = table_name(ops[pull.leader])
-        number = counts[name] = counts.get(name, -1) + 1
-        pulling, made = _pulling(
-            [ops[index] for index in pull.members],
-            plan.table(name),
-            number,
-            program,
-            runtime_split_send_recv,
+    counts: Counter[str] = Counter()
+    while (pull := _next_pull(ops, runtime_split_send_recv)) is not None:
+        groups = [
+            _group([ops[index] for index in members], plan, program, counts)
+            for members in pull.groups
+        ]
+        counts.update(group.table.name for group in groups)
+        pulling = (
+            [_at_run_time(groups[0], program)]
+            if runtime_split_send_recv
+            else _pulling(groups, program)
         )
-        gone = {*pull.members, *pull.moved}
+        gone = {*pull.moved, *(index for members in pull.groups for index in members)}
         before = [*ops[: pull.leader], *(ops[index] for index in pull.moved), *pulling]
         ops = [
             *before,
             *(op for index, op in enumerate(ops) if index > pull.leader and index not in gone),
         ]
-        variables += made
+        if not runtime_split_send_recv:
+            variables += [each for group in groups for each in group.variables()]
     return _with(program, ops, variables)
 
 
-def _pulling(
-    lookups: Sequence[Op],
-    table: Table,
-    number: int,
-    program: Program,
-    runtime_split_send_recv: bool,
-) -> tuple[list[Op], list[Variable]]:
-    """The ops of one pull, and the parts of ids and rows that they define."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The lookups of one table in a pull.
+
+    Attributes:
+        ids: of all of them.
+        outputs: their results.
+        padding: the argument that they share; empty where there is none.
+        parts, rows: the names of their ids and of these ids' rows, by server.
+    """
+
+    table: Table
+    ids: tuple[Ref, ...]
+    outputs: tuple[str, ...]
+    padding: Mapping[str, Argument]
+    line: str
+    parts: tuple[str, ...]
+    rows: tuple[str, ...]
+
+    def variables(self) -> Iterator[Variable]:
+        """The parts of ids and rows."""
+        for part, row in zip(self.parts, self.rows, strict=True):
+            extent = f"{part}_rows"
+            yield Variable(part, (extent,), "int64")
+            yield Variable(row, (extent, self.table.dim), self.table.dtype)
+
+
+def _group(
+    lookups: Sequence[Op], plan: Plan, program: Program, counts: Mapping[str, int]
+) -> _Group:
+    endpoints, _ = _deployed(program)
+    first, name = lookups[0], table_name(lookups[0])
+    suffix = f"_{counts[name]}" if counts[name] else ""
+    return _Group(
+        plan.table(name),
+        tuple(Ref(each) for op in lookups for each in refs(op.arguments["ids"])),
+        tuple(op.outputs[0] for op in lookups),
+        {key: value for key, value in first.arguments.items() if key == "padding_idx"},
+        first.location,
+        part_names(f"{name}@IDS{suffix}", len(endpoints)),
+        part_names(f"{name}@ROWS{suffix}", len(endpoints)),
+    )
+
+
+def _at_run_time(group: _Group, program: Program) -> Op:
+    """The op of a pull whose ids are split when it runs."""
     endpoints, trainer_id = _deployed(program)
-    padding = {key: value for key, value in lookups[0].arguments.items() if key == "padding_idx"}
-    ids = tuple(Ref(name) for op in lookups for name in refs(op.arguments["ids"]))
-    outputs, line = tuple(op.outputs[0] for op in lookups), lookups[0].location
     place: dict[str, Argument] = {"endpoints": endpoints, "trainer_id": trainer_id}
-    if runtime_split_send_recv:
-        arguments = {"w": Ref(table.name), "ids": ids, **place, **padding}
-        return [Op("distributed_lookup_table", arguments, outputs, line)], []
-    suffix = f"_{number}" if number else ""
-    parts = part_names(f"{table.name}@IDS{suffix}", len(endpoints))
-    rows = part_names(f"{table.name}@ROWS{suffix}", len(endpoints))
-    of_parts, of_rows = tuple(map(Ref, parts)), tuple(map(Ref, rows))
-    variables = []
-    for part, row in zip(parts, rows, strict=True):
-        extent = f"{part}_rows"
-        variables.append(Variable(part, (extent,), "int64"))
-        variables.append(Variable(row, (extent, table.dim), table.dtype))
-    return [
-        Op("split_ids", {"x": ids, **padding}, parts, line),
-        Op("prefetch", {"w": Ref(table.name), "ids": of_parts, **place}, rows, line),
-        Op("merge_ids", {"x": ids, "ids": of_parts, "rows": of_rows, **padding}, outputs, line),
-    ], variables
+    arguments = {"w": Ref(group.table.name), "ids": group.ids, **place, **group.padding}
+    return Op("distributed_lookup_table", arguments, group.outputs, group.line)
+
+
+def _pulling(groups: Sequence[_Group], program: Program) -> list[Op]:
+    """The ops of one pull."""
+    endpoints, trainer_id = _deployed(program)
+    asked: dict[str, Argument] = {
+        "w": tuple(Ref(group.table.name) for group in groups),
+        "ids": tuple(Ref(part) for group in groups for part in group.parts),
+        "endpoints": endpoints * len(groups),
+        "trainer_id": trainer_id,
+    }
+    rows = tuple(row for group in groups for row in group.rows)
+    splits, merges = list[Op](), list[Op]()
+    for group in groups:
+        parts: dict[str, Argument] = {"ids": tuple(map(Ref, group.parts))}
+        parts["rows"] = tuple(map(Ref, group.rows))
+        splits.append(Op("split_ids", {"x": group.ids, **group.padding}, group.parts, group.line))
+        merged = {"x": group.ids, **parts, **group.padding}
+        merges.append(Op("merge_ids", merged, group.outputs, group.line))
+    return [*splits, Op("prefetch", asked, rows, groups[0].line), *merges]
 
 
 # ---- gradients ----

@@ -12,6 +12,7 @@ Reading order::
     table_planner.py  which update rules and modes tables may have
     planner.py        puts all of this together: plan_parameters
     comm_rings.py     process groups of a job without servers
+    owners.py         which trainer of such a job updates what, where updates are sharded
 
 Everything here is a pure function of its arguments, so that every process makes the same plan.
 """

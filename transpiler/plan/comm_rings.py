@@ -90,3 +90,39 @@ def row_length(asked: int, endpoints: Sequence[str]) -> int:
             f"{asked}"
         )
     return asked
+
+
+def row_or_all(asked: int, hosts: Sequence[str]) -> int:
+    """The same for an eager job, whose trainers may all be in one row: on one host, or because they
+    are no more than asked.
+
+    Args:
+        asked: as above.
+        hosts: the host of each trainer, by its number.
+
+    Raises:
+        ValueError: as above.
+    """
+    if asked >= len(hosts) or (asked <= 1 and len(set(hosts)) == 1):
+        return len(hosts)
+    return row_length(asked, [f"{host}:0" for host in hosts])
+
+
+# ---- in words ----
+
+
+def describe_collective(collective: Collective) -> str:
+    """The rings of a plan, and when its trainers average, in words: "2 rings, every 4 steps"."""
+    words = f"{collective.rings} ring{'' if collective.rings == 1 else 's'}"
+    if collective.steps > 1 or collective.adaptive:
+        words += f", {seldom(collective.steps, collective.begin)}"
+    words += ", which follow the loss" if collective.adaptive else ""
+    words += ", sharded updates" if collective.sharded else ""
+    words += f", in rows of {collective.inner}" if collective.inner else ""
+    return words + (f", gradients as {collective.dtype}" if collective.dtype else "")
+
+
+def seldom(steps: object, begin: object) -> str:
+    """When parameters are averaged: "every 4 steps after step 30"."""
+    every = "every step" if steps == 1 else f"every {steps} steps"
+    return f"{every} after step {begin}" if begin else every

@@ -32,7 +32,7 @@ def _names(modes: Iterable[Mode]) -> tuple[str, ...]:
     return tuple(mode.name for mode in modes)
 
 
-_EVERY = _names(EVERY_MODE)
+EVERY = _names(EVERY_MODE)  # of a setting that every update mode reads
 _QUEUE = _names(mode for mode in MODES.values() if mode.queues)
 _K_STEPS = _names(mode for mode in MODES.values() if mode.steps_on_trainer)
 _ASYNC = _names([ASYNC])
@@ -42,8 +42,12 @@ A_SYNC = Setting(
     True,
     flag(),
     "Servers do not wait for all trainers; ``a_sync_configs`` says more.",
-    _EVERY,
-    ("collective", "hybrid"),  # where it says nothing: it is on in every new strategy
+    EVERY,
+    (
+        "collective",
+        "hybrid",
+        "collective_program",
+    ),  # where it says nothing: it is on in every new strategy
 )
 
 OUTER_OPTIMIZER = table(
@@ -135,7 +139,7 @@ A_SYNC_CONFIGS = table(
         flag(),
         "Trainers wait for servers that are not up yet for the start timeout, not only for the "
         "heartbeat timeout.",
-        _EVERY,
+        EVERY,
     ),
     Setting(
         "merge",
@@ -204,7 +208,7 @@ A_SYNC_CONFIGS = table(
             "a dict from patterns of parameter names to modes",
         ),
         "The mode of each parameter, by the first pattern that its name matches.",
-        _EVERY,
+        EVERY,
     ),
     Setting(
         "overlap",
@@ -219,7 +223,8 @@ A_SYNC_CONFIGS = table(
         (),
         list_of(text()),
         "Patterns of names of embedding modules whose rows move to the servers.",
-        _EVERY,
+        EVERY,
+        early=True,
     ),
 )
 LANE_SETTINGS = tuple(setting for setting in A_SYNC_CONFIGS.values() if setting.lane)

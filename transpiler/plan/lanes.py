@@ -15,6 +15,8 @@ from transpiler.plan.setting import Kind, count, optional, text
 
 MERGES = ("sum", "mean")
 # Of a lane's field, where a key of a strategy may have further values.
+# of merged gradients; where a step is one trainer's alone there is nothing to divide
+SCALES = ("avg", "sum", "customized")
 _NARROWER: dict[str, Kind] = {"merge": text(*MERGES), "staleness": optional(count())}
 _DEFAULTS = {field.name: field.default for field in fields(Lane)}
 
@@ -49,6 +51,13 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
             )
         elif setting.lane != "outer":
             _NARROWER.get(setting.lane, setting.kind).check(name, value)
+    scales = SCALES if lane.kind.merges_gradients else SCALES[:1]
+    _expect(
+        lane.gradient_scale in scales,
+        f"{what}, gradient_scale",
+        f"{' or '.join(scales)} in {lane.mode} mode",
+        lane.gradient_scale,
+    )
     if lane.kind.steps_on_trainer:
         _expect(lane.k_steps > 0, f"{what}, k_steps", "1 or more", lane.k_steps)
     if lane.kind.outer_optimizer:
@@ -140,6 +149,7 @@ def describe(lane: Lane, trainers: int) -> str:
         collected="each step" if most == 1 else f"{lane.merge} of {most} own steps",
         bounds=", ".join(_bounds(lane)),
         pool=f", to {lane.thread_pool_size} servers at a time" if lane.thread_pool_size > 1 else "",
+        over="mean" if lane.averages else "sum",
         every=f"every {_steps(lane.k_steps)}",
         trainers=trainers,
         outer="" if lane.outer is None else _rule(lane.outer),

@@ -106,7 +106,7 @@ class Mode:
 SYNC = Mode(
     "sync",
     Payload.GRADIENTS,
-    "mean over trainers",
+    "{over} over trainers",
     waits_for_all=True,
     send_barrier=Barrier.ALL,
     fetch_barrier=True,

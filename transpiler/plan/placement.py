@@ -156,6 +156,15 @@ def element_bytes(dtype: str) -> int:
     return found.itemsize
 
 
+def tensor_bytes(shape: Sequence[object], dtype: str) -> int:
+    """Bytes of a tensor; extents that are no numbers count as 1.
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    return math.prod(extent for extent in shape if isinstance(extent, int)) * element_bytes(dtype)
+
+
 def _cut(name: str, shape: tuple[int, ...], servers: int, min_block_size: int) -> list[Slice]:
     """The slices of one variable; all are on server 0 until they are dispatched."""
     sizes = slice_variable(shape, servers, min_block_size)

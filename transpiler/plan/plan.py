@@ -14,13 +14,14 @@ from types import MappingProxyType
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
 from transpiler.ir.update_block import digest
+from transpiler.plan.execution import Execution
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
 
-COMPRESSIONS = ("", "bfloat16", "float16", "int8")
+COMPRESSIONS = ("", "bfloat16", "float16", "int8", "sparse")
 # Fields of a lane that manifests and messages leave out where they have these values.
 UNSAID: Mapping[str, str | int] = MappingProxyType(
-    {"nonfinite": "auto", "buffers": "trainer0", "optimizer": 0}
+    {"nonfinite": "auto", "buffers": "trainer0", "optimizer": 0, "gradient_scale": "avg"}
 )
 
 
@@ -55,6 +56,8 @@ class Lane:
         buffers: whose buffers of models all trainers have: "trainer0", "mean" (of the trainers'),
             or "own", where each keeps its own; every lane of a job says the same.
         optimizer: whose steps it takes: the number of one of the script's optimizers.
+        gradient_scale: of the gradients that servers merge: "avg": the mean over trainers; "sum":
+            their sum; "customized": their sum, which the script has scaled.
     """
 
     mode: str
@@ -72,6 +75,12 @@ class Lane:
     nonfinite: str = "auto"
     buffers: str = "trainer0"
     optimizer: int = 0
+    gradient_scale: str = "avg"
+
+    @property
+    def averages(self) -> bool:
+        """Whether what servers merge is divided by the number of trainers."""
+        return self.gradient_scale == "avg"
 
     @property
     def on_nonfinite(self) -> str:
@@ -125,8 +134,8 @@ class Placement:
         group: index of its update rule; None for a variable that servers hold and never update.
         slices: in the order of their elements.
         lane: index of its lane.
-        compression: how its gradients travel: "" as they are, "bfloat16", "float16" or "int8"
-            (pserver/dense/compression.py).
+        compression: how its gradients travel: "" as they are, "bfloat16", "float16", "int8", or
+            "sparse": their elements that are not 0 (pserver/dense/compression.py).
     """
 
     name: str
@@ -159,6 +168,14 @@ class Collective:
             trainers of all rows among themselves; 0: no rows.
         bucket_bytes: the largest bucket; a single larger tensor is a bucket of its own.
         steps: of "local_sgd": that a trainer takes by itself between two averages.
+        last_bytes: the largest last bucket, which nothing hides; 0: as the others.
+        most: the most tensors of a bucket; 0: any number.
+        dtype: what gradients of more than 16 bits travel as; "" as they are.
+        waits: each bucket is waited for as soon as it has left.
+        sharded: of "grad_allreduce": each parameter is updated by one trainer, its owner.
+        gradient_scale: "avg": gradients are means over trainers; "sum", "customized": sums.
+        begin: of "local_sgd": up to and including this step every one ends in an average.
+        adaptive: of "local_sgd": the number of steps follows the loss, and is ``steps`` at first.
     """
 
     mode: str
@@ -166,6 +183,14 @@ class Collective:
     inner: int = 0
     bucket_bytes: int = 32 * 2**20
     steps: int = 1
+    last_bytes: int = 0
+    most: int = 0
+    dtype: str = ""
+    waits: bool = False
+    sharded: bool = False
+    gradient_scale: str = "avg"
+    begin: int = 0
+    adaptive: bool = False
 
     @property
     def kind(self) -> CollectiveMode:
@@ -335,9 +360,21 @@ def differences(manifest: Mapping[str, str], reference: Mapping[str, str], whose
     return "; ".join(facts) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
 
 
+_COLLECTIVE_UNSAID = {
+    "steps": 1,
+    "last_bytes": 0,
+    "most": 0,
+    "dtype": "",
+    "waits": False,
+    "sharded": False,
+    "begin": 0,
+    "adaptive": False,
+}
+
+
 def _facts(prefix: str, owner: Lane | Collective) -> dict[str, str]:
     """Every field as a fact, but for what is as in plans that had no such field."""
-    unsaid = {**UNSAID, "steps": 1}
+    unsaid = {**UNSAID, **_COLLECTIVE_UNSAID}
     values = {f.name: getattr(owner, f.name) for f in fields(owner)}
     return {
         f"{prefix}{name}": _fact(value)
@@ -400,6 +437,7 @@ class Deployment:
         soft_wait_ms: of a trainer: milliseconds for which a step of an async lane waits for the
             answer to the one before.
         optimizer: of a trainer's program: the number of the one whose steps it takes.
+        execution: how an Executor runs a trainer's programs.
     """
 
     plan: Plan
@@ -410,6 +448,7 @@ class Deployment:
     runtime_split_send_recv: bool = False
     soft_wait_ms: int = A_SYNC_CONFIGS["soft_wait_ms"].default
     optimizer: int = 0
+    execution: Execution = Execution()
 
     @property
     def own_plan(self) -> Plan:

@@ -10,8 +10,11 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, NoReturn
+
+import numpy as np
 
 Checker = Callable[[str, Any], Any]  # (the key's full name, the assigned value) -> the kept value
 LARGEST = 2**31 - 1  # of a whole number without another bound
@@ -52,8 +55,12 @@ class Setting:
         sentence: what it does, for documentation.
         modes: names of the modes that read it: update modes of a job with servers, or modes of a
             :class:`DistributeTranspilerConfig`.  Elsewhere another value than the default raises.
-        jobs: kinds of jobs without servers that read it: "collective", "hybrid".
+        jobs: kinds of jobs that read it besides: "collective" and "hybrid" in eager scripts;
+            "program" and "collective_program" of transpiled programs, with servers and without.
+            Programs read the keys of lanes by ``modes`` alone.
         lane: the field of a :class:`~transpiler.plan.plan.Lane` that it becomes; "" for none.
+        early: it acts in ``fleet.distributed_model``, and so belongs into ``fleet.init``'s
+            strategy.
     """
 
     key: str
@@ -63,6 +70,7 @@ class Setting:
     modes: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     lane: str = ""
+    early: bool = False
 
 
 Table = Mapping[str, Setting]
@@ -129,7 +137,24 @@ def check_flag(name: str, value: Any) -> bool:
     Raises:
         TypeError: it is something else, which Python would take for one of the two.
     """
-    return value if isinstance(value, bool) else refuse_type(name, "True or False", value)
+    if not isinstance(value, bool | np.bool_):
+        refuse_type(name, "True or False", value)
+    return bool(value)
+
+
+def whole_number(what: str, value: object, least: int, below: int | None = None) -> int:
+    """The value of an argument that is a whole number, from ``least`` to below ``below``.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it is out of range.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what}: expected a whole number, got {value!r} ({type(value).__name__})")
+    if value < least or (below is not None and value >= below):
+        expected = f"{least} or more" if below is None else f"{least} to {below - 1}"
+        raise ValueError(f"{what}: expected {expected}, got {value}")
+    return value
 
 
 # ---- kinds ----
@@ -141,7 +166,8 @@ def flag() -> Kind:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether it is a whole number, of Python's or numpy's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def count(least: int = 1, most: float = LARGEST, none: int | None = None) -> Kind:
@@ -153,7 +179,8 @@ def count(least: int = 1, most: float = LARGEST, none: int | None = None) -> Kin
         if not _is_int(value):
             refuse_type(name, "a whole number", value)
         if not least <= value <= most and value != none:
-            refuse_range(name, f"a whole number of {span}", value)
+            words = f"{least} to {most:.0f}" if value > most else span
+            refuse_range(name, f"a whole number of {words}", value)
         return int(value)
 
     return Kind("int", span, check)
@@ -163,11 +190,15 @@ def number(valid: Callable[[float], bool], span: str) -> Kind:
     """A finite number in a range; ``span`` is the range in words: "above 0"."""
 
     def check(name: str, value: Any) -> float:
-        if not _is_int(value) and not isinstance(value, float):
+        if not isinstance(value, Real) or isinstance(value, bool):
             refuse_type(name, f"a number {span}", value)
-        if not math.isfinite(value) or not valid(value):
+        try:
+            checked = float(value)
+        except OverflowError:
             refuse_range(name, f"a number {span}", value)
-        return float(value)
+        if not math.isfinite(checked) or not valid(checked):
+            refuse_range(name, f"a number {span}", value)
+        return checked
 
     return Kind("float", span.removeprefix("of "), check)
 
@@ -190,6 +221,8 @@ def text(*choices: str) -> Kind:
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str):
             refuse_type(name, words, value)
+        if not value.isascii() and value.encode(errors="ignore").decode() != value:
+            refuse_range(name, "a text without surrogates", value)
         return value if not choices or value in choices else refuse_range(name, words, value)
 
     return Kind("str", span, check)

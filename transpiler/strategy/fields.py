@@ -11,30 +11,51 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from transpiler.plan.lane_settings import A_SYNC, A_SYNC_CONFIGS
+from transpiler.plan.lane_settings import A_SYNC, A_SYNC_CONFIGS, EVERY
+from transpiler.plan.modes import SYNC
 from transpiler.plan.setting import Setting, Table, count, flag, list_of, table, text
-from transpiler.strategy.compute_settings import COMPUTE_CONFIGS, COMPUTE_SWITCHES
+from transpiler.strategy.compute_settings import COMPUTE_CONFIGS, COMPUTE_SWITCHES, everywhere
 from transpiler.strategy.parallel_settings import (
     DIVISION_SWITCHES,
     EXCHANGE_SWITCHES,
     PARALLEL_CONFIGS,
 )
 
+EAGER = ("collective", "hybrid")  # jobs without servers
+COLLECTIVE = ("collective",)
+PROGRAMS = ("program", "collective_program")
+_COMPILES = "``torch.compile`` makes the code of a program's compute, and fuses what it can."
+
 SWITCHES: Table = table(
     A_SYNC,
-    Setting("adam_d2sum", False, flag(), "Adam with decayed sums of squares for sparse tables."),
+    everywhere("adam_d2sum", False, flag(), "Adam's rule of Paddle's servers in place of Adam."),
     *COMPUTE_SWITCHES,
     *EXCHANGE_SWITCHES,
     *DIVISION_SWITCHES,
     Setting("elastic", False, flag(), "Trainers may come and go."),
-    Setting("without_graph_optimization", True, flag(), "The graph runs as it was written."),
+    Setting(
+        "without_graph_optimization",
+        True,
+        flag(),
+        "A program's ops run as they were written; False: ``torch.compile`` optimizes them.",
+        jobs=PROGRAMS,
+    ),
     Setting(
         "cudnn_exhaustive_search",
         False,
         flag(),
-        "cuDNN measures its algorithms, which torch.backends.cudnn.benchmark says.",
+        "cuDNN measures all its algorithms for convolutions while the job runs.",
+        EVERY,
+        EAGER + PROGRAMS,
     ),
-    Setting("conv_workspace_size_limit", 0, count(least=0), "Of cuDNN, in MB; 0: no limit."),
+    Setting(
+        "conv_workspace_size_limit",
+        0,
+        count(least=0),
+        "The memory of a convolution of cuDNN while the job runs, in MB; 0: no limit.",
+        EVERY,
+        EAGER + PROGRAMS,
+    ),
     Setting("cudnn_batchnorm_spatial_persistent", False, flag(), "cuDNN's fast batch norm."),
 )
 
@@ -47,36 +68,126 @@ CONFIGS: Mapping[str, Table] = MappingProxyType(
                 "avg",
                 text("avg", "sum", "customized"),
                 "How the gradients of trainers become one.",
+                modes=(SYNC.name,),
+                jobs=("collective", "program", "collective_program"),
             ),
         ),
         "trainer_desc_configs": table(
-            Setting("dump_fields_path", "", text(), "Where a trainer dumps variables."),
-            Setting("dump_fields", (), list_of(text()), "Names of variables to dump."),
-            Setting("dump_param", (), list_of(text()), "Names of parameters to dump."),
-            Setting("stat_var_names", (), list_of(text()), "Names of variables to summarize."),
+            Setting(
+                "dump_fields_path",
+                "",
+                text(),
+                "The directory, or its URL, where trainers dump steps.",
+                EVERY,
+                COLLECTIVE + PROGRAMS,
+            ),
+            Setting(
+                "dump_fields",
+                (),
+                list_of(text()),
+                "Names of tensors whose samples are dumped.",
+                EVERY,
+                COLLECTIVE + PROGRAMS,
+            ),
+            Setting(
+                "dump_param",
+                (),
+                list_of(text()),
+                "Names of parameters to dump.",
+                EVERY,
+                COLLECTIVE + PROGRAMS,
+            ),
+            Setting(
+                "stat_var_names",
+                (),
+                list_of(text()),
+                "Names of tensors that are summarised.",
+                EVERY,
+                COLLECTIVE + PROGRAMS,
+            ),
         ),
         "fs_client_param": table(
-            Setting("uri", "", text(), "The address of the file system."),
-            Setting("user", "", text(), "The user's name there."),
-            Setting("passwd", "", text(), "The user's password; it is never printed."),
-            Setting("hadoop_bin", "", text(), "The path of the hadoop command."),
+            Setting(
+                "uri",
+                "",
+                text(),
+                "A URL; paths of ``fleet`` below it get the user and password.",
+                EVERY,
+                EAGER,
+            ),
+            Setting("user", "", text(), "The user's name there.", EVERY, EAGER),
+            Setting(
+                "passwd", "", text(), "The user's password; it is never printed.", EVERY, EAGER
+            ),
+            Setting(
+                "hadoop_bin",
+                "",
+                text(),
+                "The hadoop command, by which pyarrow finds Hadoop.",
+                EVERY,
+                EAGER,
+            ),
         ),
         **COMPUTE_CONFIGS,
         **PARALLEL_CONFIGS,
         "execution_strategy": table(
-            Setting("num_threads", 0, count(least=0), "Threads that run ops; 0: as many as fit."),
-            Setting("num_iteration_per_drop_scope", 100, count(), "Runs between two cleanups."),
-            Setting("num_iteration_per_run", 1, count(), "Steps of one run."),
+            Setting(
+                "num_threads",
+                0,
+                count(0, 1024),
+                "Threads of torch within one op while the job runs; 0: as many as it had.",
+                EVERY,
+                EAGER + PROGRAMS,
+            ),
+            Setting(
+                "num_iteration_per_drop_scope",
+                0,
+                count(least=0),
+                "Runs after which memory kept for reuse is given back; 0: never.",
+                jobs=PROGRAMS,
+            ),
+            Setting(
+                "num_iteration_per_run",
+                1,
+                count(),
+                "Steps of one run, of a list of feeds.",
+                jobs=PROGRAMS,
+            ),
         ),
         "build_strategy": table(
-            Setting("enable_sequential_execution", False, flag(), "Ops run in program order."),
-            Setting("fuse_elewise_add_act_ops", False, flag(), "Fuses addition and activation."),
-            Setting("fuse_bn_act_ops", False, flag(), "Fuses batch norm and activation."),
-            Setting("enable_auto_fusion", False, flag(), "Fuses element-wise ops."),
-            Setting("fuse_relu_depthwise_conv", False, flag(), "Fuses relu and convolution."),
-            Setting("fuse_broadcast_ops", False, flag(), "Fuses broadcasts."),
-            Setting("fuse_all_optimizer_ops", False, flag(), "Fuses updates."),
-            Setting("enable_inplace", False, flag(), "Outputs reuse the memory of inputs."),
+            Setting(
+                "enable_sequential_execution",
+                False,
+                flag(),
+                "Sums are waited for where they begin, compiled code keeps the program's order.",
+                jobs=PROGRAMS,
+            ),
+            Setting("fuse_elewise_add_act_ops", False, flag(), _COMPILES, jobs=PROGRAMS),
+            Setting("fuse_bn_act_ops", False, flag(), _COMPILES, jobs=PROGRAMS),
+            Setting("enable_auto_fusion", False, flag(), _COMPILES, jobs=PROGRAMS),
+            Setting("fuse_relu_depthwise_conv", False, flag(), _COMPILES, jobs=PROGRAMS),
+            Setting(
+                "fuse_broadcast_ops",
+                False,
+                flag(),
+                "Trainer 0's first values travel in one message a ring.",
+                jobs=("collective_program",),
+            ),
+            Setting(
+                "fuse_all_optimizer_ops",
+                False,
+                flag(),
+                "Updates run as torch's fused, or else multi-tensor, kernels.",
+                EVERY,
+                COLLECTIVE + PROGRAMS,
+            ),
+            Setting(
+                "enable_inplace",
+                False,
+                flag(),
+                "An element-wise op writes over an operand that nothing else reads.",
+                jobs=PROGRAMS,
+            ),
         ),
     }
 )

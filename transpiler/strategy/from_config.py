@@ -56,7 +56,7 @@ def choices_of(
     said = config.said(sync_mode)
     if strategy is None:
         return _by_configuration(config, said)
-    check(strategy, "servers")
+    check(strategy, "program")
     lanes, settings = lanes_of(strategy), strategy.a_sync_configs
     found = list(_contradictions(config, said, strategy, lanes))
     if settings["embeddings"]:

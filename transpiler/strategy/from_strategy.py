@@ -27,8 +27,9 @@ from typing import Any
 from transpiler.ir.rules import Rule
 from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
 from transpiler.plan.lane_settings import A_SYNC_CONFIGS, LANE_SETTINGS
-from transpiler.plan.modes import ASYNC, DILOCO, GEO, HALF_ASYNC, SYNC, Mode, mode_of
+from transpiler.plan.modes import ASYNC, COLLECTIVE, DILOCO, GEO, HALF_ASYNC, SYNC, Mode, mode_of
 from transpiler.plan.plan import Lane
+from transpiler.strategy.fields import every_setting
 from transpiler.strategy.strategy import DistributedStrategy
 
 _K_STEPS = ("k_step", "k_steps")  # as a mode: geo, or diloco
@@ -70,6 +71,12 @@ def _choices(strategy: DistributedStrategy) -> Iterator[tuple[str, Mode]]:
     yield "*", _own(strategy)[0]
 
 
+def modes_of(strategy: DistributedStrategy) -> tuple[str, ...]:
+    """The names of the modes that a strategy gives to some parameters."""
+    modes = (_effective(mode, strategy.a_sync_configs) for _, mode in _choices(strategy))
+    return tuple(dict.fromkeys(mode.name for mode in modes))
+
+
 def outer_rule(settings: Mapping[str, Any]) -> Rule:
     """The update rule of an ``outer_optimizer``.
 
@@ -100,9 +107,11 @@ def _effective(mode: Mode, settings: Mapping[str, Any]) -> Mode:
     return SYNC if mode is ASYNC and settings["staleness"] == 0 else mode
 
 
-def _lane(mode: Mode, settings: Mapping[str, Any]) -> Lane:
+def _lane(mode: Mode, settings: Mapping[str, Any], scale: str) -> Lane:
     mode = _effective(mode, settings)
     values: dict[str, Any] = {"merge": AUTO}
+    if mode.merges_gradients:
+        values["gradient_scale"] = scale
     for setting in LANE_SETTINGS:
         if mode.name in setting.modes:
             value = settings[setting.key]
@@ -138,22 +147,55 @@ def _lacking(pattern: str, mode: Mode, settings: Mapping[str, Any]) -> str:
 
 
 def ineffective(strategy: DistributedStrategy) -> list[str]:
-    """The keys of ``a_sync_configs`` that have no effect beside the others, or lack another one.
+    """The settings that have no effect in the modes of a job, or lack another one.
 
     Returns:
-        A sentence for each of them; empty where all keys act.
+        A sentence for each of them; empty where all act.
     """
     settings, choices = strategy.a_sync_configs, list(_choices(strategy))
     own, chosen = _own(strategy)
     modes = list(dict.fromkeys(mode for _, mode in choices))
     by = f"modes={dict(settings['modes'])!r}" if settings["modes"] else chosen
     found = [said for pattern, mode in choices if (said := _lacking(pattern, mode, settings))]
-    return found + [
+    patterns = list(settings["modes"])
+    if behind := patterns[patterns.index("*") + 1 :] if "*" in patterns else []:
+        found.append(
+            f"a_sync_configs['modes']: {', '.join(map(repr, behind))}: has no effect behind '*', "
+            "which matches every parameter; the first pattern that matches counts: put '*' last"
+        )
+    found += [
         f"a_sync_configs: {key}={settings[key]!r} has no effect with {by}, which makes the mode "
         f"{', '.join(mode.name for mode in modes)}; {_readers(key)}"
         for key in _set_keys(strategy)
         if not _has_effect(key, modes, own, settings)
     ]
+    if strategy.gradient_scale_configs["scale_strategy"] != "avg" and COLLECTIVE in modes:
+        found.append(
+            "strategy.gradient_scale_configs.scale_strategy: servers scale what they merge, and "
+            "mode 'collective' averages gradients among the trainers; leave one of the two out"
+        )
+    effective = [_effective(mode, settings).name for mode in modes]
+    return [*found, *_of_other_modes(strategy, effective, by)]
+
+
+# What to write in these modes instead.
+_INSTEAD = {
+    "fp16_allreduce": "; compression={'*': 'float16'} of fleet.distributed_optimizer sends "
+    "gradients to servers as float16"
+}
+
+
+def _of_other_modes(strategy: DistributedStrategy, modes: Sequence[str], by: str) -> Iterator[str]:
+    """A sentence for each setting beside ``a_sync_configs`` that none of the job's modes reads."""
+    settings = dict(every_setting())
+    for name in strategy.unsupported(()):
+        read_by = () if name.startswith("a_sync") else settings[name].modes
+        if read_by and not set(read_by) & set(modes):
+            yield (
+                f"strategy.{name}: has no effect with {by}, which makes the mode "
+                f"{', '.join(dict.fromkeys(modes))}; it is read in mode {', '.join(read_by)}"
+                f"{_INSTEAD.get(name, '')}"
+            )
 
 
 def _readers(key: str) -> str:
@@ -176,8 +218,10 @@ def lanes_of(strategy: DistributedStrategy | None) -> LanePlan:
         return uniform(Lane(SYNC.name))
     if found := ineffective(strategy):
         raise ValueError("; ".join(found))
+    scale = strategy.gradient_scale_configs["scale_strategy"]
     return LanePlan(
         tuple(
-            (pattern, _lane(mode, strategy.a_sync_configs)) for pattern, mode in _choices(strategy)
+            (pattern, _lane(mode, strategy.a_sync_configs, scale))
+            for pattern, mode in _choices(strategy)
         )
     )

@@ -1,24 +1,38 @@
 """Why a setting of a strategy is refused in a job: where it acts instead, or what to write.
 
 A reason is one of these, and nothing else: the setting acts in jobs of another kind; no job reads
-it in this version; another setting chooses a mode that does not read it (from_strategy.py).  One
-error names all settings that are refused.
+it in this version; another setting makes it meaningless (needs.py, idle_keys.py), or chooses a mode
+that does not read it (from_strategy.py), or does not go with it (update_rules.py).  One error names
+all settings that are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from transpiler.plan.modes import COLLECTIVE
 from transpiler.plan.setting import Setting
+from transpiler.strategy.dgc import dgc_refusals
+from transpiler.strategy.exchange import without_effect
 from transpiler.strategy.fields import every_setting
-from transpiler.strategy.from_strategy import ineffective
+from transpiler.strategy.from_strategy import ineffective, modes_of
+from transpiler.strategy.idle_keys import idle_keys
+from transpiler.strategy.local_sgd import local_sgd_refusals
+from transpiler.strategy.needs import lonely
+from transpiler.strategy.parallel_degrees import degree_contradictions
+from transpiler.strategy.parallel_settings import EXCHANGE_SWITCHES
 from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.update_rules import rule_contradictions
 
 _SERVERS = "a job with parameter servers"
-_COLLECTIVE = "a job without servers (fleet.init(is_collective=True)) and without hybrid_configs"
+_COLLECTIVE = (
+    "a job without servers (fleet.init(is_collective=True)) and without hybrid_configs, sharding, "
+    "pipeline or tensor_parallel"
+)
 _HYBRID = (
-    "a job with hybrid_configs in the strategy of fleet.init(is_collective=True, strategy=...)"
+    "a job without servers that has hybrid_configs, sharding, pipeline or tensor_parallel in the "
+    "strategy of fleet.init(is_collective=True, strategy=...)"
 )
 
 # kinds of jobs, in words; "alone" reads what a job with servers reads
@@ -26,52 +40,96 @@ KINDS: Mapping[str, str] = MappingProxyType(
     {
         "servers": _SERVERS,
         "alone": "a process that trains alone, without servers",
-        "collective": "a job without servers and without hybrid_configs",
-        "hybrid": "a job with hybrid_configs",
+        "collective": "a job without servers in which each trainer has a whole model",
+        "hybrid": "a job that divides a model among its trainers",
+        "program": "a program with parameter servers, or of one process",
+        "collective_program": "a transpiled program without servers",
     }
 )
 
-_AMP = "call torch.autocast and torch.amp.GradScaler in the script"
-_RECOMPUTE = "call torch.utils.checkpoint.checkpoint in the model"
-_ACCUMULATE = "call optimizer.step() after every k-th backward"
-_SHARD = "call trainer.group_sharded_parallel, or set hybrid_configs['sharding_degree']"
-_PIPELINE = "set hybrid_configs['pp_degree']"
-_TENSOR = "set hybrid_configs['mp_degree']"
-_LOCAL_SGD = (
-    "set a_sync_configs['k_steps'] with an outer_optimizer in a job with servers, or transpile "
-    "with collective_mode='local_sgd' and k_steps"
+_CAST = (
+    "make the model's parameters 16-bit themselves (model.bfloat16()), so that nothing casts them"
 )
-_TRANSPILE = "set it in DistributeTranspilerConfig, for programs"
-_PATHS = "give fleet.save, fleet.load and fleet.export a path that every trainer can reach"
+_LOCAL_SGD = (
+    "set a_sync_configs['k_steps'], with an outer_optimizer where servers are to take the mean "
+    "over trainers (DiLoCo)"
+)
+_QUANTIZE = (
+    "call torch.ao.quantization.prepare_qat on the model before fleet.distributed_model: its fake "
+    "quantization trains as any module does"
+)
+_FULL_PRECISION = "nothing here puts fake quantization into a model"
+_BY_HAND = (
+    "divide by hand: hybrid_configs says how without servers, DistributeTranspilerConfig with "
+    "servers, and `pserver plan SCRIPT` prints what comes of it before a job starts"
+)
+_NO_SEARCH = "nothing here searches for the best division"
+
+_WITH_SERVERS = ("servers", "alone", "program")  # these have update modes
 
 # What to write instead of a setting that no job reads, by its own or its dictionary's name.
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
-        "amp": _AMP,
-        "amp_configs": _AMP,
-        "recompute": _RECOMPUTE,
-        "recompute_configs": _RECOMPUTE,
-        "gradient_merge": _ACCUMULATE,
-        "gradient_merge_configs": _ACCUMULATE,
-        "sharding": _SHARD,
-        "sharding_configs": _SHARD,
-        "pipeline": _PIPELINE,
-        "tensor_parallel": _TENSOR,
-        "tensor_parallel_configs": _TENSOR,
-        "localsgd": _LOCAL_SGD,
-        "localsgd_configs": _LOCAL_SGD,
-        "adaptive_localsgd": _LOCAL_SGD,
-        "adaptive_localsgd_configs": _LOCAL_SGD,
-        "fp16_allreduce": "give fleet.distributed_optimizer compression={'*': 'float16'} in a job "
-        "with servers",
-        "nccl_comm_num": _TRANSPILE,
-        "use_hierarchical_allreduce": _TRANSPILE,
-        "hierarchical_allreduce_inter_nranks": _TRANSPILE,
-        "fuse_all_reduce_ops": "fuse_grad_size_in_MB says how large a bucket is",
-        "fuse_grad_size_in_num": "fuse_grad_size_in_MB says how large a bucket is",
-        "cudnn_exhaustive_search": "set torch.backends.cudnn.benchmark in the script",
-        "split_data": "iterate over the loader itself, without fleet.shard",
-        "fs_client_param": _PATHS,
+        "sharding_configs.optimize_cast": _CAST,
+        "cudnn_batchnorm_spatial_persistent": "give the model "
+        "memory_format=torch.channels_last, for which it takes the persistent one",
+        "qat": _QUANTIZE,
+        "qat_configs": _QUANTIZE,
+        "semi_auto": _BY_HAND,
+        "auto": _BY_HAND,
+        "auto_search": _BY_HAND,
+        "heter_ccl_mode": "train against parameter servers: there each trainer has a device of its "
+        "own kind",
+        "elastic": "save with fleet.save, and start the job again by hand with another number of "
+        "trainers, which fleet.load takes",
+    }
+)
+
+
+# Why no job reads a setting, where it is more than that nobody has written it.
+BECAUSE: Mapping[str, str] = MappingProxyType(
+    {
+        "cudnn_batchnorm_spatial_persistent": "torch chooses cuDNN's batch norm by itself",
+        "qat": _FULL_PRECISION,
+        "qat_configs": _FULL_PRECISION,
+        "semi_auto": _NO_SEARCH,
+        "auto": _NO_SEARCH,
+        "auto_search": _NO_SEARCH,
+        "heter_ccl_mode": "trainers without servers exchange by one library, gloo or nccl",
+        "elastic": "the number of trainers is the same from a job's beginning to its end",
+    }
+)
+
+_AVERAGES = dict.fromkeys(
+    ("localsgd", "localsgd_configs", "adaptive_localsgd", "adaptive_localsgd_configs"), _LOCAL_SGD
+)
+_UNITS = "FSDP2 reduces the gradients of a unit (a repeated block) together"
+_STREAMS = "FSDP2 has its own groups and streams, and overlaps what it can"
+_HSDP = "a sharding_degree beside a dp_degree reduces within shards first, then between replicas"
+_AT_ONCE = "the gradients that such a program averages are one sum, which nothing hides"
+_EXCHANGE = tuple(row.key for row in EXCHANGE_SWITCHES if COLLECTIVE.name in row.modes)
+# The same for settings that act in other kinds of jobs, by the kind of this one.
+INSTEAD_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "hybrid": {
+            "fuse_all_reduce_ops": _UNITS,
+            "fuse_grad_size_in_MB": _UNITS,
+            "fuse_grad_size_in_num": _UNITS,
+            "last_comm_group_size_MB": _UNITS,
+            "use_hierarchical_allreduce": _HSDP,
+            "hierarchical_allreduce_inter_nranks": _HSDP,
+            "nccl_comm_num": _STREAMS,
+            "sync_nccl_allreduce": _STREAMS,
+            "find_unused_parameters": "a parameter that no rank uses in a step needs no switch",
+        },
+        "servers": _AVERAGES,
+        "alone": _AVERAGES,
+        "program": {
+            **_AVERAGES,
+            **dict.fromkeys(_EXCHANGE, _AT_ONCE),
+            "fp16_allreduce": "compression={'*': 'float16'} of DistributeTranspilerConfig is for "
+            "gradients that servers take",
+        },
     }
 )
 
@@ -87,16 +145,36 @@ def refusals(strategy: DistributedStrategy, kind: str) -> list[str]:
         Empty where all of them act.
     """
     settings = dict(every_setting())
+    assigned = strategy.unsupported(())
+    read = [name for name in assigned if _is_read(name, settings[name], kind)]
     found = [
         f"strategy.{name}: {_reason(name, settings[name], kind)}"
-        for name in strategy.unsupported(())
-        if not _is_read(settings[name], kind)
+        for name in assigned
+        if name not in read
     ]
-    return found + (ineffective(strategy) if kind in ("servers", "alone") else [])
+    found += [
+        f"strategy.{name}: {sentence}"
+        for name, sentence in {**lonely(strategy, kind), **idle_keys(strategy)}.items()
+        if _is_read(name, settings[name], kind)
+    ]
+    found += without_effect(strategy, read)
+    found += [*rule_contradictions(strategy), *local_sgd_refusals(strategy, kind)]
+    if _is_read("dgc", settings["dgc"], kind):
+        modes = modes_of(strategy) if kind in _WITH_SERVERS else ()
+        found += dgc_refusals(strategy, modes)
+    if kind == "hybrid":
+        found += degree_contradictions(strategy)
+    if kind in _WITH_SERVERS:
+        refused = tuple(f"strategy.{name}: " for name in assigned if name not in read)
+        found += [said for said in ineffective(strategy) if not said.startswith(refused)]
+    return found
 
 
-def check(strategy: DistributedStrategy | None, kind: str) -> None:
+def check(strategy: DistributedStrategy | None, kind: str, also: Sequence[str] = ()) -> None:
     """Refuses a strategy with settings that cannot act in a job.
+
+    Args:
+        also: what else is wrong with it, in sentences like those of :func:`refusals`.
 
     Raises:
         TypeError: it is no strategy.
@@ -106,23 +184,77 @@ def check(strategy: DistributedStrategy | None, kind: str) -> None:
         return
     if not isinstance(strategy, DistributedStrategy):
         raise TypeError(f"strategy: expected a DistributedStrategy, got {type(strategy).__name__}")
-    if found := refusals(strategy, kind):
-        raise ValueError("; ".join(found))
+    if found := [*refusals(strategy, kind), *also]:
+        raise ValueError(in_one(found))
 
 
-def _is_read(setting: Setting, kind: str) -> bool:
-    return bool(setting.modes) if kind in ("servers", "alone") else kind in setting.jobs
+def in_one(refused: Sequence[str]) -> str:
+    """One message of several refusals: names with the same reason stand before it together.
+
+    Example:
+        >>> in_one(["strategy.qat: no", "strategy.asp: never", "strategy.qat_configs.bits: no"])
+        'strategy.qat, strategy.qat_configs.bits: no; strategy.asp: never'
+    """
+    names: dict[str, list[str]] = {}
+    for sentence in refused:
+        name, _, reason = sentence.partition(": ")
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(together)}: {reason}" for reason, together in names.items())
+
+
+def too_late(strategy: DistributedStrategy, first: DistributedStrategy) -> list[str]:
+    """The settings of an optimizer's strategy that act before there is an optimizer.
+
+    Args:
+        first: ``fleet.init``'s strategy.
+
+    Returns:
+        The full names of those that ``first`` does not have with the same value.
+    """
+    early = {name for name, setting in every_setting() if setting.early}
+    return [
+        f"strategy.{name}"
+        for name in strategy.unsupported(())
+        if name in early and strategy.value(name) != first.value(name)
+    ]
+
+
+def _is_read(name: str, setting: Setting, kind: str) -> bool:
+    if kind in ("servers", "alone"):
+        return bool(setting.modes)
+    of_lanes = kind == "program" and name.startswith("a_sync")
+    return of_lanes or kind in setting.jobs
+
+
+def _places(name: str, setting: Setting) -> list[str]:
+    """The kinds of jobs that read a setting, in words."""
+    by_kind = {
+        "servers": _SERVERS,
+        "collective": _COLLECTIVE,
+        "hybrid": _HYBRID,
+        "program": "a program with servers or alone (transpile(strategy=...))",
+        "collective_program": "a program without servers (transpile(strategy=...))",
+    }
+    return [words for kind, words in by_kind.items() if _is_read(name, setting, kind)]
+
+
+def _said(of: Mapping[str, str], name: str) -> str:
+    """What is said of a setting, by its own or its dictionary's name."""
+    return of.get(name) or of.get(name.partition(".")[0], "")
 
 
 def _reason(name: str, setting: Setting, kind: str) -> str:
-    places = [_SERVERS] if setting.modes else []
-    places += [_COLLECTIVE] if "collective" in setting.jobs else []
-    places += [_HYBRID] if "hybrid" in setting.jobs else []
+    places = _places(name, setting)
     if not places:
-        instead = INSTEAD.get(name) or INSTEAD.get(name.partition(".")[0])
-        return "no job reads it in this version; leave it at its default" + (
-            f", and {instead}" if instead else ""
+        because, instead = _said(BECAUSE, name), _said(INSTEAD, name)
+        return (
+            "no job reads it in this version"
+            + (f": {because}" if because else "")
+            + "; leave it at its default"
+            + (f", and {instead}" if instead else "")
         )
+    instead = _said(INSTEAD_IN.get(kind, {}), name)
     return (
         f"acts only in {', or '.join(places)}, and this is {KINDS[kind]}; leave it at its default"
+        + (f", and {instead}" if instead else "")
     )

@@ -9,16 +9,19 @@ the documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_conf
 [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
 the default), an ``order`` without "cp".  A default that would say about torch what is not so says
 what is: ``cudnn_exhaustive_search``, ``cudnn_batchnorm_spatial_persistent`` and
-``sync_nccl_allreduce`` are False, ``conv_workspace_size_limit`` is 0 (no limit).  The number of
+``sync_nccl_allreduce`` are False, ``conv_workspace_size_limit`` is 0 (no limit), and
+``num_iteration_per_drop_scope`` 0 (never).  The number of
 ranks of a hierarchical all-reduce is documented as the machine's number of GPUs, which a strategy
-cannot know: 0 means it.  ``a_sync_configs["k_steps"]`` has no documented default and is 0.
-``checkpoints`` is a list of names (one page types it as a number), ``avg`` a bool that may be
-written "avg" or "sum".
+cannot know: 0 means it.  ``a_sync_configs["k_steps"]`` and ``fuse_grad_size_in_num`` have no
+documented default and are 0, which is no bound for the latter.  ``checkpoints`` is a list of names
+(one page types it as a number), ``avg`` a bool that may be written "avg" or
+"sum".
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +34,9 @@ from transpiler.files.whole_file import PRIVATE, whole_file
 from transpiler.plan.lane_settings import OUTER_OPTIMIZER
 from transpiler.plan.setting import check_keys, refuse_name, refuse_type
 from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES
+from transpiler.strategy.strategy_file import copy_kept, kept_fields, parsed
 
+_log = logging.getLogger(__name__)
 _PASSWORD = "passwd"  # of fs_client_param; never printed
 
 
@@ -50,7 +55,14 @@ class Settings(dict[str, Any]):
     def __repr__(self) -> str:
         return repr({key: _printable(key, value) for key, value in self.items()})
 
-    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    def __getattr__(self, name: str) -> Any:
+        """A setting, as those of ``strategy.build_strategy`` are read on its page."""
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"expected one of {', '.join(self)}, got {name!r}") from None
+
+    __setitem__ = __delitem__ = __ior__ = __setattr__ = __delattr__ = _refuse_change
     clear = pop = popitem = setdefault = update = _refuse_change
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
@@ -86,7 +98,7 @@ def _write(message: Message, name: str, value: Any) -> None:
 def _read(message: Message, name: str, default: Any) -> Any:
     value = getattr(message, name)
     if name == "modes":
-        return {mode.pattern: mode.mode for mode in value}
+        return _modes(value)
     if hasattr(value, "extend"):
         return tuple(value) or default
     if not message.HasField(name):
@@ -94,6 +106,22 @@ def _read(message: Message, name: str, default: Any) -> Any:
     if isinstance(value, pb.OuterOptimizer):
         return {key: _read(value, key, setting.default) for key, setting in OUTER_OPTIMIZER.items()}
     return value
+
+
+def _modes(entries: Iterable[pb.Mode]) -> dict[str, str]:
+    """The mode of each pattern.
+
+    Raises:
+        ValueError: a pattern comes twice.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.pattern in found:
+            raise ValueError(
+                f"a_sync_configs['modes']: expected each pattern once, got {entry.pattern!r} twice"
+            )
+        found[entry.pattern] = entry.mode
+    return found
 
 
 def _shown(value: Any) -> Any:
@@ -127,22 +155,40 @@ class DistributedStrategy:
           a_sync_configs.k_steps  100
     """
 
-    __slots__ = ("_message",)
+    __slots__ = ("_message", "_reader")
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def __init__(self) -> None:
         object.__setattr__(self, "_message", pb.DistributedStrategy())
+        self.note_reader("")
+
+    def note_reader(self, reader: str) -> None:
+        """From here on an assignment warns that this has read the settings; "": it does not."""
+        object.__setattr__(self, "_reader", reader)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._assign(name, value)
+        if self._reader:
+            _log.warning(
+                "strategy.%s: assigned after %s has read the strategy: it acts in what reads the "
+                "strategy from now on",
+                name,
+                self._reader,
+            )
+
+    def _assign(self, name: str, value: Any) -> None:
         if name in SWITCHES:
             setattr(self._message, name, SWITCHES[name].kind.check(name, value))
         elif name in CONFIGS:
             if not isinstance(value, Mapping):
                 refuse_type(name, "a dict", value)
             checked = check_keys(name, CONFIGS[name], ALIASES.get(name, {}), value)
-            self._message.ClearField(name)
+            message = type(getattr(self._message, name))()
             for key, kept in checked.items():
-                _write(getattr(self._message, name), key, kept)
+                _write(message, key, kept)
+            self._message.ClearField(name)
+            if checked:
+                getattr(self._message, name).CopyFrom(message)
         else:
             refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
 
@@ -181,6 +227,22 @@ class DistributedStrategy:
                 if value != setting.default:
                     yield f"{name}.{key}", value
 
+    def value(self, name: str) -> Any:
+        """A setting by its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
+
+        Raises:
+            UnknownField: there is none of this name.
+
+        Example:
+            >>> DistributedStrategy().value("a_sync_configs.k_steps")
+            0
+        """
+        owner, _, key = name.rpartition(".")
+        if not owner:
+            return getattr(self, key)
+        settings = getattr(self, owner)
+        return settings[key] if key in settings else refuse_name(owner, key, [*settings])
+
     def unsupported(self, supported: Collection[str]) -> list[str]:
         """Finds settings without effect.
 
@@ -206,16 +268,17 @@ class DistributedStrategy:
 
     def __str__(self) -> str:
         found = [
-            (name, _printable(name.rpartition(".")[2], value))
+            (name, repr(_printable(name.rpartition(".")[2], value)))
             for name, value in self._differences()
         ]
+        found += [(name, "(kept, and read by nothing)") for name in kept_fields(self._message)]
         if not found:
             return f"{type(self).__name__}: all defaults"
         width = max(len(name) for name, _ in found)
         return "\n".join(
             [
                 f"{type(self).__name__}: defaults, but",
-                *(f"  {name:<{width}}  {value!r}" for name, value in found),
+                *(f"  {name:<{width}}  {value}" for name, value in found),
             ]
         )
 
@@ -229,6 +292,7 @@ class DistributedStrategy:
         for name, value in self._differences():
             owner, _, key = name.rpartition(".")
             _write(getattr(message, owner) if owner else message, key, value)
+        copy_kept(self._message, message)
         return message
 
     def __getstate__(self) -> bytes:
@@ -236,6 +300,7 @@ class DistributedStrategy:
 
     def __setstate__(self, state: bytes) -> None:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
+        self.note_reader("")
 
     def save_to_prototxt(self, output: str | Path) -> None:
         """Writes the settings that differ from their defaults as protobuf text, to a file that only
@@ -255,6 +320,9 @@ class DistributedStrategy:
         """Takes over the settings of a file; settings that it does not name return to their
         defaults.  A file that is refused changes nothing.
 
+        A file of the original may have fields that no page names: they are kept for
+        :meth:`save_to_prototxt`, and one warning names them.
+
         Args:
             pb_file: a path, of a file that :meth:`save_to_prototxt` or a person has written.
 
@@ -264,25 +332,18 @@ class DistributedStrategy:
                 URL; the message names the file, and the line that is no protobuf text of a
                 strategy.
         """
-        content = local_path(pb_file, "load_from_prototxt").read_bytes()
+        path = local_path(pb_file, "load_from_prototxt")
         try:
-            parsed = text_format.Parse(content.decode(), pb.DistributedStrategy())
-        except text_format.ParseError as error:
-            line = "" if error.GetLine() is None else f", line {error.GetLine()}"
-            # the parser quotes the file, which may have a password
-            got = "a line that it does not take" if b"fs_client_param" in content else error
-            raise ValueError(
-                f"{str(pb_file)!r}{line}: expected a strategy as protobuf text, got {got}"
-            ) from (None if b"fs_client_param" in content else error)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{str(pb_file)!r}: expected a strategy as protobuf text, got bytes that are no "
-                "UTF-8"
-            ) from error
-        try:
-            checked = _checked(parsed)
+            message = parsed(path.read_bytes())
+            checked = _checked(message)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{str(pb_file)!r}: {error}") from error
+        if kept := ", ".join(kept_fields(message)):
+            _log.warning(
+                "%s: these fields are kept for save_to_prototxt, and nothing here reads them: %s",
+                pb_file,
+                kept,
+            )
         object.__setattr__(self, "_message", checked._message)
 
 
@@ -301,7 +362,7 @@ def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
     for field, value in message.ListFields():
         if field.name in SWITCHES:
             setattr(strategy, field.name, value)
-        else:
+        elif field.name in CONFIGS:
             settings = CONFIGS[field.name]
             setattr(
                 strategy,
@@ -309,6 +370,8 @@ def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
                 {
                     key.name: _read(value, key.name, settings[key.name].default)
                     for key, _ in value.ListFields()
+                    if key.name in settings
                 },
             )
+    copy_kept(message, strategy._message)
     return strategy

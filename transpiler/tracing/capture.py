@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from transpiler.clip import GradClip
-from transpiler.ir.graph import PERSISTENT, Block, Storage, freeze
+from transpiler.ir.graph import PERSISTENT, Around, Block, Storage, freeze
 from transpiler.program import Program
 from transpiler.tracing.capture_arguments import check_arguments, input_names, parameter_groups
 from transpiler.tracing.default_programs import set_defaults
@@ -102,6 +102,8 @@ def capture(
     program.storage.evaluation = partial(
         _evaluation, program.main, program.storage, model, step, alone, given
     )
+    program.storage.captured = program.main
+    program.storage.again = partial(_again, model, step, optimizer, given, grad_clip)
     set_defaults(program, startup)
     return program, startup
 
@@ -137,6 +139,19 @@ def _captured(
     assert made[0].storage is not None, "captured in this process"
     made[0].storage.opaque = found.opaque
     return made
+
+
+def _again(
+    model: nn.Module,
+    step: Step,
+    optimizer: torch.optim.Optimizer | None,
+    inputs: Inputs,
+    grad_clip: GradClip | None,
+    around: Around,
+) -> Block:
+    """The step again, captured inside ``around(model)``: block 0 of a program."""
+    with around(model):
+        return _captured(model, step, optimizer, inputs, grad_clip)[0].main
 
 
 def _evaluation(

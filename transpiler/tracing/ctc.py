@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from transpiler.tracing.embedding_lookup import NAMESPACE
+from transpiler.tracing.node_lines import followed
 
 FORWARD, GRADIENT = "ctc_loss", "ctc_loss_backward"
 _TYPES: Mapping[str, str] = MappingProxyType(
@@ -58,6 +59,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        tracked: bool,
         log_probs: Tensor,
         targets: Tensor,
         input_lengths: Tensor,
@@ -67,7 +69,8 @@ class _Losses(torch.autograd.Function):
     ) -> Tensor:
         """Puts the op into the trace."""
         given = (log_probs, targets, input_lengths, target_lengths)
-        found = torch.ops.pserver.ctc_loss(*given, blank, zero_infinity)
+        with followed(tracked):
+            found = torch.ops.pserver.ctc_loss(*given, blank, zero_infinity)
         losses: Tensor = found[0]
         ctx.save_for_backward(*given, losses, found[1])
         ctx.settings = (blank, zero_infinity)
@@ -77,7 +80,7 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Puts the op of the gradient into the trace."""
         found = torch.ops.pserver.ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.settings)
-        return (found, None, None, None, None, None)
+        return (None, found, None, None, None, None, None)
 
 
 def ctc_loss(
@@ -92,6 +95,7 @@ def ctc_loss(
     """``torch.ctc_loss`` for a trace; the reduction is ordinary compute."""
     batched = log_probs.dim() == 3
     each: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]  # torch's own
+        torch.is_grad_enabled(),
         log_probs if batched else log_probs.unsqueeze(1),
         targets,
         input_lengths,

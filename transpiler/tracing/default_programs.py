@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class _Defaults:
 _defaults = [_Defaults()]
 _scopes: list[str] = []
 _recorders: list[dict[str, Tensor]] = []
+_listeners: list[Listener] = []
 
 
 def default_main_program() -> Program:
@@ -134,7 +135,8 @@ def name(tensor: Tensor, label: str) -> Tensor:
     """Gives an intermediate tensor of a step a name in the captured program.
 
     Fetch lists, recompute checkpoints and dumps refer to the tensor by this name.  Inside
-    ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture nothing happens.
+    ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture the tensor
+    is what a job dumps under the name, where its strategy asks for it.
 
     Args:
         tensor: an intermediate tensor of the step.
@@ -170,7 +172,29 @@ def name(tensor: Tensor, label: str) -> Tensor:
                 "name_scope"
             )
         _recorders[-1][full] = tensor
+    else:
+        for listener in _listeners:
+            listener.heard("/".join([*_scopes, label]), tensor)
     return tensor
+
+
+class Listener:
+    """Hears the names that eager steps give, until :meth:`remove`."""
+
+    def __init__(self, heard: Callable[[str, Tensor], None]) -> None:
+        self.heard = heard
+
+    def remove(self) -> None:
+        """Hears nothing any more."""
+        if self in _listeners:
+            _listeners.remove(self)
+
+
+def listen(heard: Callable[[str, Tensor], None]) -> Listener:
+    """Calls ``heard(name, tensor)`` for each tensor that is named outside of a capture."""
+    listener = Listener(heard)
+    _listeners.append(listener)
+    return listener
 
 
 @contextmanager

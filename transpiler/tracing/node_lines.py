@@ -1,7 +1,12 @@
-"""The line of the step for each node of a graph that is being traced."""
+"""The line of the step for each node of a graph that is being traced, and whether autograd follows
+it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -9,6 +14,23 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transpiler.ir import source_location
+
+_followed: ContextVar[bool] = ContextVar("_followed", default=False)
+
+
+@contextmanager
+def followed(tracked: bool) -> Iterator[None]:
+    """Within the forward of an autograd Function, whose ops run without autograd although it
+    follows the Function.
+
+    Args:
+        tracked: whether it does: the Function was not called under ``torch.no_grad()``.
+    """
+    token = _followed.set(tracked)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
 
 
 class NodeLines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
@@ -37,7 +59,8 @@ class NodeLines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line, mode = self._line(), get_proxy_mode()
-        constant = not torch.is_grad_enabled() and torch._C._current_autograd_node() is None
+        tracked = torch.is_grad_enabled() or _followed.get()
+        constant = not tracked and torch._C._current_autograd_node() is None
         if mode is None or not (line or constant):
             return func(*args, **(kwargs or {}))
         nodes = mode.tracer.graph.nodes

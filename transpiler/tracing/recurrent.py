@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from transpiler.tracing.embedding_lookup import NAMESPACE
+from transpiler.tracing.node_lines import followed
 
 FORWARD, GRADIENT = "recurrent", "recurrent_grad"
 _LAYER = (
@@ -59,13 +60,14 @@ class _Recurrent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: int, settings: tuple[Any, ...], *tensors: Tensor
+        ctx: Any, tracked: bool, states: int, settings: tuple[Any, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         """Puts the op into the trace."""
         ctx.save_for_backward(*tensors)
         ctx.states, ctx.settings = states, settings
         input, hx, params = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
-        found = torch.ops.pserver.recurrent(input, hx, params, *settings)
+        with followed(tracked):
+            found = torch.ops.pserver.recurrent(input, hx, params, *settings)
         return tuple(found)
 
     @staticmethod
@@ -74,7 +76,7 @@ class _Recurrent(torch.autograd.Function):
         tensors, states = ctx.saved_tensors, ctx.states
         input, hx, params = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
         found = torch.ops.pserver.recurrent_grad(input, hx, params, *ctx.settings, list(grads))
-        return (None, None, *found)
+        return (None, None, None, *found)
 
 
 def traced(
@@ -89,7 +91,7 @@ def traced(
         The outputs of all time steps, and each final state.
     """
     found: tuple[Tensor, ...] = _Recurrent.apply(  # type: ignore[no-untyped-call]  # torch's own
-        len(hx), (kind, *settings), input, *hx, *params
+        torch.is_grad_enabled(), len(hx), (kind, *settings), input, *hx, *params
     )
     return found
 

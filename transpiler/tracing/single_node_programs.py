@@ -11,7 +11,9 @@ from torch import nn
 from transpiler.clip import GradClip
 from transpiler.ir import rules
 from transpiler.ir.graph import Argument, Block, HasRule, Op, Ref, Role, Storage, Variable, freeze
+from transpiler.ir.module_types import module_types
 from transpiler.ir.rules import Clip
+from transpiler.ir.two_of_four import sparse_weights
 from transpiler.param_attr import unclipped
 from transpiler.program import Program
 from transpiler.tracing.embedding_tables import CapturedTable
@@ -57,7 +59,7 @@ def single_node_programs(
         if name in proxies:
             ops += proxies[name].updates(final[named[name]])
         elif optimizer is not None:
-            ops.append(_update(optimizer, name, index, final[name], variables))
+            ops.append(update_op(optimizer, name, index, final[name], variables))
     dense = {name: each for name, each in model.named_parameters() if name not in proxies}
     storage = Storage(
         {**dense, **dict(model.named_buffers())},
@@ -65,6 +67,10 @@ def single_node_programs(
         {table.name: table.modules for table in tables},
         own,
     )
+    storage.module_types = module_types(model)
+    names = {tensor: name for name, tensor in storage.tensors.items()}  # a tied weight has one
+    sparse = (names.get(model.get_parameter(name)) for name in sparse_weights(model))
+    storage.sparse_weights = tuple(dict.fromkeys(name for name in sparse if name is not None))
     held = {
         v.name: v for v in variables.values() if v.role in (Role.PARAMETER, Role.BUFFER, Role.TABLE)
     }
@@ -106,7 +112,7 @@ def _clip(
     return clipped
 
 
-def _update(
+def update_op(
     optimizer: torch.optim.Optimizer,
     name: str,
     index: int,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-from transpiler.ir.graph import Op, Ref, Role
+from transpiler.ir.graph import Op, Ref
 from transpiler.ir.ops import COLLECTIVE, is_optimizer
-from transpiler.plan.comm_rings import all_ids, ids_of
-from transpiler.plan.placement import element_bytes
+from transpiler.ir.scaling_ops import CHECK, unscaled_from
+from transpiler.plan.placement import tensor_bytes
 from transpiler.plan.plan import Collective, Plan
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 
-STARTUP_OPS = frozenset({"init", "gen_nccl_id", "c_comm_init", "c_broadcast", "c_sync_comm_stream"})
-_STARTS = ("c_allreduce_sum", "c_broadcast")
-
-
-def is_startup(program: Program) -> bool:
-    """Whether a trainer's program is its startup program: the one that computes nothing."""
-    return all(op.type in STARTUP_OPS for op in program.main.ops)
+_STARTS = ("c_allreduce_sum", "c_reduce_sum", "c_broadcast")
+_CAST = "aten._to_copy"
 
 
 def _collective(plan: Plan) -> Collective:
@@ -61,7 +56,7 @@ def updated_once(program: Program, plan: Plan) -> Iterator[Violation]:
 
 def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Violation]:
     """The gradient of the loss, with which backward begins, is scaled by 1 / trainers, once and
-    before anything reads it.
+    before anything reads it; where gradients are sums it is not scaled.
     """
     ops = program.main.ops
     seeds = [
@@ -79,6 +74,10 @@ def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Violation]:
         (index, op) for index, op in enumerate(ops) if name in op.inputs and index > seeds[-1]
     ]
     scales = [op for _, op in readers if op.type == "scale"]
+    if plan.collective is not None and plan.collective.gradient_scale != "avg":
+        if scales:
+            yield Violation("", name, f"expected no scale, for sums, got {len(scales)}")
+        return
     for index, op in readers[:1]:
         if op.type != "scale" or op.outputs != (name,):
             yield Violation(at(0, index, op), name, "it is read before it is scaled")
@@ -93,15 +92,19 @@ def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _final_gradients(program: Program) -> dict[str, str]:
-    """Raw gradient -> the parameter whose update or clipping reads it."""
+    """Gradient as backward gives it -> the parameter whose update, clipping or check reads it."""
     found: dict[str, str] = {}
     clipped: dict[str, str] = {}
+    scaled: dict[str, str] = {}
     for op in program.main.ops:
-        if op.type in ("clip", "clip_by_norm", "scale_by"):
+        if op.type == CHECK:
+            scaled |= unscaled_from(op)
+        elif op.type in ("clip", "clip_by_norm", "scale_by"):
             clipped[op.outputs[0]] = op.inputs[0]
         elif is_optimizer(op.type):
             grad = getattr(op.arguments["grad"], "name", "")
-            found[clipped.get(grad, grad)] = op.outputs[0]
+            raw = clipped.get(grad, grad)
+            found[scaled.get(raw, raw)] = op.outputs[0]
     return found
 
 
@@ -111,13 +114,14 @@ def _source_and_result(op: Op) -> tuple[str, str]:
 
 
 def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """The gradient of every trained parameter is summed over all trainers exactly once and in
-    place, after the op that produces it, and no op of backward reads it but the sum.
+    """The gradient of every trained parameter, or its cast, is summed over all trainers exactly
+    once and in place, after the op that produces it, and no op of backward reads it but the sum.
     """
-    gradients = _final_gradients(program)
+    gradients, halves = _final_gradients(program), _halves(program)
     missing = dict(gradients)
     for index, op in numbered(program, "c_allreduce_sum"):
         name, result = _source_and_result(op)
+        name, result = halves.get(name, name), halves.get(result, result)
         if name != result or missing.pop(name, None) is None:
             yield Violation(
                 at(0, index, op),
@@ -129,9 +133,11 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     begun: set[str] = set()
     for index, op in enumerate(program.main.ops):
         if op.type == "c_allreduce_sum":
-            begun.add(_source_and_result(op)[0])
-        elif op.type not in (
+            name, _ = _source_and_result(op)
+            begun |= {name, halves.get(name, name)}
+        elif not _is_cast(op, halves) and op.type not in (
             "c_sync_comm_stream",
+            CHECK,
             "clip",
             "clip_by_norm",
             "global_norm_scale",
@@ -147,11 +153,57 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
                     )
 
 
+def _halves(program: Program) -> dict[str, str]:
+    """What is summed in place of a gradient -> that gradient.  Backward may itself end in a cast,
+    as under amp: what that gives is the gradient.
+    """
+    gradients = _final_gradients(program)
+    summed = {op.outputs[0] for _, op in numbered(program, "c_allreduce_sum")}
+    return {
+        op.outputs[0]: op.inputs[0]
+        for op in program.main.ops
+        if op.type == _CAST and op.outputs[0] in summed - gradients.keys()
+    }
+
+
+def _is_cast(op: Op, halves: Mapping[str, str]) -> bool:
+    """Whether the op casts a gradient to what is summed in its place, or back."""
+    if op.type != _CAST:
+        return False
+    name, result = op.inputs[0], op.outputs[0]
+    return name == halves.get(result) or result == halves.get(name)
+
+
+def cast_both_ways(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Where gradients travel as another dtype, every sum of a gradient of more than 16 bits is one
+    of its cast, and after the sum the gradient is cast back once, before anything reads it.
+    """
+    dtype, halves = _collective(plan).dtype, _halves(program)
+    away: set[str] = set()  # gradients whose sum is not back
+    for index, op in enumerate(program.main.ops):
+        if op.type == "c_allreduce_sum":
+            name = op.outputs[0]
+            got = program.main.variables[name].dtype
+            if dtype and got != dtype and got in ("float32", "float64"):
+                yield Violation(at(0, index, op), name, f"expected it to travel as {dtype}")
+            away.update({halves[name]} if name in halves else ())
+        elif op.type == _CAST and op.outputs[0] in away and op.inputs[0] in halves:
+            away.discard(op.outputs[0])
+        else:
+            for name in (*op.inputs, *op.outputs):
+                if name in away:
+                    yield Violation(at(0, index, op), name, "it is used before its sum is back")
+    for name in sorted(away):
+        yield Violation("", name, "its sum is never cast back")
+
+
 def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Every trained parameter is summed over all trainers exactly once, after its update, and
     becomes the sum / trainers; with k_steps all of this in the same runs.
     """
-    steps = None if _collective(plan).steps == 1 else _collective(plan).steps
+    collective = _collective(plan)
+    always = collective.steps == 1 and not collective.adaptive
+    runs = (None, None) if always else (collective.steps, collective.begin or None)
     missing, totals, updated = set(_updated(plan)), dict[str, str](), set[str]()
     for index, op in enumerate(program.main.ops):
         if is_optimizer(op.type):
@@ -165,7 +217,7 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
                     "expected one sum of an updated parameter, under another name",
                 )
             totals[result] = name
-            yield from _in_the_same_runs(index, op, name, steps)
+            yield from _in_the_same_runs(index, op, name, runs)
         elif op.type == "scale" and op.inputs[0] in totals:
             name = totals[op.inputs[0]]
             if op.outputs != (name,) or op.arguments["scale"] != 1.0 / plan.trainers:
@@ -175,33 +227,53 @@ def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
                     f"expected it to become {op.inputs[0]} times {1.0 / plan.trainers!r}",
                 )
             missing.discard(name)
-            yield from _in_the_same_runs(index, op, name, steps)
+            yield from _in_the_same_runs(index, op, name, runs)
     for name in sorted(missing):
         yield Violation("", name, "it never becomes the trainers' mean")
 
 
-def _in_the_same_runs(index: int, op: Op, name: str, steps: int | None) -> list[Violation]:
-    got = op.arguments.get("k_steps")
-    why = f"expected k_steps {steps}, got {got}"
-    return [] if got == steps else [Violation(at(0, index, op), name, why)]
+def _in_the_same_runs(
+    index: int, op: Op, name: str, runs: tuple[int | None, int | None]
+) -> list[Violation]:
+    got = op.arguments.get("k_steps"), op.arguments.get("begin_step")
+    why = f"expected k_steps {runs[0]} and begin_step {runs[1]}, got {got[0]} and {got[1]}"
+    return [] if got == runs else [Violation(at(0, index, op), name, why)]
+
+
+def adapted_once(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Where the averages follow the loss, one op after all sums takes it in, with the plan's first
+    number of steps; elsewhere there is none.
+    """
+    due = [_collective(plan).steps] if _collective(plan).adaptive else []
+    found = numbered(program, "c_adapt_k_steps")
+    if [op.arguments["k_steps"] for _, op in found] != due:
+        yield Violation("", "loss", f"expected {len(due)} c_adapt_k_steps, got {len(found)}")
+    sums = [index for index, _ in numbered(program, "c_allreduce_sum")]
+    for index, op in found:
+        if op.arguments["x"] != Ref("loss") or op.arguments["ring_id"] != 0:
+            yield Violation(at(0, index, op), "loss", "expected the loss, on ring 0")
+        if sums and index < sums[-1]:
+            yield Violation(at(0, index, op), "loss", "it is taken in before the last sum")
 
 
 def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:
-    """A bucket holds sums that follow one another, of one dtype, on one ring, and no more bytes
-    than the plan says unless it holds a single one; buckets are numbered from 0, and take the rings
-    in turn.
+    """A bucket holds sums that follow one another, of one dtype, on one ring, no more of them than
+    the plan says, and no more bytes unless it holds a single one; buckets are numbered from 0, and
+    take the rings in turn.
     """
-    collective, sizes, dtypes, last = _collective(plan), dict[int, int](), dict[int, str](), -1
-    for index, op in numbered(program, "c_allreduce_sum"):
-        bucket, ring, name = (
-            int(str(op.arguments["bucket"])),
-            op.arguments["ring_id"],
-            op.outputs[0],
-        )
+    collective, dtypes, last = _collective(plan), dict[int, str](), -1
+    sizes, counts = dict[int, int](), Counter[int]()
+    sums = numbered(program, "c_allreduce_sum")
+    final = max((int(str(op.arguments["bucket"])) for _, op in sums), default=0)
+    for index, op in sums:
+        bucket = int(str(op.arguments["bucket"]))
+        ring, name = op.arguments["ring_id"], op.outputs[0]
         variable = program.main.variables[name]
-        size = prod(extent for extent in variable.shape if isinstance(extent, int)) * element_bytes(
-            variable.dtype
-        )
+        size = tensor_bytes(variable.shape, variable.dtype)
+        counts[bucket] += 1
+        if 0 < collective.most < counts[bucket]:
+            why = f"expected {collective.most} sums a bucket at most, got {counts[bucket]}"
+            yield Violation(at(0, index, op), name, why)
         if bucket not in (last, last + 1):
             yield Violation(
                 at(0, index, op),
@@ -220,12 +292,13 @@ def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:
                 name,
                 f"expected {dtypes[bucket]} as the rest of bucket {bucket}, got {variable.dtype}",
             )
-        if bucket in sizes and sizes[bucket] + size > collective.bucket_bytes:
+        most = collective.bucket_bytes
+        if bucket == final:
+            most = collective.last_bytes or most
+        if bucket in sizes and sizes[bucket] + size > most:
             over = sizes[bucket] + size
             yield Violation(
-                at(0, index, op),
-                name,
-                f"expected {collective.bucket_bytes} bytes a bucket at most, got {over}",
+                at(0, index, op), name, f"expected {most} bytes a bucket at most, got {over}"
             )
         sizes[bucket] = sizes.get(bucket, 0) + size
         last = bucket
@@ -254,74 +327,3 @@ def awaited_before_use(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 # ---- startup ----
-
-
-def ids_generated_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """One gen_nccl_id generates the ids of all rings, after every value is bound."""
-    found = numbered(program, "gen_nccl_id")
-    if len(found) != 1:
-        yield Violation(
-            at(0, *found[-1]) if found else "", "", f"expected one gen_nccl_id, got {len(found)}"
-        )
-        return
-    index, op = found[0]
-    if op.outputs != all_ids(_collective(plan)):
-        expected = ", ".join(all_ids(_collective(plan)))
-        yield Violation(at(0, index, op), ", ".join(op.outputs), f"expected the ids {expected}")
-    assert program.deployment is not None
-    if (
-        len(program.deployment.endpoints) != plan.trainers
-        or op.arguments["endpoints"] != program.deployment.endpoints
-    ):
-        yield Violation(
-            at(0, index, op), "", f"expected the endpoints of all {plan.trainers} trainers"
-        )
-    for late, other in numbered(program, "init"):
-        if late > index:
-            yield Violation(
-                at(0, late, other),
-                ", ".join(other.outputs),
-                "it is bound after the ids are generated",
-            )
-
-
-def rings_initialized_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Each ring is initialised exactly once, with its ids."""
-    collective = _collective(plan)
-    found = numbered(program, "c_comm_init")
-    expected = [(ring, ids_of(collective, ring), plan.trainers) for ring in range(collective.rings)]
-    got = [(op.arguments["ring_id"], op.inputs, op.arguments["nranks"]) for _, op in found]
-    if got != expected:
-        yield Violation(
-            at(0, *found[-1]) if found else "",
-            "",
-            f"expected {len(expected)} rings with their ids, got {got}",
-        )
-
-
-def parameters_broadcast(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Every parameter and buffer is broadcast from trainer 0 exactly once, in place, on a ring that
-    is initialised.
-    """
-    missing = {v.name for v in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
-    rings: set[object] = set()
-    for index, op in numbered(program, "c_comm_init", "c_broadcast"):
-        if op.type == "c_comm_init":
-            rings.add(op.arguments["ring_id"])
-            continue
-        name, result = _source_and_result(op)
-        if name != result or name not in missing:
-            yield Violation(
-                at(0, index, op),
-                name,
-                "it is broadcast a second time or elsewhere, or trainers do not hold it",
-            )
-        if op.arguments["root"] != 0 or op.arguments["ring_id"] not in rings:
-            yield Violation(
-                at(0, index, op),
-                name,
-                "expected trainer 0's value, over a ring that is initialised",
-            )
-        missing.discard(name)
-    for name in sorted(missing):
-        yield Violation("", name, "trainer 0's value is never broadcast")

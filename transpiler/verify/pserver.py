@@ -115,6 +115,7 @@ def _expected_types(placement: Placement, plan: Plan) -> list[str]:
     merging = (
         ["sum", "scale"] if lane.kind.waits_for_all else ["dc_compensate"] if lane.dc_asgd else []
     )
+    merging = merging if lane.averages else ["sum"]
     clipping = (
         []
         if not plan.clips_on_servers or plan.clip is None

@@ -40,30 +40,52 @@ def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Violation]:
                 where, name or next(iter(op.outputs), ""), "the servers hold this table"
             )
         elif op.type in ("prefetch", "distributed_lookup_table"):
-            if name not in tables:
-                yield Violation(where, name, "it is no table of the plan")
-            if op.arguments["endpoints"] != _servers(program):
-                yield Violation(
-                    where,
-                    name,
-                    f"expected all servers, {_servers(program)}, got {op.arguments['endpoints']}",
-                )
+            yield from _pull_violations(where, op, _servers(program), tables)
         if op.type == "split_ids" and not _is_gradient(program, op):
             split[op.outputs] = op
         elif op.type == "prefetch":
-            if _names(op, "ids") not in split or _names(op, "ids") in asked:
-                yield Violation(
-                    where,
-                    name,
-                    "expected ids of one split_ids, in its order, that no other prefetch has",
-                )
-            asked[_names(op, "ids")] = op.outputs
+            for table, ids, rows in _by_table(op):
+                if ids not in split or ids in asked:
+                    yield Violation(
+                        where,
+                        table,
+                        "expected ids of one split_ids, in its order, that no other prefetch has",
+                    )
+                asked[ids] = rows
         elif op.type == "merge_ids":
             yield from _merge_violations(
                 where, op, split.get(_names(op, "ids")), asked.pop(_names(op, "ids"), ())
             )
     for ids in asked:
         yield Violation("", ids[0], "its rows are pulled and never merged")
+
+
+def _pull_violations(
+    where: str, op: Op, servers: tuple[str, ...], tables: set[str]
+) -> Iterator[Violation]:
+    """A pull asks for tables of the plan, for each of them once, and asks all servers."""
+    names = _names(op, "w")
+    for name in names:
+        if name not in tables:
+            yield Violation(where, name, "it is no table of the plan")
+        elif names.count(name) > 1:
+            yield Violation(where, name, "expected each table of a prefetch once")
+    expected = servers * (len(names) if op.type == "prefetch" else 1)
+    if op.arguments["endpoints"] != expected:
+        yield Violation(
+            where,
+            names[0],
+            f"expected all servers, {expected}, got {op.arguments['endpoints']}",
+        )
+
+
+def _by_table(op: Op) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Each table of a prefetch, with the parts of its ids and of its rows."""
+    tables, ids = _names(op, "w"), _names(op, "ids")
+    count = len(ids) // len(tables)
+    for number, name in enumerate(tables):
+        part = slice(number * count, (number + 1) * count)
+        yield name, ids[part], op.outputs[part]
 
 
 def _merge_violations(
@@ -221,6 +243,7 @@ def _expected_types(table: Table, plan: Plan) -> list[str]:
     if lane.kind.steps_on_trainer:
         return ["sum"]
     merging = ["sum", "scale"] if lane.kind.waits_for_all else []
+    merging = merging if lane.averages else ["sum"]
     clipping = (
         []
         if not plan.clips_on_servers or plan.clip is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from transpiler.ir.graph import Op, Role, refs
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.scaling_ops import UPDATE
 from transpiler.ir.table_ops import updates_rows
 from transpiler.plan.lanes import delta_name
 from transpiler.plan.modes import Barrier
@@ -266,7 +267,7 @@ def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation
 
 def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
     """Parameters are received after every gradient has been sent, and after the last op that reads
-    them.
+    them; the loss scale, which follows the step's outcome, is updated at the end.
     """
     receives = numbered(program, "recv")
     if not receives:
@@ -280,7 +281,7 @@ def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
                 f"it is received before {at(0, index, op)}",
             )
     for index, op in list(enumerate(program.main.ops))[first:]:
-        if op.type not in ("recv", "fetch_barrier", "concat", "send_barrier", "send"):
+        if op.type not in ("recv", "fetch_barrier", "concat", "send_barrier", "send", UPDATE):
             yield Violation(
                 at(0, index, op),
                 "",

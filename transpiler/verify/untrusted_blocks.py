@@ -100,7 +100,7 @@ def _check_update(
 def _expected_arguments(op: Op, plan: Plan, lane: Lane, parameter: str) -> dict[str, object]:
     """The arguments that the plan gives to an op on gradients; none if the plan has no such op."""
     clip = plan.clip
-    if op.type == "scale" and lane.kind.waits_for_all:
+    if op.type == "scale" and lane.kind.waits_for_all and lane.averages:
         return {"scale": (-1.0 if lane.kind.steps_on_trainer else 1.0) / plan.trainers}
     if op.type == "dc_compensate" and lane.dc_asgd:
         return {"factor": lane.dc_asgd}

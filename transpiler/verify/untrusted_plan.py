@@ -109,14 +109,15 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
 
 
 def _check_update(what: str, placement: Placement, plan: Plan) -> None:
-    """Whether a registered rule fits the variable: its dtype, and a whole tensor where the rule
-    makes a number of it.
+    """Whether a rule fits the variable: a registered one its dtype, and a whole tensor where the
+    rule makes a number of it.
     """
     found = applied(plan, placement)
-    if found is None or found[1].update is None:
+    if found is None:
         return
     try:
-        check_registered(found[1], DTYPES[placement.dtype])
+        if found[1].update is not None:
+            check_registered(found[1], DTYPES[placement.dtype])
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
     expect(

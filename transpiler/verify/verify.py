@@ -9,10 +9,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transpiler.plan.modes import CollectiveMode, Payload
-from transpiler.plan.plan import Plan
+from transpiler.plan.modes import Payload
+from transpiler.plan.plan import Collective, Plan
 from transpiler.program import Program
-from transpiler.verify import averaged, collective, evaluation, pserver, tables, trainer
+from transpiler.verify import (
+    averaged,
+    collective,
+    evaluation,
+    pserver,
+    rings,
+    sharded,
+    tables,
+    trainer,
+)
 from transpiler.verify.invariants import (
     IllegalProgram,
     Invariant,
@@ -20,6 +29,7 @@ from transpiler.verify.invariants import (
     defined_before_use,
     slices_tile,
 )
+from transpiler.verify.merging import merged_once
 
 __all__ = [
     "IllegalProgram",
@@ -29,6 +39,7 @@ __all__ = [
     "Stage",
     "verify",
     "verify_servers",
+    "verify_single_node",
     "Violation",
 ]
 
@@ -48,7 +59,7 @@ class Stage:
     invariants: tuple[Invariant, ...] = ()
 
 
-EVERY_PROGRAM: tuple[Invariant, ...] = (slices_tile, defined_before_use)
+EVERY_PROGRAM: tuple[Invariant, ...] = (slices_tile, defined_before_use, merged_once)
 TRAINER: tuple[Invariant, ...] = (
     trainer.updated_in_one_place,
     trainer.sent_exactly_once,
@@ -90,9 +101,9 @@ PSERVER_STARTUP: tuple[Invariant, ...] = (
     pserver.only_server_ops,
 )
 COLLECTIVE_STARTUP: tuple[Invariant, ...] = (
-    collective.ids_generated_once,
-    collective.rings_initialized_once,
-    collective.parameters_broadcast,
+    rings.ids_generated_once,
+    rings.rings_initialized_once,
+    rings.parameters_broadcast,
     collective.awaited_before_use,
 )
 SHARED: tuple[Invariant, ...] = (
@@ -103,21 +114,37 @@ SHARED: tuple[Invariant, ...] = (
 AVERAGED_GRADIENTS: tuple[Invariant, ...] = (
     collective.loss_gradient_scaled,
     collective.summed_exactly_once,
+    collective.cast_both_ways,
     *SHARED,
 )
-AVERAGED_PARAMETERS: tuple[Invariant, ...] = (collective.averaged_exactly_once, *SHARED)
+AVERAGED_PARAMETERS: tuple[Invariant, ...] = (
+    collective.averaged_exactly_once,
+    collective.adapted_once,
+    *SHARED,
+)
+SHARDED_UPDATES: tuple[Invariant, ...] = (
+    collective.loss_gradient_scaled,
+    sharded.reduced_to_its_owner,
+    sharded.updated_by_its_owner,
+    sharded.broadcast_by_its_owner,
+    collective.awaited_before_use,
+)
+SINGLE_NODE: tuple[Invariant, ...] = (defined_before_use, merged_once)
 UNSHARED: tuple[Invariant, ...] = (collective.shares_nothing, collective.updated_once)
 
 
-def _collective_invariants_of(program: Program, mode: CollectiveMode) -> tuple[Invariant, ...]:
+def _collective_invariants_of(program: Program, plan: Collective) -> tuple[Invariant, ...]:
     """The invariants of a program in a job without servers.
 
     An nccl2 program with sums is one that ParallelExecutor has made: it averages gradients.
     """
-    if collective.is_startup(program):
-        return (collective.ids_generated_once,) if mode.averages is None else COLLECTIVE_STARTUP
+    mode = plan.kind
+    if rings.is_startup(program):
+        return (rings.ids_generated_once,) if mode.averages is None else COLLECTIVE_STARTUP
     if mode.averages is Payload.PARAMETERS:
         return AVERAGED_PARAMETERS
+    if plan.sharded:
+        return SHARDED_UPDATES
     shares = any(op.type == "c_allreduce_sum" for op in program.main.ops)
     return UNSHARED if mode.averages is None and not shares else AVERAGED_GRADIENTS
 
@@ -128,7 +155,7 @@ def invariants_of(program: Program) -> tuple[Invariant, ...]:
     """
     plan = None if program.deployment is None else program.deployment.plan
     if plan is not None and plan.collective is not None:
-        return _before_any_pass(plan) + _collective_invariants_of(program, plan.collective.kind)
+        return _before_any_pass(plan) + _collective_invariants_of(program, plan.collective)
     if program.deployment is not None and program.deployment.server_index is not None:
         return EVERY_PROGRAM + (PSERVER if len(program.blocks) > 1 else PSERVER_STARTUP)
     if evaluation.is_evaluation(program):
@@ -138,7 +165,7 @@ def invariants_of(program: Program) -> tuple[Invariant, ...]:
 
 def _before_any_pass(plan: Plan) -> tuple[Invariant, ...]:
     """The invariants that hold before the first pass; without servers there are no slices."""
-    return EVERY_PROGRAM if plan.collective is None else (defined_before_use,)
+    return EVERY_PROGRAM if plan.collective is None else SINGLE_NODE
 
 
 def _check(program: Program, plan: Plan, invariants: Sequence[Invariant]) -> None:
@@ -160,6 +187,19 @@ def verify(program: Program, plan: Plan) -> None:
     if program.deployment is None:
         raise ValueError("verify: expected a program of a job, got a single-node one")
     _check(program, plan, invariants_of(program))
+
+
+def verify_single_node(program: Program) -> None:
+    """Checks a single-node program: each variable is defined before it is used, and gradients are
+    merged before they update.
+
+    Raises:
+        IllegalProgram: one is not.
+    """
+    for violation in defined_before_use(program, None):
+        raise IllegalProgram("every variable is defined before its first use", violation)
+    for violation in merged_once(program, None):
+        raise IllegalProgram("gradients are merged once, before all updates", violation)
 
 
 def verify_servers(programs: Sequence[Program], plan: Plan) -> None:

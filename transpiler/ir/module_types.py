@@ -1,0 +1,28 @@
+"""The types of the modules that parameters are of, as a strategy's patterns spell them."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+
+def snake_case(name: str) -> str:
+    """The name of a class in snake case: "BatchNorm2d" is "batch_norm2d"."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def module_types(model: nn.Module, prefix: str = "") -> dict[str, str]:
+    """The type, in snake case, of the module that each parameter is of.
+
+    Args:
+        prefix: put before all names.
+
+    Returns:
+        By the parameter's name in the model.
+    """
+    return {
+        f"{prefix}{path}.{name}" if path else f"{prefix}{name}": snake_case(type(module).__name__)
+        for path, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    }

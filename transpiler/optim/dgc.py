@@ -1,0 +1,156 @@
+"""Deep gradient compression: of a large gradient few elements leave in a step, and the others wait.
+Pure arithmetic.
+
+[Note: deep gradient compression]  Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, 2018
+(arXiv 1712.01887).  A trainer keeps two tensors of each large parameter.  ``velocity`` (the paper's
+u) is the momentum of its own gradients.  ``residual`` (v) is what it has not sent yet.  In a step::
+
+    velocity = momentum * velocity + gradient
+    residual = residual + velocity          (nesterov: + gradient + momentum * velocity)
+    sent     = the k elements of residual that are largest by magnitude
+    velocity, residual = 0 where something was sent
+
+and all trainers step by plain SGD with the mean of what was sent.
+
+*Momentum correction.*  Momentum comes before the choice of elements, on the trainer, and nowhere
+else.  A server that applied it to sparse gradients would forget, at an element that is sent every
+thousandth step, what momentum is; one that applied it again would square it.  So the rule of these
+parameters is ``sgd`` in the plan and in the servers' blocks, from the first step on, and no server
+has a velocity of them.
+
+*Before the ramp* nothing waits: velocity is sent whole.  Momentum is linear, so the mean of the
+trainers' velocities is the velocity of the mean gradient: the update is the momentum SGD that the
+script wrote, up to rounding, and to the bit with one trainer.  That is why the change to sparse
+steps needs no message and loses no velocity.  Each trainer goes on with its own.
+
+*Momentum factor masking.*  Velocity is cleared with the residual: momentum would carry an element
+that has waited long on in a stale direction.
+
+*Warm-up.*  The sparsities of the list hold for equally many steps each, ``rampup_step`` of them
+together; then the last one stays.
+
+*Weight decay* is a part of the gradient, added before momentum, as torch's SGD does.  It uses the
+parameter as this trainer has it.
+
+*Local gradient clipping.*  A merged sparse gradient, whose elements are sums of many steps, says
+nothing about this step's norm, so each trainer clips before momentum.  The paper clips
+a trainer's share of the sum of gradients to N^(-1/2) of the bound, N trainers: shares that are
+independent add up to the bound.  Here the sum is a mean, and a trainer's share of it is its
+gradient divided by N.  So the gradient itself is clipped to N^(1/2) times the bound.  In
+modes that merge nothing it is clipped to the bound.
+
+*How many.*  k is the whole part of (1 - sparsity) * n, at least 1, of the decimal number that was
+written: 0.9 leaves 100 of 1000 elements, though the float 1 - 0.9 is below 0.1.  An element takes 8
+bytes in float32, position and value, so a step takes 2 (1 - sparsity) of a whole gradient's bytes.
+Fewer leave only where fewer are not 0.  The choice is over the whole tensor, wherever servers cut
+it.  A tensor below ``LEAST`` elements
+stays whole: it costs little, and its few elements are worth much.
+
+*What is lost.*  Velocity and residual are a trainer's own.  They are in no checkpoint: after a
+restart they begin at zero.  A step that is refused (an overflow on another trainer) leaves both as
+they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST = 16384  # elements of a tensor that is compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """How sparse the steps of a job are.
+
+    Attributes:
+        begin: the first compressed step, counted from 0.
+        steps: until the last sparsity holds, counted from ``begin``.
+        sparsity: the part of a gradient that waits, stage by stage.
+
+    Example:
+        >>> ramp = Ramp(2, 4, (0.75, 0.999))
+        >>> [ramp.kept(100_000, step) for step in (0, 2, 3, 4, 500)]
+        [None, 25000, 25000, 100, 100]
+    """
+
+    begin: int
+    steps: int
+    sparsity: tuple[float, ...]
+
+    def stage(self, step: int) -> float | None:
+        """The sparsity of a step; None before the ramp."""
+        if step < self.begin:
+            return None
+        number = (step - self.begin) * len(self.sparsity) // self.steps
+        return self.sparsity[min(number, len(self.sparsity) - 1)]
+
+    def kept(self, elements: int, step: int) -> int | None:
+        """The elements of a tensor that leave in a step; None: all, uncompressed."""
+        stage = self.stage(step)
+        if stage is None:
+            return None
+        return max(1, int((1 - Fraction(repr(stage))) * elements))
+
+
+class Compressed(NamedTuple):
+    """What a step makes of a gradient.
+
+    Attributes:
+        indices: int64 [k], of the flattened gradient: what is sent; None: all of it.
+        values: [k], there; without ``indices`` the whole tensor, in its shape.
+        velocity, residual: the new ones, in the gradient's shape.
+    """
+
+    indices: Tensor | None
+    values: Tensor
+    velocity: Tensor
+    residual: Tensor
+
+    def dense(self) -> Tensor:
+        """What is sent as a tensor of the gradient's shape, with zeros for the rest."""
+        if self.indices is None:
+            return self.values
+        whole = torch.zeros_like(self.residual)
+        whole.view(-1)[self.indices] = self.values
+        return whole
+
+
+def compress(
+    gradient: Tensor,
+    velocity: Tensor,
+    residual: Tensor,
+    kept: int | None,
+    momentum: float,
+    nesterov: bool = False,
+) -> Compressed:
+    """One step of one tensor; see [Note: deep gradient compression].
+
+    Args:
+        gradient: of this trainer, clipped, with weight decay; any shape and floating dtype.
+        velocity, residual: of the step before, zeros at first; contiguous.  They stay.
+        kept: how many elements are sent; None: all, before the ramp.
+        momentum, nesterov: as of torch's SGD.
+
+    Example:
+        >>> gradient, zeros = torch.tensor([3.0, -4.0, 1.0]), torch.zeros(3)
+        >>> sent = compress(gradient, zeros, zeros, 1, momentum=0.9)
+        >>> sent.dense(), sent.residual
+        (tensor([ 0., -4.,  0.]), tensor([3., 0., 1.]))
+    """
+    gradient = gradient.contiguous()
+    velocity = (velocity * momentum).add_(gradient)
+    moved = gradient.add(velocity, alpha=momentum) if nesterov else velocity
+    if kept is None:
+        return Compressed(None, moved, velocity, residual)
+    residual = residual + moved
+    flat = residual.view(-1)
+    indices = flat.abs().topk(kept, sorted=False).indices
+    values = flat[indices]
+    flat[indices] = 0.0
+    velocity.view(-1)[indices] = 0.0
+    return Compressed(indices, values, velocity, residual)
