@@ -124,10 +124,17 @@ class ControlClient:
         return self._call("Join", request, wire.JoinReply, timeout)
 
     def install(
-        self, request: wire.InstallRequest, timeout: float | None = None
+        self,
+        request: wire.InstallRequest,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> wire.InstallReply:
-        """Gives the server its program."""
-        return self._call("Install", request, wire.InstallReply, timeout)
+        """Gives the server its program.
+
+        Args:
+            meanwhile: called before it is tried again; raises what should end that.
+        """
+        return self._call("Install", request, wire.InstallReply, timeout, meanwhile=meanwhile)
 
     def heartbeat(
         self, request: wire.HeartbeatRequest, timeout: float | None = None, anew: bool = False
@@ -188,10 +195,17 @@ class ControlClient:
         return self._call("Load", request, wire.LoadReply, timeout)
 
     def shrink(
-        self, request: wire.ShrinkRequest, timeout: float = FILE_SECONDS
+        self,
+        request: wire.ShrinkRequest,
+        timeout: float = FILE_SECONDS,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> wire.ShrinkReply:
-        """Applies time decay to the tables' rows, then drops some of them."""
-        return self._call("Shrink", request, wire.ShrinkReply, timeout)
+        """Applies time decay to the tables' rows, then drops some of them.
+
+        Args:
+            meanwhile: as for :meth:`install`.
+        """
+        return self._call("Shrink", request, wire.ShrinkReply, timeout, meanwhile=meanwhile)
 
     def status(
         self, request: wire.StatusRequest | None = None, timeout: float | None = None
@@ -230,6 +244,7 @@ class ControlClient:
         kind: type[Reply],
         timeout: float | None,
         tries: int = 10**9,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Reply:
         """One call, tried again while the connection breaks and the server has not said why."""
         seconds = self._timeout if timeout is None else timeout
@@ -254,6 +269,7 @@ class ControlClient:
                     if channel is not None and again:
                         self._check_plain()
                     raise failure from error
+                meanwhile()
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:

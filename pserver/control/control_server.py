@@ -49,6 +49,7 @@ class ControlServer:
         host, port: where to listen; port 0 is any free one.
         access: what it asks of callers.
         limits: what it takes from its peers.
+        insecure: who reaches it is trusted: it tells tools of its service without keys.
 
     Attributes:
         port: the one that it is bound to.
@@ -65,7 +66,9 @@ class ControlServer:
         port: int,
         access: Access = OPEN,
         limits: Limits = Limits(),  # noqa: B008  # frozen
+        insecure: bool = False,
     ) -> None:
+        self._reflects = insecure or access.keys is not None
         check_free(host, port)
         # of reflection, whose calls may last; all others have threads of their own
         self._pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="reflection")
@@ -95,7 +98,7 @@ class ControlServer:
             logging.getLogger(name).addFilter(of_grpc.filter)
         if exchanges is not None:
             exchanges.add_to(self._server)
-        if self.guard.is_open:  # tools that ask for it have no key
+        if self._reflects:  # with keys to those who have some: they are asked for by TLS
             reflection.enable_server_reflection(
                 (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
             )

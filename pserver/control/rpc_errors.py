@@ -61,7 +61,9 @@ def from_rpc_error(error: grpc.RpcError, server: str, call: str) -> PServerError
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.INVALID_ARGUMENT,
     ):
-        return Refused(f"{server} refuses {call}: {details}")
+        too_long = call == "Join" and status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        hint = " (the facts of the plan: pserver serve --max-program)" if too_long else ""
+        return Refused(f"{server} refuses {call}: {details}{hint}")
     return PServerError(f"{server}: {call} failed with {status.name}: {details}")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pserver.dense.compression import decode, layout
+from pserver.dense.compression import decode, layout, selected_layout
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.finite import is_finite
@@ -56,6 +56,14 @@ class GradientAssembler:
         }
         # slice -> its tensors' names on the wire
         self._parts = {name: tuple(tensors) for name, tensors in layouts.items()}
+        selected = {
+            name: selected_layout(name, update.value, update.compression)
+            for name, update in updates.items()
+        }
+        # the same for those of few elements, which come in the place of the others
+        self._selected = {name: tuple(tensors) for name, tensors in selected.items() if tensors}
+        # name on the wire -> dtype and the most elements
+        self._sizes = {n: form for tensors in selected.values() for n, form in tensors.items()}
         # name on the wire -> dtype and shape
         self._layout = {
             name: form for tensors in layouts.values() for name, form in tensors.items()
@@ -117,7 +125,10 @@ class GradientAssembler:
 
         Raises:
             Unprepared: no such gradient is expected here.
+            CorruptFrame: it has a shape that none of its slice has.
         """
+        if part.name in self._sizes:
+            return self._selected_destination(part)
         if part.name not in self._layout:
             raise Unprepared(
                 f"slice {part.name!r} is not updated in this lane of this server: a gradient for "
@@ -126,6 +137,21 @@ class GradientAssembler:
         if part.name not in self._buffers:
             dtype, shape = self._layout[part.name]
             self._buffers[part.name] = torch.empty(shape, dtype=dtype)
+        return self._buffers[part.name]
+
+    def _selected_destination(self, part: Part) -> torch.Tensor:
+        """The same for a tensor that has another size in every step."""
+        (dtype, most), shape = self._sizes[part.name], tuple(part.shape)
+        buffer = self._buffers.get(part.name)
+        if buffer is not None and shape == tuple(buffer.shape):
+            return buffer
+        if len(shape) != 1 or shape[0] > most or part.name in self._received:
+            expected = f"up to {most}" if part.name not in self._received else "as many as before"
+            raise CorruptFrame(
+                f"gradient of {part.name!r}: expected one dimension of {expected} elements, got "
+                f"shape {list(shape)}"
+            )
+        self._buffers[part.name] = torch.empty(shape, dtype=dtype)
         return self._buffers[part.name]
 
     def land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
@@ -187,6 +213,7 @@ class GradientAssembler:
         names = [part.name for part in header.parts]
         buffers = [self._buffers[name] for name in names]
         whole = all(p.size == b.nbytes for p, b in zip(header.parts, buffers, strict=True))
+        whole = whole and self._sizes.keys().isdisjoint(names)  # those have a size of their own
         one_dtype = len({buffer.dtype for buffer in buffers}) == 1
         if len(names) < 2 or not whole or not one_dtype or not self._grouped.isdisjoint(names):
             return
@@ -203,7 +230,9 @@ class GradientAssembler:
     def nonfinite(self) -> set[str]:
         """The slices in whose gradients, of the step that arrives, a value is not finite."""
         return {
-            name for name, parts in self._parts.items() if any(part in self._odd for part in parts)
+            name
+            for name, parts in self._parts.items()
+            if not self._odd.isdisjoint((*parts, *self._selected.get(name, ())))
         }
 
     def complete(self, step: int, absent: Collection[str]) -> dict[str, torch.Tensor]:
@@ -223,19 +252,34 @@ class GradientAssembler:
                 "this server"
             )
         gradients = {
-            name: self._decoded(name)
+            name: self._decoded(name, parts)
             for name in self._updates
-            if self._has_arrived(name, step, name in absent)
+            if self._has_arrived(name, parts := self._form(name), step, name in absent)
         }
         self._received, self._odd = {}, set()
         return gradients
 
-    def _has_arrived(self, name: str, step: int, absent: bool) -> bool:
-        for part in self._parts[name]:
-            dtype, shape = self._layout[part]
-            expected, got = dtype.itemsize * torch.Size(shape).numel(), self._received.get(part)
+    def _form(self, name: str) -> tuple[str, ...]:
+        """The tensors that a slice's gradient has come as, by their names on the wire.
+
+        Raises:
+            CorruptFrame: it has come in two forms.
+        """
+        selected = self._selected.get(name, ())
+        if self._received.keys().isdisjoint(selected):
+            return self._parts[name]
+        if not self._received.keys().isdisjoint(self._parts[name]):
+            raise CorruptFrame(
+                f"gradient of {name!r}: expected it whole or its elements that are not 0, got both"
+            )
+        return selected
+
+    def _has_arrived(self, name: str, parts: tuple[str, ...], step: int, absent: bool) -> bool:
+        for part in parts:
+            got = self._received.get(part)
             if absent and got is None:
                 continue
+            expected = self._bytes(part)
             if got != expected or absent or (self._step != step and self._received):
                 raise CorruptFrame(
                     f"step {step}: expected {expected} bytes of the gradient of {part!r}, got "
@@ -243,10 +287,17 @@ class GradientAssembler:
                 )
         return not absent
 
-    def _decoded(self, name: str) -> torch.Tensor:
+    def _bytes(self, part: str) -> int:
+        if part in self._sizes:
+            return self._buffers[part].nbytes if part in self._buffers else 0
+        dtype, shape = self._layout[part]
+        return dtype.itemsize * torch.Size(shape).numel()
+
+    def _decoded(self, name: str, parts: tuple[str, ...]) -> torch.Tensor:
         update = self._updates[name]
-        if not update.compression:
+        if not update.compression or (name in self._selected and parts == (name,)):
             return self._buffers[name]
         if name not in self._gradients:
             self._gradients[name] = torch.empty_like(update.value)
-        return decode(name, self._buffers, update.compression, self._gradients[name])
+        came = {part: self._buffers[part] for part in parts}
+        return decode(name, came, update.compression, self._gradients[name])

@@ -27,14 +27,18 @@ from types import FrameType, TracebackType
 
 import torch
 
-from pserver.config import ServerConfig, is_loopback, split_endpoint
+from pserver.config import ServerConfig, is_loopback, metrics_place, split_endpoint
 from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError
+from pserver.job import job_files
 from pserver.job.job import Job
 from pserver.malloc import keep_memory
+from pserver.metrics.exposition import Exposition
+from pserver.metrics.json_log import LINES
 from pserver.security.access import Access
 from pserver.service import stream_handler
 from pserver.service.draining_streams import DrainingStreams
+from pserver.service.server_metrics import ServerMetrics
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import shm, tcp
 from pserver.transport.endpoint import spell
@@ -80,6 +84,7 @@ class Server:
         self._stopping = threading.Event()
         self._streams = DrainingStreams(self._serve_stream, config.limits)
         self._transports: list[Listener | Exchanges] = []
+        self._metrics: Exposition | None = None
         self._ready = threading.Event()
         self._working = WorkingStreams()
         self._clock = threading.Thread(target=self._tick, name="pserver clock", daemon=True)
@@ -102,9 +107,12 @@ class Server:
         program = self._program
         if program is None and self.config.program is not None:
             program = Program.load(self.config.program)
+        if self.config.data_dir is not None or self.config.store is not None:
+            job_files.check_place(self.config.data_dir, self.config.store)
         host, port = split_endpoint(self.config.endpoint)
         access = self._access = Access.of(self.config.token_file, self.config.keys, "server")
-        self._control = ControlServer(host, port, access, self.config.limits)
+        limits, insecure = self.config.limits, self.config.insecure
+        self._control = ControlServer(host, port, access, limits, insecure)
         self.endpoint = spell(host, self._control.port)
         try:
             self._open(host, program)
@@ -141,9 +149,18 @@ class Server:
         if program is not None:
             self.job.preset(program, program.storage or Storage({}, None))
         self._ready.set()
+        self._offer_metrics(host)
         self._control.start(self.job, exchanges)
         self._clock.start()
         self._probes.start()
+
+    def _offer_metrics(self, host: str) -> None:
+        config = self.config
+        metrics = ServerMetrics(self.job, config.job, self._access.keys)
+        LINES.labels = metrics.labels
+        if config.metrics is not None:
+            place = metrics_place("metrics", config.metrics, host, config.keys, config.insecure)
+            self._metrics = Exposition(*place, metrics.page, self._access.keys)
 
     def _offer_shared_memory(self, host: str, ports: dict[str, int]) -> None:
         try:
@@ -172,7 +189,7 @@ class Server:
         self.stop()
 
     def __str__(self) -> str:
-        """``"HOST:PORT (shm, tcp PORT, grpc), with a key"``"""
+        """``"HOST:PORT (shm, tcp PORT, grpc, metrics PORT), with a key"``"""
         ports = {
             name: port
             for name, port in self.job.transports.items()
@@ -181,6 +198,8 @@ class Server:
         transports = [
             f"{name} {ports[name]}" if name in ports else name for name in self.job.transports
         ]
+        if self._metrics is not None:
+            transports.append(f"metrics {self._metrics.port}")
         return f"{self.endpoint} ({', '.join(transports)}){self._openness()}"
 
     def _openness(self) -> str:
@@ -230,6 +249,8 @@ class Server:
         deadline = time.monotonic() + grace_seconds
         for transport in self._transports:
             transport.close(max(0.0, deadline - time.monotonic()))
+        if self._metrics is not None:
+            self._metrics.close()
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists

@@ -128,5 +128,7 @@ class TableService:
     def _answer(self, arrays: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
         for header, payload in codec.frames(Kind.VALUE, 0, arrays):
             self._stream.send(header, payload)
-            self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+            self._job.sent[self._member.transport] += sum(
+                memoryview(buffer).nbytes for buffer in payload
+            )
         self._stream.send(Frame(kind=Kind.DONE, done=done))

@@ -24,10 +24,10 @@ from pserver.errors import (
 )
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
-from pserver.job.lane_executor import Clipping, LaneExecutor
+from pserver.job.lane_executor import LaneExecutor
 from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
-from pserver.job.sync_round import Contribution
+from pserver.job.sync_round import Clipping, Contribution
 from pserver.malloc import trim_memory
 from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_steps
@@ -142,7 +142,8 @@ class TensorService:
         """The next frame but PROBE, which it answers; None at the end."""
         while (received := self._next()) is not None:
             header, payload = received
-            self._job.bytes_in += codec.received_bytes(header, payload)
+            size = codec.received_bytes(header, payload)
+            self._job.received[self._member.transport] += size
             self._member.last_heard = self._job.now()
             self._check_place()
             if header.kind != Kind.PROBE:
@@ -337,7 +338,8 @@ class TensorService:
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
         for header, payload in self._values.frames(step, held):
             self._stream.send(header, payload)
-            self._job.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+            size = sum(memoryview(buffer).nbytes for buffer in payload)
+            self._job.sent[self._member.transport] += size
         result = outcome()
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
         # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py

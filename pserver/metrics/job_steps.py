@@ -1,0 +1,133 @@
+"""What a server measures of one job's steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pserver.metrics.histograms import in_seconds, in_steps
+
+PUSHED = ("applied", "repeated", "refused")
+
+
+class JobSteps(Collector):
+    """The histograms and counters of one job on one server.
+
+    Any thread may add to them.
+
+    Attributes:
+        checkpoint: of the seconds that a save took.
+        pause: of the seconds in which no step ran, because of a save, a load or a shrink.
+    """
+
+    def __init__(self) -> None:
+        self._step = in_seconds(
+            "pserver_step_seconds",
+            "From a step's first commit on this server until it is applied.",
+            "lane",
+        )
+        self._wait = in_seconds(
+            "pserver_wait_seconds",
+            "For how long the step's first trainer waited for this one's commit.",
+            *("lane", "peer"),
+        )
+        self._update = in_seconds(
+            "pserver_update_seconds", "The arithmetic of a step's update, of all slices.", "lane"
+        )
+        self._staleness = in_steps(
+            "pserver_staleness_steps",
+            "Updates of other trainers since the one before of the same trainer.",
+            "lane",
+        )
+        self._pushes = Counter(
+            "pserver_pushes",
+            "Steps that trainers have committed.",
+            ("lane", "result"),
+            registry=None,
+        )
+        self._nonfinite = Counter(
+            "pserver_nonfinite",
+            "Steps with a NaN or an infinity in them.",
+            ("trainer",),
+            registry=None,
+        )
+        self.checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
+        self.pause = in_seconds(
+            "pserver_checkpoint_pause_seconds",
+            "For how long no step ran, because of a save, a load or a shrink.",
+        )
+
+    def lane(self, index: int) -> LaneSteps:
+        """Those of one lane."""
+        return LaneSteps(index, self._step, self._wait, self._update, self._staleness, self._pushes)
+
+    def nonfinite(self, trainer: int) -> None:
+        """A trainer has committed a step that is not finite."""
+        self._nonfinite.labels(str(trainer)).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`."""
+        for each in (
+            *(self._step, self._wait, self._update, self._staleness, self._pushes),
+            *(self._nonfinite, self.checkpoint, self.pause),
+        ):
+            yield from each.collect()
+
+
+class LaneSteps:
+    """What a server measures of one lane's steps.  Times are of :func:`now`.
+
+    Args:
+        lane: its index.
+        step, wait, update, staleness, pushes: of the job.
+    """
+
+    def __init__(
+        self,
+        lane: int,
+        step: Histogram,
+        wait: Histogram,
+        update: Histogram,
+        staleness: Histogram,
+        pushes: Counter,
+    ) -> None:
+        self._lane, self._wait = str(lane), wait
+        self._waits: dict[int, Histogram] = {}  # by trainer
+        self._step, self._update = step.labels(self._lane), update.labels(self._lane)
+        self._staleness = staleness.labels(self._lane)
+        self._pushes = {result: pushes.labels(self._lane, result) for result in PUSHED}
+
+    def arrived(self, trainer: int, after: float) -> None:
+        """A trainer's commit has come, some seconds after the step's first."""
+        if trainer not in self._waits:
+            self._waits[trainer] = self._wait.labels(self._lane, f"trainer {trainer}")
+        self._waits[trainer].observe(after)
+
+    def repeated(self) -> None:
+        """A step has come again that was applied before, or is in progress."""
+        self._pushes["repeated"].inc()
+
+    def pushed(self, refused: bool) -> None:
+        """A trainer's step is applied, or is not to be."""
+        self._pushes["refused" if refused else "applied"].inc()
+
+    def applied(self, since: float) -> None:
+        """A step is applied whose first commit came at ``since``."""
+        self._step.observe(now() - since)
+
+    def updated(self, since: float) -> None:
+        """An update that began at ``since`` has ended."""
+        self._update.observe(now() - since)
+
+    def stale(self, steps: int) -> None:
+        """So many updates of others lie between two of one trainer."""
+        self._staleness.observe(steps)
+
+
+def now() -> float:
+    """In seconds of a clock that never goes back."""
+    return time.perf_counter()

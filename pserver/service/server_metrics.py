@@ -1,0 +1,174 @@
+"""The metrics of a server: what its job measures, and what is counted anyway.
+
+Nothing is asked of the job before somebody reads the page.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from prometheus_client import ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pserver import wire_pb2 as wire
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.job import Job
+from pserver.job.lifecycle import JobState
+from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
+from pserver.security.keys import Keys
+
+PHASES = (*(state.value for state in JobState), "draining")  # of jobs
+STATES = ("joined", "finished", "left", "lost")  # of trainers
+REASONS = {"evicted": "capacity", "expired": "ttl", "shrunk": "score"}
+RESULTS = {"admitted": "admitted", "refused": "refused"}
+
+
+class ServerMetrics(Collector):
+    """What a server's page has.
+
+    Args:
+        job: the server's.
+        name: of the job, where the user has named it.
+        keys: of this server.
+    """
+
+    def __init__(self, job: Job, name: str = "", keys: Keys | None = None) -> None:
+        self._job, self._name, self._keys = job, name, keys
+        self._incarnation = public_name(secrets.token_hex(8))
+
+    @property
+    def page(self) -> Labelled:
+        """All of it, with the labels of this process."""
+        process = ProcessCollector(registry=None)
+        return Labelled(self.labels, lambda: (self, process, *self._measured()))
+
+    def labels(self) -> Mapping[str, str]:
+        """Those of this process, as of now."""
+        index, fingerprint = self._job.server_index, self._job.fingerprint
+        process = f"server {index}" if fingerprint else "server"
+        return job_labels(self._name, fingerprint, self._job.run, self._incarnation, process)
+
+    def _measured(self) -> Iterator[Collector]:
+        installed = self._job.program
+        if installed is not None:
+            yield installed.steps
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`."""
+        job, status = self._job, self._job.status(wire.StatusRequest())
+        yield build_info(torch.__version__)
+        yield current(
+            "pserver_job_state",
+            "1 for the phase that the server's job is in, else 0.",
+            {(each,): float(each == status.state) for each in PHASES},
+            "state",
+        )
+        yield from _of_trainers(status.trainers)
+        yield current(
+            "pserver_bytes_total",
+            "Payload of tensors, from (in) and to (out) trainers.",
+            {
+                **{("in", name): float(count) for name, count in list(job.received.items())},
+                **{("out", name): float(count) for name, count in list(job.sent.items())},
+            },
+            *("direction", "transport"),
+        )
+        yield current(
+            "pserver_held_bytes",
+            "Parameters, optimizer states and rows.",
+            {(): float(status.bytes_held)},
+        )
+        if self._keys is not None:
+            yield current(
+                "pserver_certificate_expiry_timestamp_seconds",
+                "When this server's certificate expires.",
+                {(): self._keys.bearer.until.timestamp()},
+            )
+        if (installed := job.program) is not None:
+            yield from _of_lanes(installed)
+        if status.tables:
+            yield from _of_tables(status.tables)
+
+
+def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
+    words = [trainer.state for trainer in trainers]
+    yield current(
+        "pserver_trainers",
+        "Trainers of the job, by what the server knows of them.",
+        {(state,): float(words.count(state)) for state in STATES},
+        "state",
+    )
+    yield current(
+        "pserver_heartbeat_silence_seconds",
+        "Since a trainer's last call or frame.",
+        {(str(t.trainer_id),): t.silence_seconds for t in trainers if t.state == "joined"},
+        "trainer",
+    )
+
+
+def _of_lanes(installed: InstalledProgram) -> Iterator[Metric]:
+    lanes = installed.lanes
+    yield current(
+        "pserver_updates_total",
+        "Updates applied, counted in steps.",
+        {(str(lane.index),): float(lane.version) for lane in lanes},
+        "lane",
+    )
+    yield current(
+        "pserver_queue_steps",
+        "Steps that have come and are not applied yet.",
+        {(str(lane.index),): float(lane.queued) for lane in lanes},
+        "lane",
+    )
+
+
+def _of_tables(tables: Sequence[wire.TableStatus]) -> Iterator[Metric]:
+    counters = {table.name: dict(table.counters) for table in tables}
+
+    def each(parts: Mapping[str, str]) -> dict[tuple[str, ...], float]:
+        return {
+            (table, label): float(found.get(key, 0))
+            for table, found in counters.items()
+            for key, label in parts.items()
+        }
+
+    tiers, lookups = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    for table, found in counters.items():
+        cold, disk, new = (found.get(key, 0) for key in ("cold", "lookups_disk", "lookups_new"))
+        tiers |= {(table, "memory"): found["rows"] - cold, (table, "disk"): cold}
+        memory = found["lookups"] - disk - new
+        lookups |= {(table, "memory"): memory, (table, "disk"): disk, (table, "new"): new}
+    yield current("pserver_table_rows", "Rows, by where they are.", tiers, "table", "tier")
+    yield current(
+        "pserver_table_lookups_total",
+        "Ids that were looked up, by where their row was; new: there was none.",
+        lookups,
+        *("table", "tier"),
+    )
+    yield current(
+        "pserver_table_evictions_total",
+        "Rows and waiting ids that were removed.",
+        each(REASONS),
+        *("table", "reason"),
+    )
+    yield current(
+        "pserver_table_admissions_total",
+        "Pushes to ids without a row: those that made one, and those that did not.",
+        each(RESULTS),
+        *("table", "result"),
+    )
+    yield current(
+        "pserver_table_waiting_ids",
+        "Ids that are counted and have no row yet.",
+        {(table,): float(found["waiting"]) for table, found in counters.items()},
+        "table",
+    )
+    yield current(
+        "pserver_table_bytes",
+        "A table's rows with their states and their index, in memory.",
+        {(table.name,): float(table.bytes_held) for table in tables},
+        "table",
+    )
