@@ -109,6 +109,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
+    metrics/         what Prometheus reads of a process
     command_line/    flags and settings
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
@@ -132,6 +133,7 @@ The threads of a server::
     exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
     accepts shm N, tcp N    accept connections
+    metrics                 accepts readers of metrics; a thread answers each
 
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
 channel.
@@ -277,9 +279,11 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     malloc.py                     warm buffers
     malloc.py                     holes
     malloc.py                     one heap
+    metrics/__init__.py           what metrics cost
     security/nonces.py            challenges that nobody keeps
     security/proof.py             what the port is for
     security/tls.py               asked before gRPC
+    security/token_files.py       files of a launch that was killed
     service/server.py             draining
     service/tensor_service.py     the later stream counts
     storage/remote_place.py       replacing an object

@@ -12,11 +12,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
 from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
-from pserver.config import check_protected, split_endpoint
+from pserver.config import check_protected, check_seconds, split_endpoint
 from pserver.errors import PServerError
 from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
@@ -36,10 +37,13 @@ def run_serve(arguments: argparse.Namespace) -> int:
     share_heap()
     with frozen_imports():
         # here, because torch takes a second to import, and --help does not need it
+        from pserver.metrics import json_log
         from pserver.service import server
 
         server.warm_up()
 
+    if arguments.log_json or os.environ.get("PSERVER_LOG_JSON") == "1":
+        json_log.write_json(logging.INFO)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)
 
@@ -66,6 +70,8 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
         environ["PSERVER_KEYS"] = os.path.abspath(arguments.keys)
     if arguments.insecure:
         environ["PSERVER_INSECURE"] = "1"
+    if arguments.log_json:
+        environ["PSERVER_LOG_JSON"] = "1"
     if arguments.insecure_collective:
         environ["PSERVER_INSECURE_COLLECTIVE"] = "1"
     keys, insecure = environ.get("PSERVER_KEYS"), environ.get("PSERVER_INSECURE") == "1"
@@ -106,6 +112,8 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         devices,
         arguments.start_timeout,
         arguments.store,
+        arguments.metrics,
+        arguments.job or "",
     )
 
 
@@ -126,8 +134,9 @@ def run_plan(arguments: argparse.Namespace) -> int:
 def run_status(arguments: argparse.Namespace) -> int:
     """``pserver status``; returns the exit status."""
     endpoints = _endpoints(arguments)
-    if arguments.ready and arguments.variables:
-        raise UsageError("--variables: has no effect with --ready")
+    for flag in ("variables", "json", "watch"):
+        if arguments.ready and getattr(arguments, flag):
+            raise UsageError(f"--{flag}: has no effect with --ready")
     if arguments.ready:
         # here, because it imports gRPC, and --help does not need it
         from pserver.launcher import readiness
@@ -140,12 +149,13 @@ def run_status(arguments: argparse.Namespace) -> int:
     from pserver.launcher import status
 
     console = Console()
-    return status.show(
-        endpoints,
-        console if console.is_terminal else Console(width=WIDE),
-        arguments.variables,
-        _access_of(arguments),
-    )
+    console = console if console.is_terminal else Console(width=WIDE)
+    access_of, show = _access_of(arguments), status.show_json if arguments.json else status.show
+    asked = partial(status.ask_each, endpoints, arguments.variables, access_of)
+    if arguments.watch is None:
+        return show(asked(), console)
+    seconds = checked(lambda: check_seconds("--watch", arguments.watch))
+    return status.watch(seconds, asked, show, console)
 
 
 def run_save(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ KEEP_FAILED_SECONDS = 600.0
 TRANSPORT_CHOICES = ("auto", "shm", "tcp", "grpc")
 CHECKSUM_CHOICES = ("auto", "on", "off")
 MOST_CONNECTIONS = 64
+MOST_JOB_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ class ServerConfig:
         keys: the folder with the server's key, of ``pserver keys``: every port but shared memory
             speaks TLS, with a certificate of both ends.
         insecure: the endpoint may be beyond loopback without keys.
+        metrics: PORT, on the endpoint's host, or HOST:PORT, where Prometheus reads metrics; port 0
+            is any free one.  None: nowhere.
+        job: names the job in metrics; "": the first digits of its plan's fingerprint do.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -103,6 +107,8 @@ class ServerConfig:
     keys: str | None = None
     insecure: bool = False
     token_file: str | None = None
+    metrics: str | None = None
+    job: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -140,6 +146,10 @@ class ServerConfig:
         if not isinstance(self.insecure, bool):
             raise TypeError(f"insecure: expected True or False, got {self.insecure!r}")
         check_protected("endpoint", [self.endpoint], self.keys, self.insecure)
+        if self.metrics is not None:
+            host, _ = split_endpoint(self.endpoint)
+            metrics_place("metrics", self.metrics, host, self.keys, self.insecure)
+        check_job_name("job", self.job)
 
     def _check_tcp(self) -> None:
         """The settings of tensors over TCP."""
@@ -255,6 +265,42 @@ def check_protected(name: str, endpoints: Iterable[str], keys: str | None, insec
             "reaches the network"
         )
     return bool(beyond) and insecure
+
+
+def metrics_place(
+    name: str, text: str, host: str, keys: str | None, insecure: bool
+) -> tuple[str, int]:
+    """Where a process serves its metrics: host and port.
+
+    Args:
+        name: what the user has written it with.
+        text: "PORT" or "HOST:PORT".
+        host: for a port alone.
+
+    Raises:
+        ValueError: it is neither, or is beyond this host without protection.
+    """
+    endpoint = text if ":" in text else f"{host}:{text}"
+    try:
+        found = split_endpoint(endpoint)
+    except ValueError:
+        raise ValueError(
+            f"{name}: expected PORT or HOST:PORT, with a port of 0 to 65535, got {text!r}"
+        ) from None
+    check_protected(name, [endpoint], keys, insecure)
+    return found
+
+
+def check_job_name(name: str, job: str) -> None:
+    """Returns if a text may name a job.
+
+    Raises:
+        ValueError: it is too long, or has characters that do not print.
+    """
+    if len(job) > MOST_JOB_NAME or not job.isprintable():
+        raise ValueError(
+            f"{name}: expected up to {MOST_JOB_NAME} characters that print, got {job!r}"
+        )
 
 
 def check_store(name: str, url: str) -> None:

@@ -14,6 +14,8 @@ MOST_TRAINERS = 1024
 MOST_OPEN = 4096
 HELLO_SECONDS = 10.0
 MOST_PROGRAM_MB = 64
+PART_BYTES = 2**21  # of a program, in one message
+SLACK_BYTES = 2**16  # what a message has besides
 
 
 def machine_bytes(container: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
@@ -63,6 +65,13 @@ class Limits:
     observers: int = 16
     name_bytes: int = 1024
     text_bytes: int = 2**14
+
+    @property
+    def message_bytes(self) -> int:
+        """Of any message on the control port: gRPC takes memory for all of it before it is read.  A
+        part of a program, a frame of tensors or the facts of a plan fit.
+        """
+        return max(self.manifest_bytes, 2 * PART_BYTES) + SLACK_BYTES
 
     def short(self, text: str) -> str:
         """A text that is kept, cut where it is too long."""

@@ -89,7 +89,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class JoinReply(_message.Message):
     HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     transport: str
@@ -104,15 +105,22 @@ class JoinReply(_message.Message):
     heartbeat_timeout_seconds: float
     steps: _containers.RepeatedScalarFieldContainer[int]
     session: str
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
-    __slots__ = ("session", "program")
+    __slots__ = ("session", "program", "part", "number", "parts")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     session: str
     program: _program_pb2.Program
-    def __init__(self, session: _Optional[str] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ...) -> None: ...
+    part: bytes
+    number: int
+    parts: int
+    def __init__(self, session: _Optional[str] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ..., part: _Optional[bytes] = ..., number: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class InstallReply(_message.Message):
     __slots__ = ()

@@ -7,8 +7,10 @@ The order of the calls is in :mod:`pserver.client.client`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +34,12 @@ class Channel(RetryingStream):
     A step is :meth:`begin`, any number of :meth:`push`, :meth:`push_rows` and :meth:`assign`,
     :meth:`commit` and, where norms clip on servers, :meth:`scale`.  Every other call is a whole
     request, which begins when the one before has been answered.
+
+    Attributes:
+        heard: told the seconds from a step's commit to its answer; None: nobody asks.
     """
+
+    heard: Callable[[float], None] | None = None
 
     # ---- a step ----
 
@@ -95,7 +102,14 @@ class Channel(RetryingStream):
             last=last,
             buffers=buffers,
         )
+        if self.heard is not None:
+            self._reply.add_done_callback(partial(self._tell, self.heard, time.perf_counter()))
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
+
+    @staticmethod
+    def _tell(heard: Callable[[float], None], since: float, reply: Future[Reply]) -> None:
+        if reply.exception() is None:
+            heard(time.perf_counter() - since)
 
     def scale(self, step: int, coefficients: Mapping[str, float]) -> None:
         """Queues the answer to the norms."""

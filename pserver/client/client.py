@@ -46,13 +46,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from pserver.client.channel import Channel
 from pserver.client.greeting import greet
+from pserver.client.install_requests import install_requests
 from pserver.client.replies import Joined, TableStatus
 from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
@@ -69,7 +70,6 @@ from pserver.wire_pb2 import (
     FinishRequest,
     HeartbeatRequest,
     Hello,
-    InstallRequest,
     JoinReply,
     JoinRequest,
     LeaveRequest,
@@ -202,6 +202,11 @@ class Client:
         return self._heartbeat_timeout
 
     @property
+    def left(self) -> bool:
+        """Whether this trainer has left the job."""
+        return self._closing.is_set()
+
+    @property
     def every_channel(self) -> list[Channel]:
         """The lanes' channels, and the tables'."""
         return self.channels if self.tables is None else [*self.channels, self.tables]
@@ -284,12 +289,9 @@ class Client:
 
         Making its tables may take long: only silence, or the start-up timeout, ends this.
         """
-        request = InstallRequest(session=self._reply.session, program=program.to_proto())
-        try:
-            self._control.install(request, timeout=self._start_timeout)
-        except PServerError:
-            self.check()  # the heartbeat knows better why
-            raise
+        with self._explained():
+            for request in install_requests(self._reply.session, program):
+                self._control.install(request, self._start_timeout, self.check)
 
     def rendezvous(self, address: str = "") -> str:
         """Tells the other trainers an address, or asks for it.
@@ -326,7 +328,7 @@ class Client:
         request = ShrinkRequest(
             session=session, days=days, threshold=threshold, tables=tables, number=number
         )
-        return dict(self._control.shrink(request).removed)
+        return dict(self._control.shrink(request, meanwhile=self.check).removed)
 
     def table_status(self) -> list[TableStatus]:
         """What the server holds of each table now."""
@@ -356,6 +358,17 @@ class Client:
         if (failure := self.failure) is not None:
             raise failure
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A call that fails meanwhile fails with what has ended the connection: the heartbeat knows
+        better why.
+        """
+        try:
+            yield
+        except PServerError:
+            self.check()
+            raise
+
     @property
     def failure(self) -> PServerError | None:
         """What ended the connection, if something did."""
@@ -368,11 +381,8 @@ class Client:
         Raises:
             PServerError: what ended the job.
         """
-        try:
+        with self._explained():
             self._control.finish(FinishRequest(session=self._reply.session))
-        except PServerError:
-            self.check()  # the heartbeat knows better why
-            raise
 
     def all_finished(self) -> None:
         """Waits until every trainer of the job has said so.
@@ -388,11 +398,8 @@ class Client:
 
         for _ in poll(log, text):
             request = FinishRequest(session=self._reply.session, wait=True)
-            try:
+            with self._explained():
                 reply = self._control.finish(request)
-            except PServerError:
-                self.check()  # the heartbeat knows better why
-                raise
             if reply.over:
                 return
             missing = reply.missing

@@ -107,15 +107,17 @@ class Joined:
             server).
         steps: by lane, the last step of this trainer that the server has applied; empty before the
             server is installed.
+        run: names this run of the job, the same on all its processes.
     """
 
     install: bool
     steps: tuple[int, ...]
+    run: str = ""
 
     @classmethod
     def from_message(cls, reply: JoinReply) -> Joined:
         """The plain part of a JoinReply."""
-        return cls(reply.install, tuple(reply.steps))
+        return cls(reply.install, tuple(reply.steps), reply.run)
 
 
 @dataclass(frozen=True, slots=True)

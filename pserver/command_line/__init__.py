@@ -1,9 +1,10 @@
 """What the user types: the flags of ``pserver``, and a server's settings from flags, file and
 environment.
 
-Reading order: ``flags`` (the parser), ``texts`` (what its help says), ``key_flags`` (of ``pserver
-keys``), ``settings`` (a ServerConfig from all three sources), ``operator_access`` (the key for a
-server's port).  ``pserver/__main__.py`` runs the commands.
+Reading order: ``flags`` (the parser), ``launch_flags`` (of ``pserver launch``), ``key_flags`` (of
+``pserver keys``), ``texts`` (what its help says), ``settings`` (a ServerConfig from all three
+sources), ``operator_access`` (the key for a server's port).  ``pserver/__main__.py`` runs the
+commands.
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``.  Neither torch
 nor grpc, so that ``pserver --help`` answers at once.

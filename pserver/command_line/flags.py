@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pserver.command_line.key_flags import (
-    KEYS_HELP,
-    add_collective_protection,
-    add_keys,
-    add_protection,
-)
+from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
+from pserver.command_line.launch_flags import add_launching
 from pserver.command_line.texts import (
     DRAIN,
     ENDPOINTS,
@@ -69,8 +65,7 @@ def parser() -> Parser:
     launch = commands.add_parser(
         "launch", help="run a cluster here, or this host's part of one", description=LAUNCH
     )
-    _add_processes(launch)
-    _add_settings(launch)
+    add_launching(launch)
     _add_script(launch, "what each trainer runs")
     plan = commands.add_parser(
         "plan", help="show the split, bytes and memory of a job", description=PLAN
@@ -80,15 +75,7 @@ def parser() -> Parser:
     status = commands.add_parser(
         "status", help="ask running servers for their state", description=STATUS
     )
-    status.add_argument("endpoints", metavar=ENDPOINTS)
-    status.add_argument(
-        "--variables", action="store_true", help="the bytes of each variable too, in / out"
-    )
-    status.add_argument(
-        "--ready",
-        action="store_true",
-        help="only whether each takes trainers, for probes of containers: 0 if all do, otherwise 1",
-    )
+    _add_asking(status)
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     _add_saving(save)
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
@@ -160,6 +147,25 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_asking(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("endpoints", metavar=ENDPOINTS)
+    add("--variables", action="store_true", help="the bytes of each variable too, in / out")
+    add(
+        "--ready",
+        action="store_true",
+        help="only whether each takes trainers, for probes of containers: 0 if all do, otherwise 1",
+    )
+    add("--json", action="store_true", help="one line of JSON for programs, numbers as numbers")
+    add(
+        "--watch",
+        nargs="?",
+        const="2",
+        metavar="SECONDS",
+        help="show it again every so many seconds (2), until Ctrl-C",
+    )
+
+
 def _add_saving(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("endpoints", metavar=ENDPOINTS, help="all servers of the job, in any order")
@@ -201,6 +207,7 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         "(default: 600; with --once 0)",
     )
     add_protection(sub, UNSET)
+    _add_metrics(sub)
     add("--program", metavar="FILE", default=UNSET, help="a saved pserver program to start with")
     add(
         "--threads",
@@ -216,6 +223,19 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         default=None,
         help="a file with these settings; flags override it",
     )
+
+
+def _add_metrics(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--metrics",
+        metavar="PORT|HOST:PORT",
+        default=UNSET,
+        help="where Prometheus reads metrics; a port alone is on the endpoint's host, 0 is any "
+        "free one (default: nowhere)",
+    )
+    add("--job", metavar="NAME", default=UNSET, help="names the job in metrics")
+    add("--log-json", action="store_true", help="log lines as JSON, with the labels of metrics")
 
 
 def _add_limits(sub: argparse.ArgumentParser) -> None:
@@ -255,59 +275,6 @@ def _add_limits(sub: argparse.ArgumentParser) -> None:
         type=float,
         default=UNSET,
         help="how long a peer may take to say who it is, on any port (default: 10)",
-    )
-
-
-def _add_processes(sub: argparse.ArgumentParser) -> None:
-    add = sub.add_argument
-    add(
-        "--nccl2",
-        action="store_true",
-        help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs",
-    )
-    add(
-        "--devices",
-        metavar="0,1,...",
-        help="with --nccl2: the GPUs of this host's trainers, one each, of those that this process "
-        "sees (default: all)",
-    )
-    add(
-        "--servers",
-        metavar="N|HOST:PORT,...",
-        help="how many to start here; or all servers of the cluster",
-    )
-    add(
-        "--trainers",
-        metavar="N|HOST:PORT,...",
-        help="how many to start here; or all trainers of the cluster",
-    )
-    add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
-
-
-def _add_settings(sub: argparse.ArgumentParser) -> None:
-    add = sub.add_argument
-    add("--transport", choices=TRANSPORT_CHOICES, help="how tensors travel (default: auto)")
-    add(
-        "--heartbeat-timeout",
-        metavar="SECONDS",
-        type=float,
-        help="how long a process may send no heartbeat before it is declared lost (default: 20)",
-    )
-    add(
-        "--start-timeout",
-        metavar="SECONDS",
-        type=float,
-        help="how long the processes wait for one another to come up (default: 300)",
-    )
-    add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
-    add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
-    add_protection(sub)
-    add_collective_protection(sub)
-    add(
-        "--log-dir",
-        metavar="DIR",
-        default="logs",
-        help="where each process's output is filed (default: logs)",
     )
 
 

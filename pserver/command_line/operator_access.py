@@ -27,7 +27,7 @@ def access_of(endpoint: str, environ: Mapping[str, str], keys: str | None = None
         ValueError: the token file, or the folder of keys, cannot be read, or holds no key.
     """
     keys = keys or environ.get(KEYS)
-    if named := environ.get(VARIABLE):
+    if (named := environ.get(VARIABLE)) is not None:  # an empty one: without a key
         return Access.of(named, keys, *ROLES)
     host, port = split_endpoint(endpoint)
     left = token_files.published(port, environ)

@@ -23,6 +23,8 @@ VARIABLES = {
     "PSERVER_TOKEN_FILE": "token_file",
     "PSERVER_KEYS": "keys",
     "PSERVER_INSECURE": "insecure",
+    "PSERVER_METRICS": "metrics",
+    "PSERVER_JOB": "job",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
@@ -106,6 +108,9 @@ def _from_file(path: str) -> dict[str, Any]:
     for name, value in settings.items():
         default = getattr(ServerConfig(), name)
         kind = KINDS.get(name, str if default is None else type(default))
+        if name == "metrics" and type(value) is int:
+            settings[name] = str(value)
+            continue
         if type(value) is not kind and not (kind is float and type(value) is int):
             like = default or ("TEXT" if kind is str else kind())
             raise UsageError(

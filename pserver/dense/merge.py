@@ -26,7 +26,7 @@ from transpiler.ir.rules import Clip
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
+def mean(gradients: Sequence[torch.Tensor], committed: int, averages: bool = True) -> torch.Tensor:
     """The sum of the gradients, in the order given, divided by the number of trainers that
     committed.
 
@@ -34,6 +34,7 @@ def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
         gradients: at least one contiguous tensor, all of one shape and dtype, in trainer order.
             The first one is overwritten.
         committed: trainers that committed the step, with or without this gradient.
+        averages: False leaves the sum as it is.
 
     Returns:
         The first tensor, which now holds the result.
@@ -49,7 +50,8 @@ def mean(gradients: Sequence[torch.Tensor], committed: int) -> torch.Tensor:
             total = first.float() if half else first  # see [Note: sums of halves]
             for other in others:
                 total.add_(other)
-            total.mul_(1.0 / committed)
+            if averages:
+                total.mul_(1.0 / committed)
             if half:
                 first.copy_(total)
     return gradients[0]

@@ -45,7 +45,7 @@ def _spans(
     See [Note: ends of tensors].
     """
     count, unit = values.numel(), _unit(rule, values.dtype)
-    if rule.update is not None:
+    if rule.update is not None or rule.whole:
         return [(0, count)], None  # a RuleOptimizer cuts by itself, so that ends never matter
     fused, half = rule.flags.get("fused", False), values.dtype in (torch.bfloat16, torch.float16)
     one_pass = fused or (rule.type == "sgd" and not rule.hparams.get("weight_decay"))

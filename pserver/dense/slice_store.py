@@ -88,7 +88,8 @@ class SliceStore:
         lane = self._plan.lane_of(placement)
         begin = next(slice_.begin for slice_ in placement.slices if slice_.name == name)
         memory = self.values[name].view(-1)
-        wide = memory.double() if lane.outer is not None else memory
+        widest = torch.promote_types(memory.dtype, torch.float64)  # of complex ones complex128
+        wide = memory.to(widest) if lane.outer is not None else memory
         shaped = states_of_op(op)
         clip = next((op for op in block.ops if op.type == "clip"), None)
         scaled = next((op for op in block.ops if op.type == "norm_scale"), None)

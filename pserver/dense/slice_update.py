@@ -118,7 +118,7 @@ class OuterSliceUpdate(SliceUpdate):
     """How an outer optimizer updates one slice ("diloco").  See [Note: what arrives].
 
     Attributes:
-        wide: float64, flat: the memory that ``updater`` works on.
+        wide: float64 or complex128, flat: the memory that ``updater`` works on.
     """
 
     wide: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
@@ -135,7 +135,8 @@ class OuterSliceUpdate(SliceUpdate):
         """
         assert self.updater is not None
         self.wide.copy_(self.value.view(-1))
-        self.updater.update(self.wide - gradient.view(-1).double(), self.updater.rule.hparams)
+        change = self.wide - gradient.view(-1).to(self.wide.dtype)
+        self.updater.update(change, self.updater.rule.hparams)
         self.value.view(-1).copy_(self.wide)
 
     @property

@@ -11,6 +11,7 @@ In reading order::
     blocking_waits     waits of trainers for one another
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
+    lane_waits         for whom a lane's steps wait
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share
@@ -29,8 +30,8 @@ In reading order::
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
-May import: ``pserver.dense``, ``pserver.table``, ``pserver.checkpoint``, ``pserver.transport``
-(the codec's dtypes and the byte counters), the generated messages, and the files of the root.  No
-sockets and no gRPC.  ``locked_table`` is imported when a program has tables, because it compiles
-their kernels.
+May import: ``pserver.metrics``, ``pserver.dense``, ``pserver.table``, ``pserver.checkpoint``,
+``pserver.transport`` (the codec's dtypes and the byte counters), the generated messages, and the
+files of the root.  No sockets and no gRPC.  ``locked_table`` is imported when a program has tables,
+because it compiles their kernels.
 """

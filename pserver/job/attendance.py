@@ -229,16 +229,16 @@ class Attendance(ABC):
             member = self._member_of(request)
             if member is None:
                 return wire.JoinReply(ready=False)
-            installing = self.lifecycle.state is JobState.INSTALLING
             lanes = self.program.lanes if self.program else ()
             return wire.JoinReply(
                 ready=True,
-                install=request.trainer_id == 0 and installing,
+                install=not request.trainer_id and self.lifecycle.state is JobState.INSTALLING,
                 transport=member.transport,
                 data_port=self.transports[member.transport],
                 heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
                 steps=[member.step(lane) for lane in range(len(lanes))],
                 session=member.session,
+                run=self._members.run,
             )
 
     def _begin(self, request: wire.JoinRequest) -> None:

@@ -24,6 +24,7 @@ from pserver.job.memory_budget import MemoryBudget
 from pserver.job.quiesce import Quiesce
 from pserver.job.workers import Workers
 from pserver.limits import Limits
+from pserver.metrics.job_steps import JobSteps
 from pserver.table.gradient import RowGradient
 from transpiler.ir.graph import Role
 from transpiler.ir.schema import DTYPES
@@ -61,6 +62,7 @@ class InstalledProgram:
         tables: the sparse tables, by name.
         budget: the memory for their rows.
         quiesce: keeps steps from changing values during a save, a load or a shrink.
+        steps: what is measured of them.
     """
 
     def __init__(
@@ -78,7 +80,8 @@ class InstalledProgram:
         self.slices = SliceStore(program)
         self._members = members
         self._job = job
-        self.quiesce = Quiesce(job)
+        self.steps = JobSteps()
+        self.quiesce = Quiesce(job, self.steps.pause.observe)
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
         workers = Workers(torch.get_num_threads())
@@ -96,6 +99,7 @@ class InstalledProgram:
                 self._tables(index),
                 self.slices.held,
                 self.slices.writing,
+                self.steps,
             )
             for index, lane in enumerate(self.plan.lanes)
         ]

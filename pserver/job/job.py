@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -25,11 +26,13 @@ from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
+from pserver.job.program_parts import ProgramParts
 from pserver.job.status_report import observed, program_status, trainer_statuses
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
+from transpiler.program_pb2 import Program as ProgramMessage
 
 
 class Job(Attendance):
@@ -47,7 +50,7 @@ class Job(Attendance):
         lifecycle: the job's state, its failure and its lock.
         program: what the present job has installed; None before that.
         traffic: payload bytes of the present job's frames, by name on the wire.
-        bytes_in, bytes_out: payload bytes of all frames since the server's start.
+        received, sent: payload bytes of all frames since the server's start, by transport.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class Job(Attendance):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(config, transports, clock)
-        self.bytes_in = 0
-        self.bytes_out = 0
+        self.received = Counter[str]()
+        self.sent = Counter[str]()
         self._started = clock()
         self._preset: tuple[Program, Storage] | None = None
         self._left: tuple[InstalledProgram | None, Membership] = None, self._members
@@ -75,8 +78,27 @@ class Job(Attendance):
         self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
+        self._parts = ProgramParts(self.config.limits)
         if self._preset is not None:
             self._serve(*self._preset)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the present job's plan; "" before there is one."""
+        return self._identity.fingerprint
+
+    @property
+    def run(self) -> str:
+        """Names this run of the present job, for metrics; "" before trainer 0 has joined.
+
+        Takes no lock: log lines have it, and threads log while they hold the job's.
+        """
+        return self._members.run
+
+    @property
+    def server_index(self) -> int:
+        """This server's place in the present job."""
+        return self._identity.server_index
 
     def has(self, name: str) -> bool:
         """Whether the present job has something of this name on the wire."""
@@ -132,9 +154,15 @@ class Job(Attendance):
             raise self.failure
         if member.trainer != 0 or self.lifecycle.state is not JobState.INSTALLING:
             raise Refused("only trainer 0 installs, and only a server that is not yet installed")
-        check_parts(request.program, self.config.limits)
+        message: ProgramMessage | None = request.program
+        if request.parts:
+            with self.condition:
+                message = self._parts.add(request)
+        if message is None:  # more parts will come
+            return wire.InstallReply()
+        check_parts(message, self.config.limits)
         try:
-            program = Program.from_proto(request.program)
+            program = Program.from_proto(message)
         except ValueError as error:
             raise Refused(f"the program is refused: {error}") from error
         deployment = program.deployment
@@ -168,6 +196,7 @@ class Job(Attendance):
             installed.discard_snapshots()
             if self.lifecycle.state is JobState.INSTALLING:
                 self.lifecycle.state = JobState.SERVING
+                self._parts = ProgramParts(self.config.limits)  # no part comes again
                 count = len(slices.values)
                 held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
                 self.log.say("installed", f"installed: {held}", logging.INFO)
@@ -222,8 +251,10 @@ class Job(Attendance):
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        path = job_files.save(self._directory(request.path), self.installed(), self._members)
-        return wire.SaveReply(file=shown(path), bytes=self.installed().slices.bytes_held)
+        installed = self.installed()
+        with installed.steps.checkpoint.time():
+            path = job_files.save(self._directory(request.path), installed, self._members)
+        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
@@ -253,8 +284,8 @@ class Job(Attendance):
                 state=self.lifecycle.word,
                 fingerprint=self._identity.fingerprint,
                 uptime_seconds=self._clock() - self._started,
-                bytes_in=self.bytes_in,
-                bytes_out=self.bytes_out,
+                bytes_in=self.received.total(),
+                bytes_out=self.sent.total(),
                 transports=sorted(self.transports),
                 failure=str(self.failure or ""),
                 trainers=trainer_statuses(self._members, self._clock()),

@@ -5,6 +5,7 @@ link that leads out, no URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +22,28 @@ if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
 Named = TypeVar("Named", str, Path)
+
+
+def check_place(data_dir: str | None, store: str | None) -> None:
+    """Returns if a server can keep files there; makes the directory where it is missing.  Nothing
+    is written, and a store is not asked.
+
+    Raises:
+        OSError: it cannot; one sentence.
+    """
+    if store is not None:
+        try:
+            place_at(store)
+        except (ValueError, ImportError) as error:
+            raise OSError(f"store: {error}") from error
+        return
+    path = Path(str(data_dir))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"data_dir: {path}: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OSError(f"data_dir: {path}: expected a directory that this user may write to")
 
 
 def directory(data_dir: str | None, path: str, server_index: int, store: str | None = None) -> str:

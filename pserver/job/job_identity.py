@@ -97,10 +97,11 @@ def number_in(manifest: Mapping[str, str], key: str) -> int:
     Raises:
         Refused: it does not.
     """
-    try:
-        return int(manifest[key])
-    except (KeyError, ValueError):
-        raise Refused(f"the manifest does not say the number of {key}") from None
+    text = manifest.get(key, "")
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20):
+        raise Refused(f"the manifest does not say the number of {key}: got {text[:20]!r}")
+    return int(text)
 
 
 def check_request(request: wire.JoinRequest, limits: Limits) -> None:

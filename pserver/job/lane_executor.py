@@ -22,26 +22,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from pserver.dense.slice_update import SliceUpdate, batches
-from pserver.errors import FingerprintMismatch, JobFailed, Refused
+from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.async_slices import AsyncSlices, Writing
-from pserver.job.blocking_waits import WAKE_SECONDS, wait_until_done
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.lane_waits import LaneWaits
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, Wait
+from pserver.job.membership import Member, Membership
 from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
 from pserver.job.quiesce import Quiesce
 from pserver.job.shared_buffers import SharedBuffers
 from pserver.job.step_checks import check_groups, check_written
-from pserver.job.sync_round import Contribution, Hparams, Phase, SyncRound
+from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
+from pserver.metrics.job_steps import JobSteps, now
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
@@ -49,19 +50,6 @@ if TYPE_CHECKING:
 
 # a lane whose slices have fewer bytes is updated in one thread.  See [Note: answers begin early]
 LARGE_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Clipping:
-    """A merged step that waits for its clipping coefficients.
-
-    Attributes:
-        round: the step.
-        norms: this server's part of the squared norms, by parameter name.
-    """
-
-    round: SyncRound
-    norms: Mapping[str, float]
 
 
 class LaneExecutor:
@@ -82,6 +70,7 @@ class LaneExecutor:
         held: the memory of the slices that servers hold and never update, by name: a step of any
             lane may assign them.
         writing: marks slices whose values change while it lasts.
+        steps: what is measured of the job's.
 
     Attributes:
         version: updates applied so far, counted in steps.
@@ -103,6 +92,7 @@ class LaneExecutor:
         tables: Mapping[str, LockedTable],
         held: Mapping[str, torch.Tensor],
         writing: Writing,
+        steps: JobSteps,
     ) -> None:
         self.index = index
         self.lane = lane
@@ -115,6 +105,7 @@ class LaneExecutor:
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
         self._members, self._job = members, job
+        self._waits = LaneWaits(index, members, job)
         self._quiesce = quiesce
         self._workers = workers
         self._batches: list[Batch] = (
@@ -126,9 +117,10 @@ class LaneExecutor:
             self._batches.append(tuple(tables))
         self._sizes = [_size(batch, updates) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
-        self.nonfinite = NonFiniteSteps(lane, job)
+        self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
+        self._steps = steps.lane(index)
         self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
-        self._round = SyncRound(self.lane.kind.outer_optimizer)
+        self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
         self._groups = {update.group for update in updates.values()}.union(
             *(table.groups for table in tables.values())
         )
@@ -154,6 +146,7 @@ class LaneExecutor:
         with self._job.condition:
             self._job.check_running()
             if step <= watermark.applied:
+                self._steps.repeated()
                 return UpdateTask()
             if step != watermark.applied + 1:
                 raise Refused(
@@ -167,11 +160,13 @@ class LaneExecutor:
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
             current = self._round
-            if not again:
+            if again:
+                self._steps.repeated()
+            else:
                 self.nonfinite.judge(contribution)
                 if self.lane.kind.waits_for_all:
                     self._add(current, member, contribution)
-            elif not self.lane.kind.waits_for_all:
+            if again and not self.lane.kind.waits_for_all:
                 # the same step runs in another thread, from an earlier stream
                 while watermark.applied < step:
                     self._job.check_running()
@@ -215,7 +210,7 @@ class LaneExecutor:
         with self._job.condition:
             if self.lane.staleness is not None:
                 bound = step - self.lane.staleness
-                self._wait(member, step, lambda: self._slowest() >= bound)
+                self._waits.wait(member, step, lambda: self._waits.slowest() >= bound)
             version = self.version if self.lane.kind.waits_for_all else watermark.version
             return watermark.outcome(version or self.version)
 
@@ -237,11 +232,13 @@ class LaneExecutor:
         held = tuple(name for name in assigned if name not in self.updates)
         updating = self._quiesce.updating()
         updating.__enter__()
+        began = now()
         with self._job.condition:
             self._running += 1
 
         def on_end(failure: BaseException | None) -> None:
             self._running -= 1
+            self._steps.updated(began)
             if failure is None:
                 applied()
             updating.__exit__(None, None, None)
@@ -249,7 +246,7 @@ class LaneExecutor:
         return UpdateTask(
             self._job.condition,
             [*self._batches, held] if held or not self._batches else self._batches,
-            lambda batch: _or_fail(self._job, lambda: update(batch)),
+            lambda batch: self._job.or_fail(lambda: update(batch)),
             on_end,
         )
 
@@ -264,6 +261,7 @@ class LaneExecutor:
 
     def _commit_async(self, member: Member, contribution: Contribution) -> UpdateTask:
         """Applies one trainer's step as an update of its own."""
+        began = now()
 
         def update(batch: Batch) -> None:
             for name in batch:
@@ -277,27 +275,24 @@ class LaneExecutor:
                     self.tables[name].update(of_rows, contribution.hparams, {})
 
         def applied() -> None:
-            self.version += 0 if contribution.skipped else 1
             watermark = member.watermark(self.index)
+            if watermark.version:
+                self._steps.stale(self.version - watermark.version)
+            self.version += 0 if contribution.skipped else 1
+            self._steps.pushed(refused=contribution.skipped)
+            self._steps.applied(began)
             watermark.apply(1, contribution.overflow, contribution.refused, contribution.nonfinite)
             watermark.version = self.version
 
         return self._run(self._new_task(update, applied, contribution.assigned))
 
-    def _slowest(self) -> int:
-        """The least step among the trainers that have not left; one that has not joined yet has
-        taken none.
-        """
-        steps = [self._members.step(trainer, self.index) for trainer in self._members.awaited()]
-        return min(steps, default=2**63)
-
     def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
         """Waits until every trainer's step is in the sync round, and applies the round once."""
         with self._job.condition:
-            self._wait(
+            self._waits.wait(
                 member,
                 step,
-                lambda: current.phase is not Phase.COLLECTING or self._complete(current),
+                lambda: current.phase is not Phase.COLLECTING or self._waits.complete(current),
                 current,
             )
             clips = self._clips_by_norm and bool(current.counted)
@@ -306,12 +301,12 @@ class LaneExecutor:
         if not clips:
             return self._apply(current, Phase.COLLECTING, {})
         if merges:
-            _or_fail(self._job, lambda: current.measure(self.updates, self.tables))
+            self._job.or_fail(lambda: current.measure(self.updates, self.tables))
             with self._job.condition:
                 current.phase = Phase.MERGED
                 self._job.condition.notify_all()
         with self._job.condition:
-            self._wait(member, step, lambda: current.phase is not Phase.MERGING, current)
+            self._waits.wait(member, step, lambda: current.phase is not Phase.MERGING, current)
         if current.norms:
             return Clipping(current, current.norms)
         return self._apply(current, Phase.MERGED, {})
@@ -322,14 +317,8 @@ class LaneExecutor:
         except FingerprintMismatch as error:
             self._job.fail(error)
             raise
-
-    def _complete(self, current: SyncRound) -> bool:
-        """Whether every awaited trainer's step is there.  A trainer that has failed is not awaited,
-        and neither is anything applied without it: the job has failed.
-        """
-        return self._job.failure is None and all(
-            trainer in current.contributions for trainer in self._members.awaited()
-        )
+        current.began = current.began or now()
+        self._steps.arrived(member.trainer, now() - current.began)
 
     def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step, once, with the clipping coefficients of the trainer that calls
@@ -367,7 +356,7 @@ class LaneExecutor:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
-            _or_fail(self._job, lambda: current.agree(self.variables, self.tables))
+            self._job.or_fail(lambda: current.agree(self.variables, self.tables))
             assigned = (*current.assignments, *buffers)
             task = self._new_task(update, lambda: self._applied(current), assigned)
             with self._job.condition:
@@ -387,11 +376,20 @@ class LaneExecutor:
         """
         current.phase = Phase.APPLIED
         self.version += 1 if current.counted else 0
+        self._steps.applied(current.began)
         for trainer in current.contributions:
+            refuses = current.refuses(trainer)
+            self._steps.pushed(refused=refuses or current.overflow)
             self._members.by_trainer[trainer].watermark(self.index).apply(
-                current.committed, current.overflow, current.refuses(trainer), current.nonfinite
+                current.committed, current.overflow, refuses, current.nonfinite
             )
-        self._round = SyncRound(self.lane.kind.outer_optimizer)
+        self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
+
+    @property
+    def queued(self) -> int:
+        """Steps that have come and are not applied."""
+        with self._job.condition:
+            return len(self._round.contributions) + self._running
 
     @property
     def begun(self) -> int:
@@ -414,48 +412,12 @@ class LaneExecutor:
         self._one_by_one.discard_snapshots()
         self.buffers.discard()
 
-    # ---- waiting ----
-
-    def _wait(
-        self, member: Member, step: int, done: Callable[[], bool], current: SyncRound | None = None
-    ) -> None:
-        """Waits under the job's lock until ``done``; the log says for whom when that takes long."""
-
-        def missing() -> list[int]:
-            awaited = self._members.awaited()
-            if current is not None:
-                return [trainer for trainer in awaited if trainer not in current.contributions]
-            return [
-                trainer for trainer in awaited if self._members.step(trainer, self.index) < step
-            ]
-
-        wait_until_done(
-            self._job,
-            self._members,
-            Wait(member, f"lane {self.index}", f"step {step}", done),
-            missing,
-        )
-
 
 def _size(batch: Batch, updates: Mapping[str, SliceUpdate]) -> int:
     """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
     before.
     """
     return sum(updates[name].value.nbytes for name in batch if name in updates)
-
-
-def _or_fail(job: Lifecycle, work: Callable[[], None]) -> None:
-    """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
-    disagree.
-    """
-    try:
-        work()
-    except FingerprintMismatch as error:
-        job.fail(error)
-        raise
-    except Exception as error:
-        job.fail(JobFailed(f"the server could not update: {type(error).__name__}: {error}"))
-        raise
 
 
 def _advance(task: UpdateTask, limit: int) -> None:

@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pserver.errors import Draining, PServerError
+from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError
 from pserver.repeated_lines import LimitedLog
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,19 @@ class Lifecycle:
                 self.state = JobState.FAILED
                 self._log.say("failed", f"the job failed: {error}", logging.ERROR)
             self.condition.notify_all()
+
+    def or_fail(self, work: Callable[[], None]) -> None:
+        """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
+        disagree.
+        """
+        try:
+            work()
+        except FingerprintMismatch as error:
+            self.fail(error)
+            raise
+        except Exception as error:
+            self.fail(JobFailed(f"the server could not update: {type(error).__name__}: {error}"))
+            raise
 
     def drain(self) -> None:
         """The server is shutting down: from here on every wait and every new step raises."""

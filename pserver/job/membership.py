@@ -20,6 +20,7 @@ from typing import Any
 from pserver.errors import Refused, TrainerLost
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
+from pserver.metrics.labels import public_name
 
 
 class MemberState(enum.Enum):
@@ -257,6 +258,12 @@ class Membership:
             if secrets.compare_digest(member.session.encode(), session.encode()):
                 return member
         raise Refused("this session is not known here: join first (has the server been restarted?)")
+
+    @property
+    def run(self) -> str:
+        """Names this run of the job: this start of trainer 0; "" before it has joined."""
+        first = self.by_trainer.get(0)
+        return "" if first is None else public_name(first.incarnation)
 
     def step(self, trainer: int, lane: int) -> int:
         """The last applied step of a trainer; 0 for one that has not joined."""

@@ -17,6 +17,7 @@ first of them: what one server refuses all refuse (``Commit.nonfinite``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from pserver.errors import NonFinite
 from pserver.job.lifecycle import Lifecycle
@@ -33,14 +34,18 @@ class NonFiniteSteps:
     Args:
         lane: says what.
         job: fails where it is to stop.
+        count: told the trainer of each such step.
 
     Attributes:
         refused: how many were.
     """
 
-    def __init__(self, lane: Lane, job: Lifecycle) -> None:
+    def __init__(
+        self, lane: Lane, job: Lifecycle, count: Callable[[int], None] = lambda trainer: None
+    ) -> None:
         self._action = lane.on_nonfinite
         self._job = job
+        self._count = count
         self._warning = RepeatedWarning(log)
         self.refused = 0
 
@@ -51,6 +56,7 @@ class NonFiniteSteps:
             NonFinite: the job is to stop, and has failed.
         """
         for step in contribution.nonfinite if not contribution.overflow else ():
+            self._count(step.trainer)
             if self._action == "stop":
                 error = NonFinite(f'{step}, and a_sync_configs["nonfinite"] is "stop"')
                 self._job.fail(error)

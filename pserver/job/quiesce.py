@@ -7,7 +7,8 @@ of one moment, between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pserver.job.blocking_waits import WAKE_SECONDS
@@ -19,10 +20,18 @@ class Quiesce:
 
     Any thread may use it.  Both are guarded by the job's lock, which is not held while a
     step or a pause lasts.
+
+    Args:
+        job: for its lock.
+        paused: told the seconds that each pause has lasted.
     """
 
-    def __init__(self, job: Lifecycle) -> None:
+    def __init__(
+        self, job: Lifecycle, paused: Callable[[float], None] = lambda seconds: None
+    ) -> None:
         self._job = job
+        self._told = paused
+        self._since = 0.0  # when the pause began
         self._running = 0
         self._paused = False
 
@@ -61,12 +70,13 @@ class Quiesce:
         with self._job.condition:
             while self._paused:
                 self._job.condition.wait(WAKE_SECONDS)
-            self._paused = True
+            self._paused, self._since = True, time.monotonic()
             while self._running:
                 self._job.condition.wait(WAKE_SECONDS)
 
     def resume(self) -> None:
         """Ends a pause."""
         with self._job.condition:
-            self._paused = False
+            self._paused, seconds = False, time.monotonic() - self._since
             self._job.condition.notify_all()
+        self._told(seconds)

@@ -97,15 +97,18 @@ class SyncRound:
 
     Attributes:
         goes_on_without: a contribution that is refused is left out; otherwise the round is.
+        averages: merged gradients are means over trainers; otherwise sums.
         contributions: by trainer.
         merged: merged gradients by slice.
         norms: by parameter or table: the sum of squares over the elements that this server holds.
         merged_rows: merged gradients by table.
         assignments: what trainers have written, by slice: all of them the same.
         task: the update, from APPLYING on.
+        began: when the first contribution came, as metrics measure it.
     """
 
     goes_on_without: bool = False
+    averages: bool = True
     phase: Phase = Phase.COLLECTING
     contributions: dict[int, Contribution] = field(default_factory=dict)
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -113,6 +116,7 @@ class SyncRound:
     merged_rows: dict[str, RowGradient] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     task: UpdateTask | None = None
+    began: float = 0.0
 
     @property
     def committed(self) -> int:
@@ -229,14 +233,15 @@ class SyncRound:
                 if (gradient := step.gradients.pop(name, None)) is not None
             ]
             if gradients:
-                self.merged[name] = mean(gradients, len(in_order))
+                self.merged[name] = mean(gradients, len(in_order), self.averages)
             of_rows = [
                 part
                 for step in in_order
                 if (part := step.row_gradients.pop(name, None)) is not None
             ]
             if of_rows:
-                self.merged_rows[name] = total_of(of_rows).mul_(1 / len(in_order))
+                share = 1 / len(in_order) if self.averages else 1.0
+                self.merged_rows[name] = total_of(of_rows).mul_(share)
 
     def measure(
         self, updates: Mapping[str, SliceUpdate], tables: Mapping[str, LockedTable]
@@ -329,3 +334,16 @@ def check_hparams(trainer: int, hparams: Hparams, other: int, earlier: Hparams) 
                     f"{trainer} has {mine.get(key)}, trainer {other} has {theirs.get(key)}; a sync "
                     "job steps every trainer's schedule alike"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """A merged step that waits for its clipping coefficients.
+
+    Attributes:
+        round: the step.
+        norms: this server's part of the squared norms, by parameter name.
+    """
+
+    round: SyncRound
+    norms: Mapping[str, float]

@@ -4,6 +4,8 @@ In reading order::
 
     cluster   which processes a launch starts, and their settings
     launch    starts and supervises them; ``pserver launch``
+    environments
+              the variables of each process
     job_tokens  the files with the job's keys
     free_port   for the trainers' rendezvous
     process   one process: its output, its end, the group that dies with ``launch``

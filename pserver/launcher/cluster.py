@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.config import TRANSPORT_CHOICES, check_seconds, check_store, refuse_url, split_endpoint
+from pserver.config import (
+    MOST_JOB_NAME,
+    TRANSPORT_CHOICES,
+    check_job_name,
+    check_seconds,
+    check_store,
+    refuse_url,
+    split_endpoint,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,9 @@ class Cluster:
             ``pserver serve`` has them; None: their own choice.
         data_dir: the servers' directory for files; None: they keep none.
         store: the URL of a prefix, in place of that directory; None: there is none.
+        metrics: the port of server 0's metrics; the other servers have those behind it, then the
+            trainers.  None: no process has metrics.
+        job: names the job in metrics; "": as the script is named.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -45,6 +56,8 @@ class Cluster:
     devices: tuple[str, ...] | None = None
     start_timeout_seconds: float | None = None
     store: str | None = None
+    metrics: int | None = None
+    job: str = ""
 
     @property
     def collective(self) -> bool:
@@ -76,6 +89,7 @@ class Cluster:
                 f"{self.trainers}"
             )
         self._check_collective()
+        self._check_metrics()
 
     def _check_collective(self) -> None:
         if not self.collective:
@@ -100,6 +114,47 @@ class Cluster:
                 f"--devices: expected {here} different ones, one for each trainer here, got "
                 f"{','.join(self.devices) or 'none'}"
             )
+
+    def _check_metrics(self) -> None:
+        check_job_name("--job", self.job)
+        processes = len(self.servers) + len(self.trainers)
+        if self.metrics is None:
+            return
+        if self.collective:
+            raise ValueError("--metrics: has no effect with --nccl2, where there are no servers")
+        if not 1 <= self.metrics <= 65536 - processes:
+            raise ValueError(
+                f"--metrics: expected a port of 1 to {65536 - processes}, as {processes} processes "
+                f"have one each, got {self.metrics}"
+            )
+
+    @property
+    def script_name(self) -> str:
+        """What the job is called where nobody names it."""
+        return Path(self.script).stem[:MOST_JOB_NAME]
+
+    def metrics_at(self, kind: str, number: int) -> str:
+        """HOST:PORT of the metrics of a process; "" where there are none.
+
+        Args:
+            kind: "server" or "trainer".
+        """
+        if self.metrics is None:
+            return ""
+        port = self.metrics + number + (len(self.servers) if kind == "trainer" else 0)
+        return f"{self.host or '127.0.0.1'}:{port}"
+
+    def metrics_targets(self) -> list[dict[str, object]]:
+        """The processes of this host, as Prometheus reads them from a file (file_sd_configs)."""
+        kinds = (("server", self.servers), ("trainer", self.trainers))
+        return [
+            {
+                "targets": [self.metrics_at(kind, number) for number in self.here(endpoints)],
+                "labels": {"role": kind},
+            }
+            for kind, endpoints in kinds
+            if self.here(endpoints)
+        ]
 
     def here(self, endpoints: Sequence[str]) -> list[int]:
         """The numbers of those servers, or trainers, that run on this host."""

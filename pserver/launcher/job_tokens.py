@@ -4,10 +4,7 @@ same user.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from pserver.config import split_endpoint
@@ -41,7 +38,7 @@ class JobTokens:
     def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
         self.operator = self.trainer = ""
         self._environ = environ
-        self._published: list[Path] = []
+        self._held: token_files.Held | None = None
         self._own: Path | None = None  # the directory of this job
         if cluster.collective:
             return
@@ -58,8 +55,8 @@ class JobTokens:
                 )
             self.operator = self.trainer = given
             return
-        place = token_files.folder(environ)
-        self._own = Path(tempfile.mkdtemp(prefix="job-", dir=place))
+        self._held = token_files.Held(token_files.folder(environ))
+        self._own = self._held.directory()
         self.trainer = self._write("trainer.token", secret.of(Role.TRAINER))
         self.operator = given or self._write("operator.token", secret)
 
@@ -74,14 +71,11 @@ class JobTokens:
         Args:
             endpoints: of the servers of a local job.
         """
-        if self._own is None:
+        if self._held is None:
             return
-        secret, place = token_files.read(self.operator), self._own.parent
+        secret = token_files.read(self.operator)
         for endpoint in endpoints:
-            path = place / token_files.name_of(split_endpoint(endpoint)[1])
-            path.unlink(missing_ok=True)  # of a launch that was killed
-            token_files.write(path, secret)
-            self._published.append(path)
+            self._held.file(token_files.name_of(split_endpoint(endpoint)[1]), secret)
 
     @staticmethod
     def _variables(path: str) -> dict[str, str]:
@@ -101,8 +95,5 @@ class JobTokens:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for path in self._published:
-            with suppress(OSError):
-                path.unlink()
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+        if self._held is not None:
+            self._held.remove()

@@ -21,7 +21,7 @@ its role.
 
 from __future__ import annotations
 
-import os
+import json
 import queue
 import re
 import signal
@@ -36,9 +36,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
-from pserver.launcher.free_port import free_port
+from pserver.launcher.environments import ProcessEnvironments
 from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.process import Group, Process, Terminal
 from pserver.launcher.report import by_cause, sentences
@@ -47,19 +46,13 @@ from pserver.launcher.rescue import KEEP_SECONDS, rescue
 SERVE = (sys.executable, "-m", "pserver", "serve")
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
+TARGETS = "prometheus.json"  # in the folder of logs
 READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
 GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
-SERVER_ROLE_VARIABLES = (
-    "PSERVER_ENDPOINTS",
-    "TRAINERS",
-    "TRAINER_ID",
-    "CURRENT_ENDPOINT",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
 
 
 def launch(
@@ -85,7 +78,8 @@ def launch(
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
         group = stack.enter_context(Group())
-        job = _Supervisor(cluster, environment, tokens, group, terminal, serve)
+        environments = ProcessEnvironments(cluster, environment)
+        job = _Supervisor(cluster, environment, environments, tokens, group, terminal, serve)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -113,6 +107,7 @@ class _Supervisor:
     One thread runs it.  Processes' threads and the signal handler only put events into ``events``.
 
     Attributes:
+        environments: the variables of each process.
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
         suspended: those that neither ran nor ended when another failed.
@@ -122,6 +117,7 @@ class _Supervisor:
 
     cluster: Cluster
     environment: Mapping[str, str]
+    environments: ProcessEnvironments
     tokens: JobTokens
     group: Group
     terminal: Terminal
@@ -162,7 +158,11 @@ class _Supervisor:
     # ---- starting ----
 
     def _start_servers(self) -> None:
-        Path(self.cluster.log_dir).mkdir(parents=True, exist_ok=True)
+        directory = Path(self.cluster.log_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.cluster.metrics is not None:
+            targets = json.dumps(self.cluster.metrics_targets(), indent=1)
+            (directory / TARGETS).write_text(targets + "\n")
         for number in self.cluster.here(self.cluster.servers):
             command = [*self.serve, "--once", "--endpoint", self.cluster.servers[number]]
             for flag, value in (
@@ -186,7 +186,12 @@ class _Supervisor:
 
     def _start_trainers(self) -> None:
         cluster = self.cluster
-        roles = self._collective_roles() if cluster.collective else self._trainer_roles()
+        endpoints = [self.endpoints[server] for server in self.servers]
+        if cluster.collective:
+            roles = self.environments.collective_roles()
+        else:
+            here = cluster.host is None
+            roles = self.environments.trainer_roles(endpoints if here else cluster.servers)
         timeouts = {
             "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
@@ -196,52 +201,6 @@ class _Supervisor:
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
             self.trainers.append(self._start("trainer", number, command, role | given))
-
-    def _trainer_roles(self) -> dict[int, dict[str, str]]:
-        """By trainer, the variables of its role where there are servers."""
-        cluster = self.cluster
-        local = cluster.host is None
-        endpoints = (
-            [self.endpoints[server] for server in self.servers] if local else cluster.servers
-        )
-        return {
-            number: {
-                "TRAINING_ROLE": "TRAINER",
-                "PSERVER_ENDPOINTS": ",".join(endpoints),
-                "TRAINERS": str(len(cluster.trainers)),
-                "TRAINER_ID": str(number),
-                **({} if local else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
-                **({} if cluster.transport is None else {"PSERVER_TRANSPORT": cluster.transport}),
-            }
-            for number in cluster.here(cluster.trainers)
-        }
-
-    def _collective_roles(self) -> dict[int, dict[str, str]]:
-        """By trainer, torchrun's variables.
-
-        Trainers of one host see the same GPUs and take theirs by LOCAL_RANK.
-        """
-        cluster = self.cluster
-        local = cluster.host is None
-        host, port = ("127.0.0.1", free_port()) if local else split_endpoint(cluster.trainers[0])
-        here = cluster.here(cluster.trainers)
-        shared = {
-            "TRAINING_ROLE": "TRAINER",
-            **{"WORLD_SIZE": str(len(cluster.trainers)), "LOCAL_WORLD_SIZE": str(len(here))},
-            **{"MASTER_ADDR": host, "MASTER_PORT": str(port)},
-            **(
-                {}
-                if cluster.devices is None
-                else {"CUDA_VISIBLE_DEVICES": ",".join(cluster.devices)}
-            ),
-        }
-        if local and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in self.environment:
-            # this host's name need not resolve to an address of this host
-            shared["GLOO_SOCKET_IFNAME"] = "lo"
-        return {
-            number: {**shared, "RANK": str(number), "LOCAL_RANK": str(index)}
-            for index, number in enumerate(here)
-        }
 
     def _start(
         self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str]
@@ -253,7 +212,7 @@ class _Supervisor:
         return Process(
             f"{kind} {number}",
             command,
-            {**self._inherited(), **self._threads(), **role, **unbuffered},
+            {**self.environments.of(kind, number), **role, **unbuffered},
             Path(self.cluster.log_dir) / f"{kind}-{number}.log",
             self.group,
             self.terminal,
@@ -261,36 +220,6 @@ class _Supervisor:
             line=self._see_ready if kind == "server" else None,
             ended=self.events.put,
         )
-
-    def _inherited(self) -> Mapping[str, str]:
-        """The variables that every process inherits: in the collective mode without those of the
-        other role.
-        """
-        if not self.cluster.collective:
-            return self.environment
-        return {
-            name: value
-            for name, value in self.environment.items()
-            if name not in SERVER_ROLE_VARIABLES
-        }
-
-    def _threads(self) -> dict[str, str]:
-        """How many threads a process may use: its share of the cores, or what the user has set."""
-        if "OMP_NUM_THREADS" in self.environment:
-            return {}
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        processes = len(self.cluster.here(self.cluster.servers)) + len(
-            self.cluster.here(self.cluster.trainers)
-        )
-        count = str(max(1, cores // processes))
-        return {
-            "OMP_NUM_THREADS": count,
-            "MKL_NUM_THREADS": self.environment.get("MKL_NUM_THREADS", count),
-        }
 
     def _see_ready(self, process: Process, line: str) -> None:
         if process not in self.endpoints and (match := READY.search(line)):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -22,19 +27,51 @@ COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports"
 ASK_SECONDS = 5.0
 
 
-def show(
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of asking one server.
+
+    Attributes:
+        reply: None: it did not answer, or refused to.
+        error: what is wrong with the server or its job; empty where nothing is.
+        warnings: what will be wrong.
+    """
+
+    endpoint: str
+    reply: StatusReply | None
+    error: str = ""
+    refused: bool = False
+    warnings: Sequence[str] = ()
+
+
+def ask_each(
     endpoints: Sequence[str],
-    console: Console,
     variables: bool = False,
     access_of: Callable[[str], Access] = always_open,
-) -> int:
-    """Prints a row for each server, then a line for each trainer, each table and each error.
+) -> Iterator[Answer]:
+    """Asks servers, one after the other.
 
     Args:
-        endpoints: HOST:PORT of each server.
-        console: where to print.
-        variables: print a line for each variable, too: its bytes in and out, the most bytes first.
+        endpoints: HOST:PORT of each.
+        variables: ask for the bytes of each variable, too.
         access_of: by endpoint, what is proved to the server.
+    """
+    for endpoint in endpoints:
+        try:
+            access = access_of(endpoint)
+            reply = ask(endpoint, variables, access)
+            warnings = expiring(endpoint, access)
+        except PServerError as error:  # it names the endpoint
+            yield Answer(endpoint, None, str(error), isinstance(error, Refused))
+            continue
+        failed = reply.failure or reply.state == "failed"
+        said = about(endpoint, failure_line(reply)) if failed else ""
+        yield Answer(endpoint, reply, said, warnings=warnings)
+
+
+def show(answers: Iterable[Answer], console: Console) -> int:
+    """Prints a row for each server, then a line for each trainer, each table, each variable (the
+    most bytes first) and each error.
 
     Returns:
         0 if all of them answered and none has failed, otherwise 1.
@@ -43,34 +80,83 @@ def show(
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     lines, errors = [], []
-    for endpoint in endpoints:
-        try:
-            access = access_of(endpoint)
-            reply = ask(endpoint, variables, access)
-            lines += [f"{endpoint}: {text}" for text in expiring(endpoint, access)]
-        except PServerError as error:
-            said_no = isinstance(error, Refused)
-            table.add_row(endpoint, "refused" if said_no else "unreachable")
-            errors.append(str(error))  # which names the endpoint
+    for answer in answers:
+        errors += [answer.error] if answer.error else []
+        if answer.reply is None:
+            table.add_row(answer.endpoint, "refused" if answer.refused else "unreachable")
             continue
-        table.add_row(endpoint, *cells(reply))
-        lines += [f"{endpoint}: {trainer_line(trainer)}" for trainer in reply.trainers]
-        lines += [f"{endpoint}: {table_line(part)}" for part in reply.tables]
-        if refused := reply.steps_refused_nonfinite:
-            lines.append(f"{endpoint}: {refused} steps refused because of a NaN or an infinity")
-        busiest = sorted(
-            reply.variables.items(),
-            key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),
-        )
-        lines += [
-            f"{endpoint}: {name}: {size(b.bytes_in)} / {size(b.bytes_out)}" for name, b in busiest
-        ]
-        if reply.failure or reply.state == "failed":
-            errors.append(about(endpoint, failure_line(reply)))
+        table.add_row(answer.endpoint, *cells(answer.reply))
+        lines += [f"{answer.endpoint}: {line}" for line in (*answer.warnings, *more(answer.reply))]
     console.print(table)
     for line in (*lines, *errors):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 1 if errors else 0
+
+
+def show_json(answers: Iterable[Answer], console: Console) -> int:
+    """Prints one line: ``{"servers": [...]}``, an object for each server with its endpoint, the
+    fields of ``StatusReply``, what is wrong ("error"), and what will be ("warnings").
+
+    Returns:
+        As :func:`show`.
+    """
+    found = [
+        {
+            "endpoint": answer.endpoint,
+            "error": answer.error,
+            "warnings": list(answer.warnings),
+            **({} if answer.reply is None else plain(answer.reply)),
+        }
+        for answer in answers
+    ]
+    text = json.dumps({"servers": found})
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 1 if any(each["error"] for each in found) else 0
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message's fields as JSON has them, numbers as numbers.
+
+    Example:
+        >>> plain(TrainerStatus(trainer_id=1, state="joined", step=7))["step"]
+        7
+    """
+    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return value if isinstance(value, str | int | float) else [_plain(each) for each in value]
+
+
+def watch(
+    seconds: float,
+    asked: Callable[[], Iterable[Answer]],
+    show: Callable[[Iterable[Answer], Console], int],
+    console: Console,
+) -> int:
+    """Shows the same again and again, on a terminal in one place, until it is interrupted.
+
+    Args:
+        seconds: between two times.
+        asked: asks the servers.
+        show: prints their answers, as :func:`show` does.
+
+    Returns:
+        What ``show`` has returned last.
+    """
+    status = 0
+    try:
+        while True:
+            answers = list(asked())  # a dead server takes seconds: what is shown stays until then
+            console.clear()  # on a terminal only
+            status = show(answers, console)
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return status
 
 
 def ask(endpoint: str, variables: bool = False, access: Access = OPEN) -> StatusReply:
@@ -123,6 +209,20 @@ def failure_line(reply: StatusReply) -> str:
     if reply.kept_seconds:
         text += f"; kept from other jobs for another {reply.kept_seconds:.0f} s (`pserver save`)"
     return text
+
+
+def more(reply: StatusReply) -> Iterator[str]:
+    """The lines of a server, below the table."""
+    yield from map(trainer_line, reply.trainers)
+    yield from map(table_line, reply.tables)
+    if refused := reply.steps_refused_nonfinite:
+        yield f"{refused} steps refused because of a NaN or an infinity"
+    busiest = sorted(
+        reply.variables.items(),
+        key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),
+    )
+    for name, each in busiest:
+        yield f"{name}: {size(each.bytes_in)} / {size(each.bytes_out)}"
 
 
 def trainer_line(trainer: TrainerStatus) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pserver.security.certificates import ROLES, Bearer
-from pserver.security.enrolment import Enrolment, redeem
+from pserver.security.enrolment import MOST_MINUTES, Enrolment, redeem
 from pserver.security.key_folder import HOST_ROLES, OPERATOR, KeyFolder, check_host
 
 
@@ -67,6 +67,10 @@ def enrol(
     path: Path, host: str, roles: Sequence[str], listen: str, minutes: float, console: Console
 ) -> None:
     """Prints a code, and waits for the host that brings it."""
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ValueError(
+            f"--minutes: expected a number above 0 and up to {MOST_MINUTES:g}, got {minutes:g}"
+        )
     with Enrolment(KeyFolder.open(path), host, roles or HOST_ROLES, listen) as enrolment:
         _say(console, f"on {host}, within {minutes:g} minutes: pserver keys redeem DIR")
         _say(console, f"code: {enrolment.code}")

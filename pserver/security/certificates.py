@@ -62,12 +62,13 @@ class Bearer:
         role: "server", "trainer" or "operator"; "" in a certificate that is not ours.
         host: the one that the key was made for.
         serial: of the certificate.
-        until: when it expires.
+        since, until: when it counts.
     """
 
     role: str
     host: str
     serial: int
+    since: datetime
     until: datetime
 
     @classmethod
@@ -81,7 +82,8 @@ class Bearer:
         role = roles[0] if len(roles) == 1 and roles[0] in ROLES else ""
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         host = str(names[0].value).partition(" ")[2] if names else ""
-        return cls(role, host, certificate.serial_number, certificate.not_valid_after_utc)
+        dates = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return cls(role, host, certificate.serial_number, *dates)
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Bearer:

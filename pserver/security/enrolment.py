@@ -24,7 +24,9 @@ import secrets
 import socket
 import ssl
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -55,6 +57,9 @@ from pserver.security.key_folder import (
 SECRET_BYTES, FINGERPRINT_BYTES = 16, 16
 WRONG_CODES = 5  # then the code counts no more
 TALK_SECONDS = 5.0  # for a peer to say what it wants
+WAKE_SECONDS = 0.1
+MOST_OPEN = 32  # peers; of more the oldest is sent away
+MOST_MINUTES = 24 * 60.0
 MOST_BYTES = 2**16  # of a message
 
 
@@ -86,6 +91,9 @@ class Enrolment:
         if (folder.path / host).exists():
             raise ValueError(f"{host} has keys already; `pserver keys revoke` drops them")
         self._folder, self._host, self._roles = folder, host, tuple(roles)
+        self._done, self._wrong = threading.Event(), 0
+        self._once = threading.Lock()  # a code counts once
+        self._open: deque[socket.socket] = deque()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         own = Authority.new(datetime.now(UTC), days=2)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -108,25 +116,56 @@ class Enrolment:
         self._socket.close()
 
     def wait(self, seconds: float) -> None:
-        """Returns when the host has its keys.
+        """Returns when the host has its keys.  Each peer has a thread, so that none of them keeps
+        the host waiting.
 
         Raises:
             TimedOut: no host came within that time.
             Refused: too many came with a wrong code.
         """
-        deadline, wrong = time.monotonic() + seconds, 0
+        deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self._socket.settimeout(left)
-            with suppress(OSError, ValueError, LookupError, TypeError):  # strangers' words
+            if self._done.is_set():
+                return
+            if self._wrong >= WRONG_CODES and not self._has_counted():
+                raise Refused(f"{self._wrong} wrong codes came: this one counts no more")
+            self._socket.settimeout(min(left, WAKE_SECONDS))
+            with suppress(OSError):
                 connection, _ = self._socket.accept()
-                connection.settimeout(TALK_SECONDS)
-                with self._context.wrap_socket(connection, server_side=True) as secured:
-                    if self._serve(secured):
-                        return
-                    wrong += 1
-            if wrong >= WRONG_CODES:
-                raise Refused(f"{wrong} wrong codes came: this one counts no more")
+                oldest = self._open.popleft() if len(self._open) >= MOST_OPEN else None
+                self._open.append(connection)
+                if oldest is not None:
+                    _end(oldest)
+                threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+        if self._has_counted():
+            return
         raise TimedOut(f"no host came with the code within {seconds:g} s; it counts no more")
+
+    def _has_counted(self) -> bool:
+        """Whether the host has its keys; from here on the code counts no more."""
+        with self._once:
+            counted = self._done.is_set()
+            self._done.set()
+        return counted
+
+    def _meet(self, connection: socket.socket) -> None:
+        """One peer, from its handshake on; it has TALK_SECONDS in all."""
+        ends = threading.Timer(TALK_SECONDS, _end, (connection,))
+        ends.daemon = True
+        ends.start()
+        try:
+            connection.settimeout(TALK_SECONDS)
+            # the socket stays the timer's: it ends the conversation under it
+            with (
+                connection,
+                self._context.wrap_socket(connection.dup(), server_side=True) as secured,
+            ):
+                if not self._serve(secured):
+                    self._wrong += 1
+        except (OSError, ValueError, LookupError, TypeError):  # a stranger's words
+            return
+        finally:
+            ends.cancel()
 
     def _serve(self, connection: ssl.SSLSocket) -> bool:
         """Answers one peer; says whether it had the code."""
@@ -135,12 +174,16 @@ class Enrolment:
             _send(connection, {"error": "the code is wrong"})
             return False
         requests = {role: _requested(asked, role) for role in self._roles}
-        files = {
-            f"{role}.pem": self._folder.sign(self._host, role, key).decode()
-            for role, key in requests.items()
-        }
-        public = {name: content.decode() for name, content in self._folder.public().items()}
-        _send(connection, {"host": self._host, "files": files | public})
+        with self._once:
+            if self._done.is_set():
+                raise OSError("the code has counted")
+            files = {
+                f"{role}.pem": self._folder.sign(self._host, role, key).decode()
+                for role, key in requests.items()
+            }
+            public = {name: content.decode() for name, content in self._folder.public().items()}
+            _send(connection, {"host": self._host, "files": files | public})
+            self._done.set()
         return True
 
 
@@ -246,6 +289,11 @@ def _receive(connection: ssl.SSLSocket) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("expected a message")
     return found
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _family(host: str, port: int) -> socket.AddressFamily:

@@ -77,7 +77,8 @@ def _alone(path: Path) -> Iterator[None]:
         OSError: another has been at it for ``LOCK_SECONDS``.
     """
     file = path / AUTHORITY / "lock"
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         for _ in poll(log, lambda: f"another command changes {path}", LOCK_SECONDS, 0.1):

@@ -126,12 +126,17 @@ class Keys:
             roles: that it may have.
 
         Raises:
-            Untrusted: it is revoked, has expired meanwhile, or has another role.
+            Untrusted: it is revoked, does not count yet or any more, or has another role.
         """
         if bearer.serial in self.revoked:
             raise Untrusted(f"the certificate of {bearer} is revoked")
-        if bearer.until <= datetime.now(UTC):
+        if bearer.until <= (now := datetime.now(UTC)):
             raise Untrusted(f"the certificate of {bearer} has expired ({bearer.until:%Y-%m-%d})")
+        if now < bearer.since:
+            raise Untrusted(
+                f"the certificate of {bearer} counts from {bearer.since:%Y-%m-%d %H:%M} UTC on, "
+                f"and here it is {now:%Y-%m-%d %H:%M} UTC: are the hosts' clocks right?"
+            )
         if bearer.role not in roles:
             raise Untrusted(f"expected a certificate of {' or '.join(roles)}, got one of {bearer}")
         return bearer

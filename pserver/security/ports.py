@@ -55,6 +55,14 @@ PORTS = (
         "the user id of the other process; a proof of the job's secret",
     ),
     Port(
+        "metrics",
+        "server or trainer",
+        "`--metrics`, `PSERVER_METRICS`; none unless given",
+        "`--endpoint`'s, a trainer's 127.0.0.1, unless given",
+        "counts, durations, names of tables; no values",
+        "TLS 1.3 with keys; on loopback nothing; beyond it otherwise only with `--insecure`",
+    ),
+    Port(
         "rendezvous",
         "trainer 0 of trainers that exchange tensors among themselves; torchrun's agent",
         "`MASTER_PORT`, a program's first endpoint, or any free one",

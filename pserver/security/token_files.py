@@ -10,12 +10,21 @@ directory into ``pserver-UID`` in the directory for temporary files::
 
 ``PSERVER_TOKEN_FILE`` names one to a process.  No secret stands on a command line, in the
 environment or in a log.
+
+[Note: files of a launch that was killed]  ``launch`` removes its files when it ends.  As long as it
+runs it holds locks (flock) on its directory and on each PORT.token, which the system releases
+however it ends.  What nobody holds is of no job any more: commands pass it by, and the next launch
+removes it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import secrets
+import select
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -27,6 +36,7 @@ from pserver.security.secret import Secret
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1024  # of a token file that is read
+PIPE_SECONDS = 5.0  # for what is written into one
 
 
 def read(path: str) -> Secret:
@@ -36,7 +46,7 @@ def read(path: str) -> Secret:
         ValueError: it cannot be read, or holds none; one sentence that names the file.
     """
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="ascii", opener=_opened) as file:
             others = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
             text = file.read(MOST_BYTES)
         secret = Secret.parse(text)
@@ -51,6 +61,16 @@ def read(path: str) -> Secret:
     return secret
 
 
+def _opened(path: str, flags: int) -> int:
+    """A descriptor; of a pipe, which a shell makes of ``<(command)``, one that can be read now: an
+    ``open`` would wait for a writer as long as it takes.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        select.select([descriptor], [], [], PIPE_SECONDS)
+    return descriptor
+
+
 def write(path: Path, secret: Secret) -> None:
     """Writes a new file that only this user can read.
 
@@ -60,6 +80,80 @@ def write(path: Path, secret: Secret) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
         file.write(secret.text + "\n")
+
+
+class Held:
+    """Files and directories that are removed at the end, and locked until then.
+
+    See [Note: files of a launch that was killed].
+
+    Args:
+        place: the directory in which they are.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._held: list[tuple[int, Path]] = []
+        _tidy(place)
+
+    def directory(self) -> Path:
+        """A new one, for one job."""
+        new = Path(tempfile.mkdtemp(prefix="new-", dir=self.place))
+        return self._hold(new, self.place / new.name.replace("new-", "job-", 1))
+
+    def file(self, name: str, secret: Secret) -> None:
+        """A new one that holds a secret; it takes the place of another of this name."""
+        new = self.place / f"new-{secrets.token_hex(8)}"
+        write(new, secret)
+        self._hold(new, self.place / name)
+
+    def _hold(self, new: Path, path: Path) -> Path:
+        """Locked before it has the name by which others find it."""
+        descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        new.rename(path)
+        self._held.append((descriptor, path))
+        return path
+
+    def remove(self) -> None:
+        """Removes them all."""
+        for descriptor, path in self._held:
+            _remove(path)
+            os.close(descriptor)
+        self._held = []
+
+
+def _tidy(place: Path) -> None:
+    """Removes what nobody holds."""
+    for path in (*place.glob("job-*"), *place.glob("*.token")):
+        if not _is_held(path):
+            _remove(path)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a launch that runs has left it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: nobody can say
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def folder(environ: Mapping[str, str]) -> Path:
@@ -98,7 +192,8 @@ def published(port: int, environ: Mapping[str, str]) -> Path | None:
             _check(place)
             path = place / name_of(port)
             found = path.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if ours and _is_held(path):
                 return path
     return None
 

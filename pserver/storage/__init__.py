@@ -5,6 +5,7 @@ In reading order::
     in_use        the error of two jobs at one path
     path_lock     one writer at a time, on a local disk
     local_place   a directory
+    login         who this process is at a file system behind a URL
     remote_place  a prefix behind a URL, through fsspec
     place         which of the two a caller's path is
     single_file   one file, local or behind a URL, written whole

@@ -22,6 +22,7 @@ import fsspec
 import safetensors.torch
 import torch
 
+from pserver.storage.login import hidden, options_of
 from transpiler.files.local_path import shown
 from transpiler.files.tensor_file import write_tensors
 
@@ -53,13 +54,13 @@ class RemotePlace:
         scheme, _, rest = url.partition("://")
         self.path = f"{scheme}://{rest.rstrip('/')}"
         try:
-            self._store, self._root = fsspec.core.url_to_fs(self.path)
+            self._store, self._root = fsspec.core.url_to_fs(self.path, **options_of(self.path))
         except ImportError as error:
             raise ImportError(f"{self}: {error}") from error
         except ValueError as error:
-            raise ValueError(f"{self}: {error}") from error
+            raise ValueError(f"{self}: {hidden(str(error))}") from _quotable(error)
         except Exception as error:  # as many kinds as there are drivers
-            raise _os_error(self, error) from error
+            raise _os_error(self, error) from _quotable(error)
         kinds = self._store.protocol
         self._kinds = frozenset((kinds,) if isinstance(kinds, str) else kinds)
 
@@ -110,7 +111,7 @@ class RemotePlace:
         try:
             return call()
         except Exception as error:
-            raise _os_error(self, error) from error
+            raise _os_error(self, error) from _quotable(error)
 
     # ---- reading ----
 
@@ -254,9 +255,19 @@ def _os_error(place: RemotePlace, error: Exception) -> OSError:
     kind, said = next((each for each in _KINDS if isinstance(error, each)), OSError), str(error)
     if not isinstance(error, OSError):
         said = f"{type(error).__name__}: {said}"
-    named = kind(f"{place}: {shown(said)}")
+    named = kind(f"{place}: {hidden(said)}")
     named.errno = getattr(error, "errno", None)
     return named
+
+
+def _quotable(error: Exception) -> Exception | None:
+    """A driver's error as a cause that a traceback prints; None where that has a password."""
+    link: BaseException | None = error
+    while link is not None:
+        if hidden(str(link)) != str(link):
+            return None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def _refused_condition(error: OSError) -> bool:

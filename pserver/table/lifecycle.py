@@ -106,16 +106,19 @@ class RowLifecycle:
         self.order += len(ids)
         self.counts["pushes"] += len(ids)
 
-    def ensure_rows(self, ids: Array, slots: Array) -> None:
+    def ensure_rows(self, ids: Array, slots: Array, current: bool = True) -> None:
         """Makes a row for each of these ids that has none, without asking the admission rule; the
         other rows catch up.
+
+        Args:
+            current: as of :meth:`RowUpdater.make`.
         """
         missing = slots < 0
         self._updater.catch_up(slots)
         if missing.any():
             fresh = np.ascontiguousarray(ids[missing])
             self.admission.index.remove(fresh)
-            slots[missing] = self._updater.make(fresh, current=True)
+            slots[missing] = self._updater.make(fresh, current)
             self._note(slots, np.flatnonzero(missing), None, self.now)
             self.order += len(ids)
 

@@ -57,7 +57,7 @@ class SparseTable:
         )
         self._lifecycle = RowLifecycle(table, self._rows, self._updater, self._share)
         self._chunks = TableChunks(self._what, self._rows, self._updater, self._lifecycle)
-        self._lookups = 0
+        self._lookups = self._lookups_new = 0
 
     @property
     def step(self) -> int:
@@ -97,14 +97,16 @@ class SparseTable:
 
         Returns:
             "rows" and "waiting": how many rows and waiting ids there are; "lookups" and "pushes":
-            ids that were looked up and pushed to; "admitted": rows that a push made; "refused":
-            pushes to ids that were not admitted; "evicted", "expired", "shrunk": rows removed.
+            ids that were looked up and pushed to; "lookups_new": those that had no row; "admitted":
+            rows that a push made; "refused": pushes to ids that were not admitted; "evicted",
+            "expired", "shrunk": rows removed.
         """
         waiting = len(self._lifecycle.admission.index)
         return {
             "rows": len(self),
             "waiting": waiting,
             "lookups": self._lookups,
+            "lookups_new": self._lookups_new,
             **self._lifecycle.counts,
         }
 
@@ -188,6 +190,7 @@ class SparseTable:
             slots[self._lifecycle.outlived(slots, now)] = -1
         self._updater.read(slots, ids, out)
         self._lookups += len(ids)
+        self._lookups_new += len(ids) - int(np.count_nonzero(slots >= 0))
 
     def update(
         self,
@@ -255,13 +258,20 @@ class SparseTable:
         here = slots >= 0
         self._rows.records[slots[here], : self.table.dim] += deltas[here]
 
-    def assign(self, ids: Array, values: Array) -> None:
+    @property
+    def moves_untouched(self) -> bool:
+        """Whether steps have moved rows that they did not touch."""
+        return self._updater.has_history
+
+    def assign(self, ids: Array, values: Array, current: bool = True) -> None:
         """Sets rows, without asking the admission rule or the capacity.  A row keeps its state; a
         new one has that of new rows.
 
         Args:
             ids: int64[u], each once.
             values: [u, dim] of the table's dtype.
+            current: a new row has taken all steps; otherwise, in a table whose rows were always
+                there, none.
 
         Raises:
             TypeError, ValueError: as :meth:`update`.
@@ -269,7 +279,7 @@ class SparseTable:
         ids = self._ids(ids)
         values = self._array(values, (len(ids), self.table.dim), "values")
         slots = self._marked(ids)
-        self._lifecycle.ensure_rows(ids, slots)
+        self._lifecycle.ensure_rows(ids, slots, current)
         self._rows.records[slots, : self.table.dim] = values
 
     # ---- whole tables ----
@@ -326,7 +336,8 @@ class SparseTable:
         the last push.
         """
         lifecycle = self._lifecycle
-        counts = {**lifecycle.counts, "lookups": self._lookups}
+        looked_up = {"lookups": self._lookups, "lookups_new": self._lookups_new}
+        counts = {**lifecycle.counts, **looked_up}
         return {
             **self._updater.metadata(),
             "counts": counts,
@@ -347,6 +358,7 @@ class SparseTable:
         lifecycle = self._lifecycle
         lifecycle.counts.update({name: int(metadata["counts"][name]) for name in lifecycle.counts})
         self._lookups = int(metadata["counts"]["lookups"])
+        self._lookups_new = int(metadata["counts"].get("lookups_new", 0))  # not in older files
         lifecycle.order, lifecycle.now = (
             max(lifecycle.order, int(metadata["order"])),
             float(metadata["now"]),

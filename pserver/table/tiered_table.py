@@ -101,7 +101,7 @@ class TieredTable(SparseTable):
         }
         self._cold = ColdRows(columns, root)
         self._tracked_from = 0  # the step from which on records in memory say what they have taken
-        self._moved = {"spilled": 0, "fetched": 0}
+        self._moved = {"spilled": 0, "fetched": 0, "lookups_disk": 0}
 
     @property
     def max_rows(self) -> int:
@@ -117,7 +117,7 @@ class TieredTable(SparseTable):
 
     def counters(self) -> dict[str, int]:
         """As of :class:`SparseTable`; and "cold": rows on disk, "spilled": rows moved there,
-        "fetched": rows moved back.
+        "fetched": rows moved back, "lookups_disk": ids looked up whose row was there.
         """
         return {**super().counters(), "cold": len(self._cold), **self._moved}
 
@@ -188,6 +188,7 @@ class TieredTable(SparseTable):
         if guests is None or not len(guests["ids"]):
             super().lookup(ids, out, now)
             return
+        self._moved["lookups_disk"] += len(guests["ids"])
         self._put_in_memory(guests)
         try:
             super().lookup(ids, out, now)
@@ -224,10 +225,10 @@ class TieredTable(SparseTable):
         self._fetch(self._ids(ids))
         super().add(ids, deltas, statistics, now)
 
-    def assign(self, ids: Array, values: Array) -> None:
+    def assign(self, ids: Array, values: Array, current: bool = True) -> None:
         """As of :class:`SparseTable`."""
         self._fetch(self._ids(ids))
-        super().assign(ids, values)
+        super().assign(ids, values, current)
 
     def scan(
         self,

@@ -74,6 +74,11 @@ class RowUpdater:
                 initial = held[spec.initial] if spec.initial else 0.0
                 self._rows.template[begin : begin + width] = initial
 
+    @property
+    def has_history(self) -> bool:
+        """Whether rows may have missed a step."""
+        return len(self._history) > 0
+
     # ---- rows ----
 
     def make(self, ids: Array, current: bool = False) -> Array:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from pserver.limits import Limits
+from pserver.limits import PART_BYTES, SLACK_BYTES, Limits
 from pserver.transport.endpoint import of_peer
 from pserver.transport.half_open import HalfOpen, address_of
 
@@ -70,7 +70,7 @@ class CallThreads:
         """The largest message of a call."""
         of_calls = {
             "Join": self._limits.manifest_bytes,
-            "Install": self._limits.program_bytes,
+            "Install": PART_BYTES + SLACK_BYTES,
             **dict.fromkeys(("Barrier", "Rendezvous"), TALK_BYTES),
             **dict.fromkeys(("Announce", "Leave"), TEXT_BYTES),
         }
@@ -115,7 +115,7 @@ class CallThreads:
             raise AssertionError("abort returns")  # it raises
         if len(message) > (most := self.most_bytes(call)):
             what = f"{call}: expected a message of up to {most} bytes, got {len(message)}"
-            hint = " (--max-program)" if call in ("Join", "Install") else ""
+            hint = " (--max-program)" if call == "Join" else ""
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what + hint)
         return message
 

@@ -15,7 +15,7 @@ from pserver.errors import Unreachable
 from pserver.security.keys import Keys
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_security import open_channel
-from pserver.transport.grpc_stream import OPTIONS
+from pserver.transport.grpc_stream import CLIENT_OPTIONS
 
 
 class DialledChannel:
@@ -44,7 +44,7 @@ class DialledChannel:
             Unreachable: no address of the host accepts a connection within the timeout.
             Untrusted: what listens there is no server of ours, or takes no certificate of ours.
         """
-        return open_channel(self._host, self._port, OPTIONS, timeout_seconds, self._keys)
+        return open_channel(self._host, self._port, CLIENT_OPTIONS, timeout_seconds, self._keys)
 
     def present(self, timeout_seconds: float) -> grpc.Channel:
         """The present channel; dialled where there is none.

@@ -33,13 +33,12 @@ from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
 CANCEL_NOTICE_SECONDS = 0.05  # grpcio may tell the end of input so long before the cancellation
-CALLS_OF_CONNECTION = 256  # at a time
-IDLE_MILLISECONDS = 60_000  # without a call, until a connection is closed; or asked for a sign
-# frames are a few MB; a program with many slices may be larger than grpcio's default of 4 MB
+CALLS_OF_CONNECTION = 128  # at a time, as many as strangers may have in all
+KEEPALIVE_MILLISECONDS = 60_000  # without a word, until a peer is asked for a sign
+# what a client takes: a reply may have a whole program, with many slices
 MESSAGE_BYTES = 2**26
 OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     # a cluster's hosts are not behind the proxy that fetches packages
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),  # two servers on one port are a mistake
@@ -48,17 +47,21 @@ OPTIONS = [
 ]
 
 
+CLIENT_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", MESSAGE_BYTES)]
+
+
 def server_options(limits: Limits) -> list[tuple[str, int]]:
     """The options of a server that accepts from strangers, too."""
-    seconds = int(1000 * limits.hello_seconds)
+    milliseconds = int(1000 * limits.hello_seconds)
     return [
         *OPTIONS,
+        ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION),
-        ("grpc.server_handshake_timeout_ms", seconds),
+        ("grpc.server_handshake_timeout_ms", milliseconds),
         # a trainer's heartbeat keeps its connection busy
-        ("grpc.max_connection_idle_ms", IDLE_MILLISECONDS),
-        ("grpc.keepalive_time_ms", IDLE_MILLISECONDS),
+        ("grpc.max_connection_idle_ms", milliseconds),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", 20_000),
     ]
 
@@ -260,7 +263,7 @@ def connect(
         Unreachable: no server answered within ``timeout_seconds``.
         Untrusted: what listens there is no server of ours, or takes no certificate of ours.
     """
-    channel = open_channel(host, port, OPTIONS, timeout_seconds, keys)
+    channel = open_channel(host, port, CLIENT_OPTIONS, timeout_seconds, keys)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_seconds)
     except grpc.FutureTimeoutError as error:

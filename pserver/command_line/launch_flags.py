@@ -1,0 +1,76 @@
+"""The flags of ``pserver launch``."""
+
+from __future__ import annotations
+
+import argparse
+
+from pserver.command_line.key_flags import add_collective_protection, add_protection
+from pserver.config import TRANSPORT_CHOICES
+
+
+def add_launching(sub: argparse.ArgumentParser) -> None:
+    """Adds which processes to start, and the settings that they share."""
+    _add_processes(sub)
+    _add_settings(sub)
+
+
+def _add_processes(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--nccl2",
+        action="store_true",
+        help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs",
+    )
+    add(
+        "--devices",
+        metavar="0,1,...",
+        help="with --nccl2: the GPUs of this host's trainers, one each, of those that this process "
+        "sees (default: all)",
+    )
+    add(
+        "--servers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all servers of the cluster",
+    )
+    add(
+        "--trainers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all trainers of the cluster",
+    )
+    add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
+
+
+def _add_settings(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--transport", choices=TRANSPORT_CHOICES, help="how tensors travel (default: auto)")
+    add(
+        "--heartbeat-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long a process may send no heartbeat before it is declared lost (default: 20)",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long the processes wait for one another to come up (default: 300)",
+    )
+    add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
+    add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
+    add_protection(sub)
+    add_collective_protection(sub)
+    add(
+        "--metrics",
+        metavar="PORT",
+        type=int,
+        help="where Prometheus reads metrics: server N at PORT + N, trainer N at the port behind "
+        "those of all servers + N (default: nowhere)",
+    )
+    add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
+    add("--log-json", action="store_true", help="log lines of all processes as JSON")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        default="logs",
+        help="where each process's output is filed (default: logs)",
+    )
