@@ -20,7 +20,8 @@ A step: from ``p.grad`` to the parameter
 In a job with servers, sync; file by file, in order:
 
  1. ``optimizer.py``: ``DistributedOptimizer.step`` takes GradScaler's scale out of ``p.grad``, and
-    clips, unless the servers do.  ``communicator/gradient_changes.py`` warns where the script has
+    clips, unless the servers do; ``gradients/dgc.py`` compresses large ones, where the strategy
+    says so.  ``communicator/gradient_changes.py`` warns where the script has
     clipped before a mean.
  2. ``embedding/proxy_parameter.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
@@ -73,9 +74,11 @@ A room imports those above it, and none below it::
     role  row_optimizers  serving   root files that import no room
     flags  places                   root: settings and devices of this process
     scope  variables                root: tensors by name; variables that a script makes itself
-    overflow                        root: an overflow elsewhere, told to this GradScaler
+    overflow                        root: GradScaler's scale, and an overflow elsewhere
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
+    gradients                       what happens to gradients before they leave
+    modules                         what a strategy changes in a model
     communicator                    the connections to the servers, one sender for each lane
     optimizer                       root: the optimizer that fleet returns
     checkpoint                      a job's state in files
@@ -83,6 +86,7 @@ A room imports those above it, and none below it::
     checker                         is every step applied exactly once?
     sharding                        state, gradients and parameters in shards
     hybrid                          five directions of parallelism at once
+    modules                         what a strategy changes in a model
     job                             what fleet.init begins and fleet.finish ends
     fleet                           root: the calls of a script
     examples                        complete scripts
@@ -96,7 +100,7 @@ The script's thread does everything, but for these:
 - ``lane ...``: an async lane's sender, and its receiver with ``independent_recv_thread``; a k-step
   lane's exchange.
 - ``membership``: heartbeats between trainers, one in each job without servers and each mixed one.
-- ``ring N``: a ring of trainers in rows (``executor/comm_ring.py``).
+- ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
   parameters) run in the thread that computes the gradient.
 
@@ -123,12 +127,16 @@ The essays
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
     overflow                           whose overflow
+    gradient_merge                     an overflow in a window
     scope                              two kinds of scopes
     collective/    gloo_threads        gloo at exit
                    membership          who is lost; whose frames
                    process_groups      no timeout on progress
                    data_parallel       errors in backward
+                   gradient_sums       float16 between trainers
                    buckets             the last bucket
+                   averaging_schedule  adaptive steps
+                   local_sgd           an average in between
                    dense_allreduce     one layout
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; minus zero; steps without servers
@@ -146,9 +154,12 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    written_values      what a script writes
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
+    modules/       sparsity            zeros that stay
     sharding/      reads               reads outside a unit
+                   segment_runs        runs of a segment
                    units               units
     hybrid/        mesh                two meshes
+    modules/       sync_batch_norm     sums of a batch norm; who is in which batch norm
     job/           joint_plan          several optimizers
                    part                equal numbers of batches
 """
@@ -158,7 +169,9 @@ from typing import TYPE_CHECKING
 
 from trainer import row_optimizers as row_optimizers
 from trainer.collective.data_parallel import DataParallel as DataParallel
-from trainer.collective.data_parallel import fused_allreduce_gradients as fused_allreduce_gradients
+from trainer.collective.fused_gradients import (
+    fused_allreduce_gradients as fused_allreduce_gradients,
+)
 from trainer.collective.parallel_env import init_parallel_env as init_parallel_env
 from trainer.collective.parallel_env import new_group as new_group
 from trainer.collective.spawn import spawn as spawn
@@ -171,6 +184,7 @@ from trainer.hybrid import hybrid_optimizer as hybrid_optimizer
 from trainer.hybrid import hybrid_parallel as hybrid_parallel
 from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid import split_sequence as split_sequence
+from trainer.modules import sparsity as asp
 from trainer.places import cpu_places as cpu_places
 from trainer.places import cuda_places as cuda_places
 from trainer.scope import Scope as Scope
@@ -186,6 +200,8 @@ from transpiler.ir.tables import Normal as Normal
 from transpiler.ir.tables import ProbabilityEntry as ProbabilityEntry
 from transpiler.ir.tables import ShowClickEntry as ShowClickEntry
 from transpiler.ir.tables import Uniform as Uniform
+from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
+from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
 
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
@@ -201,6 +217,8 @@ if TYPE_CHECKING:
     from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 
 __all__ = [
+    "asp",
+    "BuildStrategy",
     "CompiledProgram",
     "Constant",
     "CountFilterEntry",
@@ -212,6 +230,7 @@ __all__ = [
     "deserialize_persistables",
     "device_guard",
     "DistributedEmbedding",
+    "ExecutionStrategy",
     "Executor",
     "export_program",
     "fused_allreduce_gradients",

@@ -1,5 +1,5 @@
-"""Settings of this process by name: what the environment says about connections, read and changed
-by a script.
+"""Settings of this process: by name, what the environment says about connections, read and changed
+by a script; and what torch and cuDNN go by while a job runs.
 
 A flag is an environment variable.  So a process that this one starts has the same setting, and
 there is one place where a setting is looked up: ``role.Connection``.
@@ -7,11 +7,17 @@ there is one place where a setting is looked up: ``role.Connection``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import MappingProxyType, TracebackType
+from typing import Any
 
-from trainer.role import Connection
+import torch
+
+from trainer.role import Connection, set_variable, variable
 from transpiler.ir.close_names import close_names
+from transpiler.plan.execution import Execution
 
 Flag = str | float | bool
 
@@ -21,7 +27,10 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
         "PSERVER_INSECURE": "insecure",
         "PSERVER_INSECURE_COLLECTIVE": "insecure_collective",
+        "PSERVER_JOB": "job",
         "PSERVER_KEYS": "keys",
+        "PSERVER_LOG_JSON": "log_json",
+        "PSERVER_METRICS": "metrics",
         "PSERVER_START_TIMEOUT": "start_timeout_seconds",
         "PSERVER_TOKEN_FILE": "token_file",
         "PSERVER_TRANSPORT": "transport",
@@ -94,3 +103,87 @@ def _check_name(who: str, name: object) -> None:
     if name not in FLAGS:
         near = close_names(name, FLAGS)
         raise ValueError(f"{who}: there is no flag {name!r}; close names: {near}")
+
+
+# ---- what torch goes by while a job runs ----
+
+WORKSPACE = "CUDNN_CONV_WSCAP_DBG"  # cuDNN reads it: MB of a convolution
+
+
+@dataclass(frozen=True, slots=True)
+class _Knob:
+    """One thing of the process that can be read and set."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _set_benchmark(value: bool) -> None:
+    torch.backends.cudnn.benchmark = value
+
+
+def _set_limit(value: int | None) -> None:
+    if value is not None:  # None: a torch without cuDNN
+        torch.backends.cudnn.benchmark_limit = value
+
+
+_THREADS = _Knob(torch.get_num_threads, torch.set_num_threads)
+_BENCHMARK = _Knob(lambda: torch.backends.cudnn.benchmark, _set_benchmark)
+# 0: all algorithms are tried
+_LIMIT = _Knob(lambda: torch.backends.cudnn.benchmark_limit, _set_limit)
+
+
+@cache
+def _variable(name: str) -> _Knob:
+    """A variable of the environment; None: it is not set."""
+    return _Knob(partial(variable, name), partial(set_variable, name))
+
+
+class ProcessSettings:
+    """What a job sets in its process, and puts back when it ends.
+
+    ::
+
+        with ProcessSettings() as settings:
+            settings.take(Execution(threads=2))
+            torch.get_num_threads()  # 2
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[_Knob, Any] = {}  # in the order in which they were set
+
+    def take(self, execution: Execution) -> None:
+        """Sets what an execution asks for; what it leaves open stays as it is."""
+        if execution.threads:
+            self._set(_THREADS, execution.threads)
+        if execution.benchmarks:
+            self._set(_BENCHMARK, True)
+            self._set(_LIMIT, None if torch.backends.cudnn.benchmark_limit is None else 0)
+        if execution.workspace_mb:
+            self.environment({WORKSPACE: str(execution.workspace_mb)})
+
+    def environment(self, variables: Mapping[str, str]) -> None:
+        """Sets variables of the environment."""
+        for name, value in variables.items():
+            self._set(_variable(name), value)
+
+    def _set(self, knob: _Knob, value: Any) -> None:
+        self._before.setdefault(knob, knob.read())
+        knob.write(value)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        while self._before:
+            knob, value = self._before.popitem()
+            knob.write(value)
+
+    def __enter__(self) -> ProcessSettings:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()

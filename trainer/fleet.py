@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pserver.config import ServerConfig
+from pserver.metrics.json_log import write_json
 from pserver.service.server import serve_job
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.job.collective_job import CollectiveJob
@@ -47,13 +47,18 @@ from trainer.job.queries import (
     worker_index,
     worker_num,
 )
+from trainer.job.report import report
 from trainer.job.save_load import export, load, save
 from trainer.job.table_admin import shrink, table_status
+from trainer.modules.fused_updates import fuse_updates
+from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
 from transpiler.plan.setting import check_flag
-from transpiler.strategy.refusals import check
+from transpiler.precision.mixed_forward import fp16_guard
+from transpiler.strategy.parallel_degrees import is_divided
+from transpiler.strategy.refusals import check, too_late
 from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
@@ -65,6 +70,7 @@ __all__ = [
     "DistributedStrategy",
     "export",
     "finish",
+    "fp16_guard",
     "init",
     "init_server",
     "init_worker",
@@ -73,6 +79,7 @@ __all__ = [
     "is_worker",
     "load",
     "metrics",
+    "report",
     "Role",
     "run_server",
     "save",
@@ -131,22 +138,34 @@ def init(
         )
     check_flag("is_collective", is_collective)
     role = role_maker or CloudRoleMaker()
-    Connection.from_environment()  # a wrong variable is told also where nothing reads it
+    # a wrong variable is told also where nothing reads it
+    if Connection.from_environment().log_json:
+        write_json()
     if is_collective or role.role is Role.COLLECTIVE:
-        begin(_collective(role, strategy))
+        _begin(_collective(role, strategy))
         return
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     job = Job(role, strategy)
-    begin(job)
+    _begin(job)
     job.announce()
 
 
+def _begin(job: Job) -> None:
+    """Makes a job the present one; it is none where its strategy cannot be taken."""
+    begin(job)
+    try:
+        job.take(job.strategy)
+    except BaseException:
+        end()
+        job.restore()
+        job.finish()  # it has not joined
+        raise
+
+
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
-    if isinstance(strategy, DistributedStrategy) and any(
-        name.startswith("hybrid_configs.") for name in strategy.unsupported(())
-    ):
+    if isinstance(strategy, DistributedStrategy) and is_divided(strategy):
         from trainer.job.hybrid_job import HybridJob
 
         return HybridJob(role, strategy)
@@ -157,27 +176,35 @@ def _kind(role: RoleMaker) -> str:
     return "alone" if role.role is Role.SINGLE else "servers"
 
 
-def _check_late(strategy: DistributedStrategy | None, job: Job) -> None:
+def _check_late(strategy: DistributedStrategy | None, job: Job, kind: str) -> None:
     """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
-    check(strategy, _kind(job.role))
-    if strategy is None or strategy is job.strategy:
-        return
-    asked = strategy.a_sync_configs["embeddings"]
-    if asked and (job.strategy is None or asked != job.strategy.a_sync_configs["embeddings"]):
-        raise ValueError(
-            f"a_sync_configs['embeddings']={list(asked)!r}: fleet.distributed_model moves "
-            "embeddings, by the strategy of fleet.init, and has been called without these; give "
-            "the strategy to fleet.init(strategy=...)"
-        )
+    strategy = job.strategy if strategy is None else strategy
+    late = ""
+    if isinstance(strategy, DistributedStrategy):
+        late = ", ".join(too_late(strategy, job.first or DistributedStrategy()))
+    said = (
+        f"{late}: fleet.distributed_model reads it, from the strategy of fleet.init, and has been "
+        "called without; give the strategy to fleet.init(strategy=...), as it is to be"
+    )
+    check(strategy, kind, [said] if late else ())
+
+
+def _note_reader(strategy: DistributedStrategy | None, job: Job) -> None:
+    """An optimizer has taken its settings: until the job's end it warns when they change."""
+    strategy = strategy or job.strategy
+    if strategy is not None:
+        strategy.note_reader("fleet.distributed_optimizer")
+        job.undo.callback(strategy.note_reader, "")
 
 
 def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
     """Registers a model, whose parameters and buffers are trainer 0's once the optimizer is
     distributed.
 
-    With ``hybrid_configs`` in ``init``'s strategy the model is made parallel at once, and
-    ``hybrid`` are the keyword arguments ``tensor_plan``, ``stages`` and ``loss_fn`` of
-    :func:`trainer.hybrid.hybrid_parallel`: make the optimizer after this.
+    With ``hybrid_configs``, ``sharding``, ``pipeline`` or ``tensor_parallel`` in ``init``'s
+    strategy the model is made parallel at once, and ``hybrid`` are the keyword arguments
+    ``tensor_plan``, ``stages`` and ``loss_fn`` of :func:`trainer.hybrid.hybrid_parallel`: make the
+    optimizer after this.
 
     Embeddings that are marked by ``distribute_embedding``, or named by
     ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
@@ -205,8 +232,10 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
         model = job.register(model, hybrid)
     elif hybrid:
         raise ValueError(
-            f"{', '.join(hybrid)}: expected with hybrid_configs in the strategy of fleet.init only"
+            f"{', '.join(hybrid)}: expected with hybrid_configs (or sharding, pipeline, "
+            "tensor_parallel) in the strategy of fleet.init only"
         )
+    model = prepared(model, job.strategy)
     model = moved(model, () if job.strategy is None else job.strategy.a_sync_configs["embeddings"])
     for known in job.models:
         moved(known, ())  # embeddings that it shares with this one
@@ -252,7 +281,8 @@ def distributed_optimizer(
             ``transpiler``, applied to the merged gradient.
         compression: how gradients travel, by pattern of parameter names, the first that matches:
             {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (as they are) too.  The rounding
-            error is added to the next step's gradient.
+            error is added to the next step's gradient.  "sparse" sends the elements that are not 0,
+            with their positions, where that is less, and loses nothing.
 
     Returns:
         The optimizer to step, in the place of the given one.
@@ -270,6 +300,7 @@ def distributed_optimizer(
             f"got {type(grad_clip).__name__}"
         )
     job = present()
+    check_optimizer(optimizer, job.strategy)
     if isinstance(job, CollectiveJob):
         if job.optimizers:
             raise RuntimeError(
@@ -277,13 +308,22 @@ def distributed_optimizer(
                 "gradients are averaged while backward runs, and a backward of the other's loss "
                 "may pass through this one's parameters; start the job with servers"
             )
+        _check_late(strategy, job, job.kind)
+        job.take(strategy)
         job.strategy = strategy or job.strategy
+        fuse_updates(optimizer, job.strategy)
         job.optimizers.append(job.distribute(optimizer, grad_clip, compression))
+        job.dump(job.optimizers[0], strategy)
+        _note_reader(strategy, job)
         return job.optimizers[0]
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
-    _check_late(strategy, job)
+    _check_late(strategy, job, _kind(job.role))
+    job.take(strategy)
+    fuse_updates(optimizer, strategy or job.strategy)
     made = job.join(optimizer, strategy, grad_clip, compression)
+    job.dump(made, strategy)
+    _note_reader(strategy, job)
     job.passes.ask()
     return made
 
@@ -303,9 +343,15 @@ def finish() -> None:
         PServerError: the job has failed: a trainer did not finish, or a server was lost.
     """
     job = end()
-    if job is not None:
+    if job is None:
+        return
+    try:
         job.claims.release()
+        for model in job.models:
+            plain_again(model)
         job.finish()
+    finally:
+        job.restore()
 
 
 # ---- data ----
@@ -338,7 +384,8 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
     job = present()
     if isinstance(job, CollectiveJob):
         return job.shard(loader, seed)
-    return _shard(loader, job.role.trainers, job.role.trainer_id, seed, job.passes)
+    place, parts = job.place_in_data()
+    return _shard(loader, parts, place, seed, job.passes)
 
 
 # ---- the original's life-cycle calls ----
@@ -397,15 +444,4 @@ def run_server() -> None:
     init_server()
     role = present().role
     connection = Connection.from_environment()
-    serve_job(
-        ServerConfig(
-            endpoint=role.current_endpoint,
-            transport=connection.transport,
-            heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
-            start_timeout_seconds=connection.start_timeout_seconds,
-            once=True,
-            token_file=connection.token_file or None,
-            keys=connection.keys or None,
-            insecure=connection.insecure,
-        )
-    )
+    serve_job(connection.server_config(role.current_endpoint))

@@ -5,23 +5,29 @@ servers take its steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.overflow import tell_scaler
-from transpiler.clip import ClipGradByValue, GradClip, apply
+from trainer.gradients.clipping import clip_in_place
+from trainer.gradients.dgc import DeepGradientCompression
+from trainer.gradients.division import Gradients, divided, hidden, tables_in
+from trainer.gradients.gradient_merge import GradientMerge
+from trainer.gradients.overlap import send_early
+from trainer.modules.dump import ModuleDump
+from trainer.modules.loss_scaling import LossScaling
+from trainer.overflow import tell_scaler, unscale
+from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
 from transpiler.param_attr import unclipped
-from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
     from trainer.communicator.communicator import Communicator
     from trainer.communicator.gradient_changes import GradientChanges
     from trainer.communicator.tables import Tables
 
-Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
 Connect = Callable[["DistributedOptimizer"], None]
 
 
@@ -41,6 +47,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overlap: the script promises one backward per step and not to touch ``p.grad`` before
             ``step()``: each gradient leaves as soon as it is complete, while backward goes on.
         tables: the job's, where a model has embeddings of ours.
+        merge: adds up the gradients of several steps, for one update; None: every step makes one.
+        dgc: compresses large gradients; None: they leave as they are.
 
     Raises:
         ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on
@@ -59,19 +67,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         grad_clip: GradClip | None = None,
         overlap: bool = False,
         tables: Tables | None = None,
+        merge: GradientMerge | None = None,
+        dgc: DeepGradientCompression | None = None,
     ) -> None:
         self._inner = optimizer
+        self.dgc = dgc
         self._tables = tables
         self._overlap = overlap
+        self._merge = merge
         # parameters whose gradient of this step has left already
         self._left: set[torch.Tensor] = set()
         self.names = names
+        self.loss_scaling: LossScaling | None = None  # of models with strategy.amp in float16
         self._connect = connect
         self.grad_clip = grad_clip
         self.steps = 0  # taken by the job, those before a resumed checkpoint included
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         self._changes: GradientChanges | None = None
+        self.dump: ModuleDump | None = None
         self._communicator: Communicator | None = None
         self.lanes: tuple[int, ...] = ()  # those of the plan that take its steps
         self._first_group = 0
@@ -122,47 +136,64 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- steps ----
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """One step of the whole job.
 
+        Args:
+            closure: computes the loss and its gradients.
+            loss: of the step, a tensor of one element or a number, where no closure returns it;
+                ``adaptive_localsgd`` needs it.
+
         Returns:
-            What ``closure`` returned, or None.
+            What ``closure`` returned, or ``loss``.
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
-            ValueError: a gradient is sparse, or has another dtype than its parameter.
+            ValueError: a gradient is sparse, or has another dtype than its parameter; or a closure
+                and a loss are given.
         """
-        loss = None
         if closure is not None:
+            if loss is not None:
+                raise ValueError("step: expected a closure or a loss, got both")
             with torch.enable_grad():
                 loss = closure()
         if self._changes is not None:
             self._changes.check()
-        overflow = self._unscale()
-        if self._communicator is None:
-            self._step_alone(overflow)
+        if self.dump is not None:
+            self.dump.step(self.steps)
+        overflow = self._overflowed()
+        if self._merge is None:
+            self._update(loss, overflow)
         else:
-            self._step_together(self._communicator, overflow)
+            self._merge.step(self, overflow, partial(self._update, loss))
         self._seen_by_schedulers()
         return loss
 
-    def _unscale(self) -> bool:
-        """Takes GradScaler's scale out of the gradients, where they come scaled; gives whether one
-        is not finite.
-        """
-        scale = getattr(self, "grad_scale", None)
-        found = getattr(self, "found_inf", None)
-        overflow = found is not None and bool(found.item())
-        if self._left and scale is not None:
-            raise RuntimeError(
-                "overlap: the gradients have left with GradScaler's scale in them; leave overlap "
-                "off"
-            )
-        if scale is not None and not overflow:
-            inverse = scale.double().reciprocal().float()
-            for gradient in self._gradients().values():
-                gradient.mul_(inverse.to(gradient.device))
-        return overflow
+    def _update(self, loss: Any, overflow: bool) -> None:
+        """Takes the step with what stands in ``p.grad``."""
+        if self._communicator is None:
+            overflow = self._step_alone(overflow)
+        else:
+            self._communicator.check()  # before a k-step lane steps by itself
+            overflow = self._step_together(self._communicator, overflow)
+        if self.loss_scaling is not None:
+            self.loss_scaling.update(overflow)
+        self._end_step(loss)
+
+    def _end_step(self, loss: Any) -> None:
+        """What follows an update: nothing with servers; see CollectiveOptimizer."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor that ``strategy.amp`` has in the backward of models; 1 where it has none."""
+        return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
+
+    def _overflowed(self) -> bool:
+        """Whether a gradient of this trainer is not finite, where somebody scales losses."""
+        gradients = self._gradients().values()
+        if self.loss_scaling is not None:
+            return self.loss_scaling.overflowed(self, gradients)
+        return unscale(self, gradients, bool(self._left))
 
     def _gradients(self) -> Gradients:
         return {
@@ -171,35 +202,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _clip_here(self) -> None:
         spared = self._left | unclipped(self.param_groups)
-        gradients = {
-            parameter: gradient
-            for parameter, gradient in self._gradients().items()
-            if parameter not in spared
-        }
-        if isinstance(self.grad_clip, ClipGradByValue):
-            for parameter in gradients.keys() - self.names.keys():  # of tables: clamps their rows
-                gradients.pop(parameter).clamp_(self.grad_clip.min, self.grad_clip.max)
-        if self.grad_clip is not None and gradients:
-            results = apply(self.grad_clip.to_clip(), list(gradients.values()))
-            for gradient, result in zip(gradients.values(), results, strict=True):
-                gradient.copy_(result)
+        gradients = {p: gradient for p, gradient in self._gradients().items() if p not in spared}
+        clip_in_place(self.grad_clip, gradients, self.names)
 
-    def _step_alone(self, overflow: bool) -> None:
+    def _step_alone(self, overflow: bool) -> bool:
+        """Gives whether the step overflowed on some trainer, and was nobody's."""
         if not overflow:
             self._clip_here()
-            self._inner.step()
+            if self.dgc is None:
+                self._inner.step()
+            else:
+                self.dgc.step(self.dgc.leaving(self._gradients(), self.steps), self._step_here)
             self.steps += 1
+        return overflow
 
-    def _step_together(self, communicator: Communicator, own: bool) -> None:
-        overflow, tables = own, _tables_in(communicator.plan, self.lanes)
+    def _step_together(self, communicator: Communicator, own: bool) -> bool:
+        overflow, tables = own, tables_in(communicator.plan, self.lanes)
         if self._left:
             communicator.written.look_again()
         if not overflow:
             if not communicator.plan.clips_on_servers:
                 self._clip_here()
-            here, there = _divided(self._gradients(), self.names, communicator.plan)
+            here, there = divided(self._gradients(), self.names, communicator.plan)
             if here:
                 self._step_here(here)
+            if self.dgc is not None:
+                there |= self.dgc.leaving(there, self.steps)
             for parameter, gradient in there.items():
                 if parameter not in self._left:
                     communicator.send_whole(self.names[parameter], gradient)
@@ -210,7 +238,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._tables.discard(tables)
         self._left.clear()
         communicator.close_step(self.hparams(), overflow, self.lanes)
-        if communicator.dense_allreduce is not None:
+        if communicator.dense_allreduce is not None and communicator.plan.averaged:
             overflow = self._step_allreduced(
                 communicator.dense_allreduce, communicator.plan.averaged, overflow
             )
@@ -218,7 +246,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overflow = overflow or (done is not None and done.overflow)
         if overflow and not own:
             tell_scaler(self)  # see [Note: whose overflow]
+        if self.dgc is not None:
+            self.dgc.end(applied=not overflow)
         self.steps += 0 if overflow else 1
+        return overflow
 
     def _step_allreduced(
         self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
@@ -241,59 +272,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _send_early(self) -> None:
-        """Hooks that send each gradient when backward has finished with it."""
-        if self._communicator is None:
-            return
-        element_wise = self.grad_clip is None or isinstance(self.grad_clip, ClipGradByValue)
-        if not element_wise and not self._communicator.plan.clips_on_servers:
-            raise ValueError(
-                "overlap: gradients cannot leave early where grad_clip needs all of them on the "
-                "trainer"
-            )
-        for parameter in self.trained().values():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._send_one)  # type: ignore[no-untyped-call]  # torch's own
-
-    def _send_one(self, parameter: torch.Tensor) -> None:
-        if parameter in self._left:
-            raise RuntimeError(
-                f"overlap: {self.names[parameter]!r} has a second gradient in one step, and the "
-                "first one has left"
-            )
-        communicator, gradient = self._communicator, parameter.grad
-        if (
-            communicator is None
-            or gradient is None
-            or self.names[parameter] in communicator.plan.averaged
-            or communicator.plan.lane_of(
-                communicator.plan.placement(self.names[parameter])
-            ).kind.steps_on_trainer
-        ):
-            return
-        self._left.add(parameter)
-        communicator.send_whole(self.names[parameter], gradient)
+        """From now on each gradient leaves when backward has finished with it."""
+        if self._communicator is not None:
+            trained = {p: name for name, p in self.trained().items() if p.requires_grad}
+            send_early(trained, lambda: self._communicator, self.grad_clip, self._left)
 
     def _step_here(self, gradients: Gradients) -> None:
         """The user's own optimizer steps these parameters, and no others."""
-        others = {
-            parameter: gradient
-            for parameter, gradient in self._gradients().items()
-            if parameter not in gradients
-        }
-        for parameter in others:
-            parameter.grad = None
-        try:
+        with hidden({p: g for p, g in self._gradients().items() if p not in gradients}):
             self._inner.step()
-        finally:
-            for parameter, gradient in others.items():
-                parameter.grad = gradient
 
     def hparams(self) -> dict[int, dict[str, Any]]:
         """The present hyper-parameters of every group, by its number in the plan."""
         found: dict[int, Any] = {
             i: dict(rule_of(self._inner, group).hparams)
-            for i, group in enumerate(self.param_groups, self._first_group)
+            for i, group in enumerate(self._inner.param_groups, self._first_group)
         }
+        if self.dgc is not None and self._communicator is not None:
+            found |= self.dgc.hparams(self._communicator.plan, self.names)
         return found if self._tables is None else found | self._tables.hparams()
 
     def _seen_by_schedulers(self) -> None:
@@ -324,7 +320,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Groups and states, whole and current on every trainer: the servers give theirs."""
         self._collect()
-        return super().state_dict()
+        state = super().state_dict()
+        if self.loss_scaling is not None:
+            state["loss_scaling"] = self.loss_scaling.state()
+        return state
 
     def _collect(self) -> None:
         if self._communicator is None:
@@ -344,8 +343,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._inner.load_state_dict(state_dict)
         self._share()
+        self.forget()
+        if self.loss_scaling is not None and "loss_scaling" in state_dict:
+            self.loss_scaling.load(state_dict["loss_scaling"])
         if self._communicator is not None:
             self._communicator.push([self._inner])
+
+    def forget(self) -> None:
+        """Leaves out what waits of earlier gradients: parameters and states are others now."""
+        if self.dgc is not None:
+            self.dgc.forget()
+        if self._merge is not None:
+            self._merge.forget()
 
     def flush(self) -> None:
         """Waits until the servers have applied every step sent, and receives their parameters."""
@@ -365,15 +374,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._communicator.barrier(name, text)
         return {0: text} if text else {}
 
+    def end(self) -> None:
+        """The script takes no further step."""
+        self.watch(None)
+        if self._merge is not None:
+            self._merge.end()
+
     def finish(self) -> None:
         """Leaves the servers when every trainer of the job has finished."""
-        self.watch(None)
+        self.end()
         if self._communicator is not None:
             self._communicator.finish()
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers, without waiting for the other trainers."""
-        self.watch(None)
+        self.end()
         if self._communicator is not None:
             self._communicator.leave(failure)
 
@@ -384,30 +399,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else f"on {self._communicator.plan.servers} servers"
         )
         return f"DistributedOptimizer {where} of {self._inner!r}"
-
-
-def _tables_in(plan: Plan, lanes: Sequence[int]) -> list[str]:
-    """The tables whose rows the steps of these lanes update."""
-    return [table.name for table in plan.tables if table.lane in lanes]
-
-
-def _divided(
-    gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan
-) -> tuple[Gradients, Gradients]:
-    """The gradients of parameters that this process updates by itself (the k-step modes), and those
-    of the servers'.
-    """
-    local = {
-        each.name
-        for each in plan.placements
-        if each.group is not None and plan.lane_of(each).kind.steps_on_trainer
-    }
-    here: Gradients = {}
-    there: Gradients = {}
-    for parameter, gradient in gradients.items():
-        name = names.get(parameter)
-        if name in local:
-            here[parameter] = gradient
-        elif name is not None and name not in plan.averaged:
-            there[parameter] = gradient
-    return here, there

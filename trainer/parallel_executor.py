@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.executor.compiled_program import check_loss, check_without_servers
+from trainer.executor.compiled_program import (
+    CompiledProgram,
+    check_loss,
+    check_without_servers,
+)
 from trainer.executor.executor import Executor
-from trainer.executor.feed import Feed
 from trainer.executor.trainer_numbers import check_numbers
-from transpiler.collective import broadcast_program, parallel_program
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
+from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy
 from transpiler.tracing.default_programs import default_trainer_program
 
 
@@ -46,6 +50,8 @@ class ParallelExecutor:
         main_program: of ``get_trainer_program``.  None: that which ``transpile`` made of the
             default main program.
         num_trainers, trainer_id: must be those of the program.
+        exec_strategy, build_strategy: how the program is run, and what becomes of it: objects, or
+            dicts; docs/execution.md.
 
     Raises:
         TypeError: an argument has another type.
@@ -61,6 +67,8 @@ class ParallelExecutor:
         main_program: Program | None = None,
         num_trainers: int = 1,
         trainer_id: int = 0,
+        exec_strategy: ExecutionStrategy | None = None,
+        build_strategy: BuildStrategy | None = None,
     ) -> None:
         check_flag("ParallelExecutor: use_cuda", use_cuda)
         program = default_trainer_program() if main_program is None else main_program
@@ -71,17 +79,20 @@ class ParallelExecutor:
         check_without_servers("ParallelExecutor", program)
         check_numbers("ParallelExecutor", program, num_trainers, trainer_id)
         check_loss("ParallelExecutor", program, loss_name)
-        self._program = parallel_program(program)
+        self._program = CompiledProgram(program).with_data_parallel(
+            loss_name, build_strategy, exec_strategy
+        )
         self._executor = Executor(_device(program) if use_cuda else "cpu")
-        if program.deployment is not None:
+        if self._program.first is not None:
             try:
-                self._executor.run(broadcast_program(program))
+                self._executor.run(self._program.first)
             except BaseException as error:
                 self._executor.__exit__(type(error), error, None)
                 raise
 
-    def run(self, fetch_list: Sequence[str] | None = None, feed: Feed = None) -> list[Tensor]:
-        """Runs one step on this trainer's batch.
+    def run(self, fetch_list: Sequence[str] | None = None, feed: Any = None) -> list[Tensor]:
+        """Runs one step on this trainer's batch; with ``num_iteration_per_run`` n, n steps on a
+        list of n batches.
 
         Returns:
             The values of ``fetch_list``: this trainer's own loss, the mean gradients, the common

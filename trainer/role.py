@@ -17,14 +17,19 @@ from pserver.config import (
     HEARTBEAT_TIMEOUT_SECONDS,
     START_TIMEOUT_SECONDS,
     TRANSPORT_CHOICES,
+    ServerConfig,
+    check_job_name,
     check_protected,
     check_seconds,
     is_loopback,
+    metrics_place,
     split_endpoint,
 )
 from pserver.security.access import OPEN, Access
 
 log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -59,6 +64,10 @@ class Connection:
         insecure: servers may be beyond this host without keys.
         insecure_collective: trainers may be on several hosts, although what they send one another
             is not encrypted.
+        metrics: PORT, on loopback, or HOST:PORT, where Prometheus reads this trainer's metrics; "":
+            nowhere.
+        job: names the job in metrics; "": the first digits of its plan's fingerprint do.
+        log_json: log lines are JSON.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -69,6 +78,9 @@ class Connection:
     keys: str = ""
     insecure: bool = False
     insecure_collective: bool = False
+    metrics: str = ""
+    job: str = ""
+    log_json: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -76,11 +88,15 @@ class Connection:
                 f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
                 f"{self.transport!r}"
             )
+        if self.metrics:
+            metrics_place("PSERVER_METRICS", self.metrics, LOOPBACK, self.keys, self.insecure)
+        check_job_name("PSERVER_JOB", self.job)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
         """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
-        PSERVER_KEYS, PSERVER_INSECURE and PSERVER_INSECURE_COLLECTIVE, each optional.
+        PSERVER_KEYS, PSERVER_INSECURE, PSERVER_INSECURE_COLLECTIVE, PSERVER_METRICS, PSERVER_JOB
+        and PSERVER_LOG_JSON, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -95,6 +111,9 @@ class Connection:
             environ.get("PSERVER_KEYS", ""),
             environ.get("PSERVER_INSECURE", "") == "1",
             environ.get("PSERVER_INSECURE_COLLECTIVE", "") == "1",
+            environ.get("PSERVER_METRICS", ""),
+            environ.get("PSERVER_JOB", ""),
+            environ.get("PSERVER_LOG_JSON", "") == "1",
         )
 
     @classmethod
@@ -116,11 +135,32 @@ class Connection:
         """
         if not (self.insecure_collective or is_loopback(host)):
             raise ValueError(
-                f"the trainers meet at {host}, beyond this host, and what they send one another "
-                "(rendezvous, gloo, NCCL) is not encrypted: where nobody else reaches that network "
-                "(a private one, a VPN) set PSERVER_INSECURE_COLLECTIVE=1 for every trainer, by "
-                "`export` before torchrun, or by `pserver launch --insecure-collective`"
+                f"the trainers meet at {host}, beyond this host, and what they send one another is "
+                "not encrypted: where nobody else reaches that network (a private one, a VPN) set "
+                "PSERVER_INSECURE_COLLECTIVE=1 for every trainer, or `launch --insecure-collective`"
             )
+
+    def server_config(self, endpoint: str) -> ServerConfig:
+        """The settings of a server in a script whose role is PSERVER: for one job.
+
+        Args:
+            endpoint: HOST:PORT, this server's own.
+
+        Raises:
+            ValueError: a setting is wrong.
+        """
+        return ServerConfig(
+            endpoint=endpoint,
+            transport=self.transport,
+            heartbeat_timeout_seconds=self.heartbeat_timeout_seconds,
+            start_timeout_seconds=self.start_timeout_seconds,
+            once=True,
+            token_file=self.token_file or None,
+            keys=self.keys or None,
+            insecure=self.insecure,
+            metrics=self.metrics or None,
+            job=self.job,
+        )
 
     def access_to(self, endpoints: Sequence[str]) -> Access:
         """What this trainer proves to servers, and asks of them.
@@ -143,8 +183,7 @@ class Connection:
 def _warn_of_clear_text(endpoints: tuple[str, ...]) -> None:
     """Once."""
     log.warning(
-        "PSERVER_INSECURE: what goes to %s and comes from there is not encrypted: who reaches that "
-        "network can read and change models",
+        "PSERVER_INSECURE: what %s get and say is not encrypted: who is there can change models",
         ", ".join(endpoints),
     )
 
@@ -425,3 +464,19 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "")
     return check_seconds(name, text) if text else default
+
+
+# ---- variables that other libraries read ----
+
+
+def variable(name: str) -> str | None:
+    """A variable of this process's environment; None where it is not set."""
+    return os.environ.get(name)
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Sets a variable of this process's environment; None takes it away."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -2,7 +2,8 @@
 cluster that trained it.
 
 [Note: an exported table]  A table of a declared range becomes what nn.Embedding has:
-``NAME.weight`` [num_embeddings, dim]; rows that were never touched have their initial values there.
+``NAME.weight`` [num_embeddings, dim]; rows that were never touched have their initial values there,
+less what weights have decayed.
 Where that would be larger than ``MAX_BYTES``, or where ids are any int64, the file has::
 
     NAME.ids       int64 [n], in ascending order
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,12 +45,15 @@ class TableRows:
             lookup reads them.
         padding_idx: an id that reads ``padding_row`` ([dim], zeros where it is None) instead of a
             row.
+        reader: reads rows of any ids, int64 [n], as [n, dim], where steps have moved rows that
+            nobody touched; None: they are as they begin.
     """
 
     table: Table
     chunks: Iterable[Mapping[str, np.ndarray]]
     padding_idx: int | None = None
     padding_row: torch.Tensor | None = None
+    reader: Callable[[np.ndarray], np.ndarray] | None = None
 
     def checked(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids and values, the padding's among them.
@@ -154,7 +158,10 @@ def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     values = weight.numpy()
     for begin in range(0, count, _BLOCK):
         ids = np.arange(begin, min(begin + _BLOCK, count))
-        initial_rows(table.initial, table.seed, ids, values[begin : begin + _BLOCK])
+        if rows.reader is None:
+            initial_rows(table.initial, table.seed, ids, values[begin : begin + _BLOCK])
+        else:
+            values[begin : begin + _BLOCK] = rows.reader(ids)
     for ids, held in rows.checked():
         values[ids] = held
     return weight

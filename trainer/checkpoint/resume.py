@@ -19,6 +19,7 @@ from pserver.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
+    from trainer.modules.loss_scaling import LossScaling
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,15 @@ class Trained(Protocol):
         names: of parameters, those of other optimizers included.
         param_groups, state: as of any optimizer of torch.
         steps: that it has taken.
+        loss_scaling: of ``strategy.amp``; None where nothing scales the loss, and for a program,
+            which has its scale in a variable.
     """
 
     names: Mapping[torch.Tensor, str]
     param_groups: list[dict[str, Any]]
     state: Any
     steps: int
+    loss_scaling: LossScaling | None
 
     def state_dict(self) -> dict[str, Any]:
         """Groups and states, whole and current."""
@@ -85,6 +89,11 @@ def save(
         meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
     if scheduler is not None:
         meta["scheduler"] = _packed(_state_of(scheduler))
+    scales = [
+        None if each.loss_scaling is None else each.loss_scaling.state() for each in optimizers
+    ]
+    if any(scales):
+        meta["loss_scaling"] = scales
     names = [] if tables is None else tables.names()
     with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
@@ -92,6 +101,12 @@ def save(
             assert tables is not None
             meta.setdefault("tables", {})[name] = metadata = dict[str, Any]()
             writer.chunks(name, tables.chunks(name, base is not None, metadata))
+        for name in [] if tables is None else tables.stepped():
+            assert tables is not None
+            metadata = meta["tables"][name]
+            writer.chunks(
+                f"{name}@trainer", tables.stepped_chunks(name, base is not None, metadata)
+            )
         saved = writer.commit(meta)
     for name in names:
         assert tables is not None
@@ -273,6 +288,9 @@ def load(
         steps = [int(count) for _, count in found.meta["optimizers"]]
     for each, count in zip(optimizers, steps, strict=True):
         each.steps = count
+    for each, state in zip(optimizers, found.meta.get("loss_scaling", ()), strict=False):
+        if each.loss_scaling is not None and state:
+            each.loss_scaling.load(state)
     if scheduler is not None:
         several = isinstance(scheduler, list | tuple)
         states = _unpacked(found.meta["scheduler"])
@@ -282,6 +300,17 @@ def load(
     for name in [] if tables is None else tables.names():
         assert tables is not None, "it has names"
         tables.load(name, found.reader.chunks(name), found.meta["tables"][name])
+
+
+def load_stepped(found: Opened, tables: TableStore | None) -> None:
+    """Takes the rows that a trainer steps by itself, with their states; every trainer calls this
+    when the servers have theirs.  A checkpoint of another mode has none: states begin anew.
+    """
+    for name in [] if tables is None else tables.stepped():
+        assert tables is not None
+        if f"{name}@trainer" in found.reader.tables:
+            chunks = found.reader.chunks(f"{name}@trainer")
+            tables.load_stepped(name, chunks, found.meta["tables"][name])
 
 
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:

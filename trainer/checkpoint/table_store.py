@@ -4,26 +4,35 @@ process.
 A table's metadata in a checkpoint are its width and dtype, its rules by columns, and the metadata
 that :class:`pserver.table.sparse_table.SparseTable` has besides its rows.  Rows travel in chunks,
 so that no process holds a table.
+
+[Note: states of rows that trainers step]  In a geo lane servers have values alone: each trainer has
+the states of the rows that it has trained, as it has those of dense parameters.  Of both a
+checkpoint has trainer 0's, and every trainer goes on with them.  They are a table of their own in
+the checkpoint, "NAME@trainer", which jobs in other modes leave alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from pserver.table.sparse_table import SparseTable
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.kstep_senders import GeoSender
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.tables import Tables
-from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.local_rows import LocalRows, chunks_of
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.table_planner import rules_of
 
 Chunk = dict[str, np.ndarray]
+Reader = Callable[[np.ndarray], np.ndarray]  # of int64 [n], each once: rows [n, dim]
+STEPPED = "stepped"  # in a table's metadata: those of the rows that trainer 0 stepped
 
 
 class TableStore(Protocol):
@@ -43,8 +52,27 @@ class TableStore(Protocol):
     def materialized(self, name: str) -> Iterator[Chunk]:
         """A table's rows as lookups read them: "ids" and "values"."""
 
+    def reader(self, name: str) -> Reader | None:
+        """Reads rows of any ids, in a table whose steps move rows that nobody has touched; None:
+        these are as they begin.
+        """
+
     def mark_saved(self, name: str) -> None:
         """Notes that all that has changed until now has been saved."""
+
+    def stepped(self) -> list[str]:
+        """The tables whose rows this trainer steps by itself.
+
+        See [Note: states of rows that trainers step].
+        """
+
+    def stepped_chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
+        """The rows of such a table as this trainer has them, as :meth:`chunks` gives the
+        servers'.
+        """
+
+    def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
+        """Replaces them, with their states; the first lookup of each brings its values."""
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Compares a table with the metadata of a saved one.
@@ -60,9 +88,10 @@ class TableStore(Protocol):
 class ServedTableStore:
     """The tables of a job with servers."""
 
-    def __init__(self, lookups: Lookups, plan: Plan) -> None:
+    def __init__(self, lookups: Lookups, communicator: Communicator) -> None:
         self._lookups = lookups
-        self._plan = plan
+        self._plan = communicator.plan
+        self._lanes = communicator.lanes
 
     def names(self) -> list[str]:
         """See :class:`TableStore`, here and in the methods below."""
@@ -80,8 +109,40 @@ class ServedTableStore:
             chunk for chunk, _ in self._lookups.scan(name, materialized=True) if len(chunk["ids"])
         )
 
+    def reader(self, name: str) -> Reader | None:
+        table = self._plan.table(name)
+        rules = rules_of(table, self._plan.groups)
+        if name in self._stepped() or not any(each.hparams.get("weight_decay") for each in rules):
+            return None
+        return lambda ids: self._lookups.pull(name, torch.from_numpy(ids)).numpy()
+
     def mark_saved(self, name: str) -> None:
         self._lookups.mark_saved(name)
+        if name in self._stepped():
+            self._stepped()[name].mark_saved()
+
+    def _stepped(self) -> dict[str, SparseTable]:
+        return {
+            name: rows.own
+            for lane in self._lanes
+            if isinstance(lane, GeoSender)
+            for name, rows in lane.tables.items()
+        }
+
+    def stepped(self) -> list[str]:
+        return list(self._stepped())
+
+    def stepped_chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
+        rows = self._stepped()[name]
+        yield from chunks_of(rows, changed=changed)
+        metadata[STEPPED] = rows.metadata()
+
+    def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
+        rows = self._stepped()[name]
+        rows.clear()
+        for chunk in chunks:
+            rows.load(chunk)
+        rows.restore(metadata[STEPPED])
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         table = self._plan.table(name)
@@ -91,7 +152,10 @@ class ServedTableStore:
             for begin, end, rule in _by_columns(table, self._plan)
         ]
         theirs = [[begin, end, kind, flags] for begin, end, kind, _, flags in metadata["rules"]]
-        if mine != theirs and metadata["table"].get("step", 0):
+        trained = metadata["table"].get("step", 0) or (
+            name in self.stepped() and STEPPED in metadata
+        )
+        if mine != theirs and trained:
             raise ValueError(
                 f"table {name!r}: expected rows that were trained by {mine}, got rows trained by "
                 f"{theirs}"
@@ -123,8 +187,21 @@ class LocalTableStore:
         metadata.update(_width(self._tables.embedding(name).settings.table(name)) | known)
         yield whole
 
+    def reader(self, name: str) -> Reader | None:
+        rows = self._rows(name)
+        return (lambda ids: rows.pull(torch.from_numpy(ids)).numpy()) if len(rows.rows) else None
+
     def mark_saved(self, name: str) -> None:
         self._rows(name).rows.mark_saved()
+
+    def stepped(self) -> list[str]:
+        return []
+
+    def stepped_chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
+        raise NotImplementedError("all rows are this process's")
+
+    def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
+        raise NotImplementedError("all rows are this process's")
 
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         _check(self._tables.embedding(name).settings.table(name), metadata)
@@ -153,7 +230,7 @@ def store_of(tables: Tables | None, communicator: Communicator | None) -> TableS
         return (
             None
             if communicator.lookups is None
-            else ServedTableStore(communicator.lookups, communicator.plan)
+            else ServedTableStore(communicator.lookups, communicator)
         )
     return None if tables is None else LocalTableStore(tables)
 

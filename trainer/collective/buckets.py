@@ -20,7 +20,11 @@ MB = 1 << 20
 
 
 def buckets(
-    parameters: Sequence[torch.Tensor], sparse: Sequence[bool], size: float, last_size: float
+    parameters: Sequence[torch.Tensor],
+    sparse: Sequence[bool],
+    size: float,
+    last_size: float,
+    most: int = 0,
 ) -> tuple[list[list[int]], list[int]]:
     """The numbers of the parameters in each bucket, in the order in which buckets leave, and each
     bucket's most bytes.
@@ -29,7 +33,9 @@ def buckets(
         parameters: in the module's order, which backward takes from its end.
         sparse: whether a parameter's gradient is sparse: it then leaves by itself.
         size, last_size: the most MB (2**20 bytes) of a bucket, and of the last one.
+        most: the most gradients of a bucket; 0: any number.
     """
+    most = most or len(parameters)
     last: list[int] = []
     room = int(last_size * MB)
     for number, parameter in enumerate(parameters):
@@ -37,7 +43,7 @@ def buckets(
             sparse[last[0]] or sparse[number] or _kind(parameter) != _kind(parameters[last[0]])
         ):
             break
-        if last and _bytes(parameter) > room:
+        if last and (_bytes(parameter) > room or len(last) == most):
             break
         last.append(number)
         room -= _bytes(parameter)
@@ -47,7 +53,8 @@ def buckets(
     for number in reversed(range(len(last), len(parameters))):
         parameter = parameters[number]
         kind = (number if sparse[number] else None, *_kind(parameter))
-        if kind not in open_ones or _bytes(parameter) > room_in[kind]:
+        full = len(open_ones.get(kind, ())) == most
+        if kind not in open_ones or full or _bytes(parameter) > room_in[kind]:
             open_ones[kind], room_in[kind] = [], int(size * MB)
             found.append(open_ones[kind])
         open_ones[kind].append(number)

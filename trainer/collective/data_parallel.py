@@ -17,28 +17,25 @@ import hashlib
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket, Logger, Reducer
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.buckets import FixedReducer, buckets
-from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.gloo_threads import never_destroy
+from trainer.collective.gradient_sums import GradientSums
+from trainer.collective.parallel_env import copy_to_group, current_peers, naming_trainers
 from trainer.collective.rendezvous import Peers
 from transpiler.plan.setting import check_flag
-
-# between looks for lost trainers, while a reduction is waited for
-LOOK_SECONDS = timedelta(seconds=1)
-FUSED_MB = 25
+from transpiler.strategy.exchange import Exchange
 
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 _made: Counter[str] = Counter()  # by group: how many models have been compared
@@ -69,6 +66,8 @@ class DataParallel(DistributedDataParallel):
         find_unused_parameters: looks, after every forward, for parameters that the outputs do not
             depend on; without it, each must get a gradient in every backward.
         group: of :func:`trainer.new_group`; None: all trainers.
+        exchange: how gradients travel between all trainers, instead of the three sizes and switches
+            above; ``fleet`` makes it of a strategy.  It takes no ``group``.
 
     Raises:
         ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or
@@ -87,24 +86,34 @@ class DataParallel(DistributedDataParallel):
         last_comm_buffer_size: float = 1,
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         check_flag("find_unused_parameters", find_unused_parameters)
         _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
+        self._exchange = exchange or Exchange(
+            comm_buffer_size, last_comm_buffer_size, unused=find_unused_parameters
+        )
         peers = current_peers()
         group = group if group is not None else dist.group.WORLD
         if not isinstance(group, dist.ProcessGroup):
             raise ValueError(f"group: expected one that trainer {peers.rank} is in, got {group!r}")
-        _compare(layers, group, peers)
-        self._sizes = comm_buffer_size, last_comm_buffer_size
-        self._peers = peers
+        if exchange is not None and group is not dist.group.WORLD:
+            raise ValueError(
+                "exchange: expected no group beside it, got one: it is of all trainers"
+            )
+        topic = compare_models(layers, group, peers, repr(self._exchange))
+        self.factor = 1.0 / group.size()  # of each gradient, before it is summed over trainers
+        device = next(p.device for p in layers.parameters() if p.requires_grad)
         self._hooked = False
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
+        self.forwards = 0  # those that a backward may follow
         with naming_trainers():
+            self.sums = GradientSums(self._exchange, group, peers, device, topic)
             super().__init__(
                 layers,
                 process_group=group,
-                find_unused_parameters=find_unused_parameters,
+                find_unused_parameters=self._exchange.unused,
                 # one copy less, which pays for the hook's own pass over them
                 gradient_as_bucket_view=True,
             )
@@ -118,7 +127,9 @@ class DataParallel(DistributedDataParallel):
         static_graph: bool,
     ) -> None:
         """torch's own, with our buckets in a reducer that keeps them."""
-        order, limits = buckets(parameters, sparse, *self._sizes)
+        how = self._exchange
+        _check_dense(sparse, names, how)
+        order, limits = buckets(parameters, sparse, how.size_mb, how.last_mb, how.most)
         # so told, torch's keeps its buckets too
         kind = Reducer if self.find_unused_parameters else FixedReducer
         self.reducer = kind(  # type: ignore[call-arg]  # the last argument's name in torch's stub is not its name
@@ -164,24 +175,42 @@ class DataParallel(DistributedDataParallel):
         """
         if not self._hooked:
             self._average()
+        self.forwards += 1
         self._leaving.clear()
         with naming_trainers():
             found: tuple[Any, Any] = self._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return found
 
+    @torch.no_grad()
+    def _distributed_broadcast_coalesced(
+        self, tensors: Any, buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        """See torch's, whose wait in main memory does not end when a trainer is gone."""
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
+            return
+        copy_to_group(tensors, self.process_group, authoritative_rank)
+
     def _average(self) -> None:
         """Registers the hook that averages gradients."""
-        this, group, share = weakref.ref(self), self.process_group, 1.0 / self.process_group.size()
+        this, sums, factor = weakref.ref(self), self.sums, self.factor
 
         def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
-            work = dist.all_reduce(bucket.buffer().mul_(share), group=group, async_op=True)
+            gradients = bucket.buffer().mul_(factor)
+            device = gradients.device
+            future = Future[torch.Tensor](devices=None if device.type == "cpu" else [device])
+            with naming_trainers():
+                arrived = sums.begin(gradients, bucket.index())
+
+            def end(model: object) -> None:
+                arrived()
+                future.set_result(gradients)
+
             # a trainer without batches goes along; see join()
             if torch._C._current_graph_task_id() == -1:
-                return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-            future = Future[torch.Tensor](
-                devices=None if bucket.buffer().device.type == "cpu" else [bucket.buffer().device]
-            )
-            _left(this, lambda model: model._end(work, future, bucket.buffer()))
+                end(None)
+            else:
+                _left(this, end)
             return future
 
         super().register_comm_hook(None, mean)
@@ -225,22 +254,14 @@ class DataParallel(DistributedDataParallel):
             for end in leaving:
                 end(self)
 
-    def _end(self, work: dist.Work, future: Future[torch.Tensor], mean: torch.Tensor) -> None:
-        if mean.device.type != "cpu":
-            work.wait()  # its stream waits, not this thread
-        else:
-            self._wait_on_cpu(work)
-        future.set_result(mean)
+    def close(self) -> None:
+        """Ends what a hierarchical reduction runs on; no backward follows.
 
-    def _wait_on_cpu(self, work: dist.Work) -> None:
-        while True:
-            try:
-                work.wait(LOOK_SECONDS)
-                return
-            except RuntimeError as error:
-                if "Operation timed out" not in str(error):
-                    raise
-            self._peers.check()
+        The last one may have failed, with reductions on their way.
+        """
+        if self._leaving:
+            never_destroy(self.process_group)
+        self.sums.close()
 
     def join(
         self,
@@ -316,76 +337,6 @@ class DataParallel(DistributedDataParallel):
         self.module.load_state_dict(state_dict)
 
 
-def fused_allreduce_gradients(
-    parameters: Iterable[torch.Tensor], hcg: "HybridGroups | dist.ProcessGroup | None" = None
-) -> None:
-    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
-    tensors at a time.
-
-    A gradient that only some trainers have counts as zero on the others; one that no trainer has
-    stays None.
-
-    Example::
-
-        with model.no_sync():
-            model(torch.ones(3, 4)).sum().backward()
-        fused_allreduce_gradients(model.parameters())
-
-    Args:
-        parameters: the same, in the same order, on every trainer.
-        hcg: None: over all trainers; or a group; or an object with ``get_data_parallel_group()``.
-
-    Raises:
-        ValueError: a gradient is sparse.
-        PServerError: another trainer is lost.
-    """
-    current_peers()
-    group = hcg.get_data_parallel_group() if isinstance(hcg, HybridGroups) else hcg
-    chosen = [parameter for parameter in parameters if parameter.requires_grad]
-    for number, parameter in enumerate(chosen):
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise ValueError(
-                "fused_allreduce_gradients: expected dense gradients, got a sparse one of "
-                f"parameter {number}"
-            )
-    if not chosen:
-        return
-    with torch.no_grad(), naming_trainers():
-        present = torch.tensor(
-            [p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device
-        )
-        dist.all_reduce(present, dist.ReduceOp.MAX, group)
-        gradients = []
-        for parameter, anywhere in zip(chosen, present.tolist(), strict=True):
-            if anywhere:
-                parameter.grad = (
-                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                )
-                gradients.append(parameter.grad)
-        share = 1.0 / dist.get_world_size(group)
-        order, _ = (
-            buckets(gradients, [False] * len(gradients), FUSED_MB, FUSED_MB)
-            if gradients
-            else ([], [])
-        )
-        for bucket in order:
-            fused = [gradients[number] for number in bucket]
-            flat = _flatten_dense_tensors(fused).mul_(share)  # type: ignore[no-untyped-call]  # torch's own
-            dist.all_reduce(flat, group=group)
-            means = _unflatten_dense_tensors(flat, fused)  # type: ignore[no-untyped-call]  # torch's own
-            for gradient, mean in zip(fused, means, strict=True):
-                gradient.copy_(mean)
-
-
-@runtime_checkable
-class HybridGroups(Protocol):
-    """An object that has the group of the trainers with the same part of a model."""
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """That group."""
-        ...
-
-
 # ---- construction ----
 
 
@@ -407,8 +358,35 @@ def _check(layers: object, strategy: object, *sizes: float) -> None:
         )
 
 
-def _compare(layers: nn.Module, group: dist.ProcessGroup, peers: Peers) -> None:
-    """Raises where this trainer's model is not that of the first trainer of the group."""
+def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: Exchange) -> None:
+    """Raises where a sparse gradient would have to travel as only dense ones can.
+
+    Args:
+        sparse: of each parameter; ``names``: of them.
+    """
+    said = "use_hierarchical_allreduce" if exchange.row is not None else "fp16_allreduce"
+    if any(sparse) and (exchange.row is not None or exchange.dtype):
+        raise ValueError(
+            f"{said}: expected dense gradients, got a sparse one of {names[sparse.index(True)]!r}: "
+            "make it with sparse=False, or leave the switch off"
+        )
+
+
+def compare_models(
+    layers: nn.Module, group: dist.ProcessGroup, peers: Peers, exchange: str = ""
+) -> str:
+    """Compares this trainer's model, and how its gradients travel, with that of the first trainer
+    of the group.
+
+    Args:
+        exchange: how they travel, in words.
+
+    Returns:
+        What the trainers compare under; nothing else does.
+
+    Raises:
+        FingerprintMismatch: they differ; the message says in what.
+    """
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
     # its own word: sharding and hybrid models have counts of their own
@@ -418,10 +396,11 @@ def _compare(layers: nn.Module, group: dist.ProcessGroup, peers: Peers) -> None:
             [name, _form(tensor)]
             for name, tensor in (*layers.named_parameters(), *layers.named_buffers())
         ]
+        + [["how gradients travel", exchange]]
     )
     digest = hashlib.sha256(mine.encode()).hexdigest()
     if len(set(peers.exchange(topic, digest, ranks))) == 1:
-        return
+        return topic
     first, *others = (
         dict(json.loads(text)) for text in peers.exchange(f"{topic}, in full", mine, ranks)
     )
@@ -437,6 +416,7 @@ def _compare(layers: nn.Module, group: dist.ProcessGroup, peers: Peers) -> None:
             raise FingerprintMismatch(
                 f"the trainers' models differ: trainer {rank} has its parameters in another order"
             )
+    return topic
 
 
 def _form(tensor: torch.Tensor) -> str:

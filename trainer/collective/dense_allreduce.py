@@ -1,16 +1,18 @@
 """The dense all-reduce of a job with servers: trainers average some gradients among themselves,
 those of dense parameters beside tables on servers.
 
-[Note: one layout]  Every trainer sums the same elements: all these parameters in the plan's order,
-zeros for those without a gradient, and behind them one number for each parameter (has it a
-gradient?) and one for an overflow.  So trainers whose steps differ cannot mix up their parts; a
-parameter that no trainer has a gradient for is skipped, and a step that overflows on one trainer is
-skipped by all.
+[Note: one layout]  Every trainer sums the same elements: first one number for each of these
+parameters (has it a gradient?) and one for an overflow, then all of them in the plan's order, in
+buckets, zeros for those without a gradient.  So trainers whose steps differ cannot mix up their
+parts; a parameter that no trainer has a gradient for is skipped, and a step that overflows on one
+trainer is skipped by all.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import platform
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,20 +20,26 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pserver.config import split_endpoint
 from pserver.errors import TimedOut
 from pserver.polling import poll
+from trainer.collective.buckets import MB
+from trainer.collective.comm_ring import Ring
+from trainer.collective.gradient_sums import as_sent
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.role import Connection
+from transpiler.plan.comm_rings import row_or_all
 from transpiler.plan.plan import Plan
+from transpiler.strategy.exchange import Exchange, exchange_of
+from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
+WHOLE = Exchange(size_mb=math.inf)  # all that is alike at once: nothing hides a part of it
 PAUSE_SECONDS = 0.1  # the longest, between two questions for trainer 0's endpoint
 
 log = logging.getLogger(__name__)
@@ -45,15 +53,27 @@ class DenseAllreduce:
         rank, size: which trainer this is, and of how many.
         connection: gives the seconds until all must have come.  The heartbeat timeout is the
             servers', and a trainer that the servers have lost is waited for no more.
+        exchange: how gradients travel.
+
+    Attributes:
+        exchange: how gradients travel.
 
     Raises:
         PServerError: some have not come.
+        ValueError: the trainers do not divide into rows.
     """
 
     def __init__(
-        self, clients: Sequence[Client], rank: int, size: int, connection: Connection
+        self,
+        clients: Sequence[Client],
+        rank: int,
+        size: int,
+        connection: Connection,
+        exchange: Exchange = WHOLE,
     ) -> None:
+        self.exchange, self._size = exchange, size
         self._groups: ProcessGroups | None = None
+        self._rings: dict[tuple[int, str], Ring] = {}
         if size > 1:
             connection = replace(
                 connection, heartbeat_timeout_seconds=clients[0].heartbeat_timeout_seconds
@@ -69,8 +89,20 @@ class DenseAllreduce:
                 at = split_endpoint(endpoint)
                 store = connect_store(*at, rank, connection, meanwhile=meanwhile)
             names = [""] * size
-            peers = rendezvous(store, rank, names, connection, host=host, meanwhile=meanwhile)
+            peers = rendezvous(
+                store,
+                rank,
+                names,
+                connection,
+                metadata={"how gradients travel": repr(exchange)},
+                host=host,
+                meanwhile=meanwhile,
+            )
             self._groups = ProcessGroups(peers, meanwhile)
+            self._inner = 0
+            if exchange.row is not None:
+                hosts = peers.exchange("hosts", platform.node(), range(size))
+                self._inner = row_or_all(exchange.row, hosts)
 
     def average(
         self, parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], overflow: bool
@@ -94,17 +126,12 @@ class DenseAllreduce:
         if self._groups is None:
             return [parameter for parameter in parameters if parameter in gradients], overflow
         with torch.no_grad():
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for parameter in parameters:
-                alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-            flats = {key: _flattened(own, gradients) for key, own in alike.items()}
-            _sum(self._groups, [have, *flats.values()])
-            for own, flat in zip(alike.values(), flats.values(), strict=True):
-                means = torch.split(
-                    flat.div_(self._groups.size), [parameter.numel() for parameter in own]
-                )
+            buckets = _buckets(parameters, self.exchange)
+            parts = [[self._part(p, gradients.get(p)) for p in own] for own in buckets]
+            ((have,), *sums) = self._sums([[have], *parts])
+            for own, means in zip(buckets, sums, strict=True):
                 for parameter, mean in zip(own, means, strict=True):
-                    parameter.grad = _written(parameter, mean.view_as(parameter))
+                    parameter.grad = self._written(parameter, mean)
         found = [
             parameter
             for parameter, count in zip(parameters, have[:-1].tolist(), strict=True)
@@ -114,13 +141,21 @@ class DenseAllreduce:
             parameter.grad = None
         return found, bool(have[-1])
 
-    def total(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def total(
+        self,
+        tensors: Sequence[Tensor],
+        what: str = "the dense all-reduce",
+        seconds: float = math.inf,
+    ) -> list[Tensor]:
         """The sums over all trainers.
 
         Args:
             tensors: in the same order everywhere, of the same shapes and dtypes; they stay.
+            what: the operation, for messages.
+            seconds: the longest wait.
 
         Raises:
+            TimedOut: it was longer.
             TrainerLost: another trainer is gone.
         """
         if self._groups is None:
@@ -128,33 +163,96 @@ class DenseAllreduce:
         alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, tensor in enumerate(tensors):
             alike.setdefault((tensor.device, tensor.dtype), []).append(index)
-        flats = [torch.cat([tensors[i].reshape(-1) for i in own]) for own in alike.values()]
-        _sum(self._groups, flats)
+        buckets = [[tensors[index] for index in own] for own in alike.values()]
+        sums = self._sums(buckets, what, seconds)
         found = dict[int, Tensor]()
-        for own, flat in zip(alike.values(), flats, strict=True):
-            parts = torch.split(flat, [tensors[index].numel() for index in own])
-            found |= {i: part.view_as(tensors[i]) for i, part in zip(own, parts, strict=True)}
+        for own, parts in zip(alike.values(), sums, strict=True):
+            found |= dict(zip(own, parts, strict=True))
         return [found[index] for index in range(len(tensors))]
+
+    def _part(self, parameter: Tensor, gradient: Tensor | None) -> Tensor:
+        """What this trainer adds for a parameter.
+
+        See [Note: float16 between trainers] for why it may be divided here.
+        """
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        elif self.exchange.dtype:
+            gradient.div_(self._size)
+        return as_sent(gradient, self.exchange)
+
+    def _written(self, parameter: Tensor, total: Tensor) -> Tensor:
+        """The mean, as the parameter's gradient."""
+        mean = total if self.exchange.dtype else total.div_(self._size)
+        if parameter.grad is None:
+            return mean.to(parameter.dtype, copy=True)
+        return parameter.grad.copy_(mean)
+
+    def _sums(
+        self,
+        buckets: Sequence[Sequence[Tensor]],
+        what: str = "the dense all-reduce",
+        seconds: float = math.inf,
+    ) -> list[list[Tensor]]:
+        """The sums over all trainers; buckets take the rings in turn."""
+        pending = []
+        for number, tensors in enumerate(buckets):
+            device = tensors[0].device
+            ring = self._ring(number % self.exchange.rings, device)
+            pending.append(ring.sum(tensors, what, seconds))
+            if self.exchange.waits:
+                pending[-1].result(0)
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()
+        return [
+            [each.result(place) for place in range(len(tensors))]
+            for each, tensors in zip(pending, buckets, strict=True)
+        ]
+
+    def _ring(self, number: int, device: torch.device) -> Ring:
+        """All trainers ask in the same order."""
+        assert self._groups is not None, "there are other trainers"
+        key = (number, device.type)
+        if key not in self._rings:
+            self._rings[key] = Ring(self._groups, self._inner, number, device)
+        return self._rings[key]
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step: one that does ends with an error."""
+        if self._groups is not None:
+            self._groups.finish()
 
     def close(self, failure: str = "") -> None:
         """Leaves the others."""
+        for ring in self._rings.values():
+            ring.close()
         if self._groups is not None:
             self._groups.close(failure)
 
 
-def dense_allreduce_of(plan: Plan, clients: Sequence[Client], rank: int) -> DenseAllreduce | None:
+def dense_allreduce_of(
+    plan: Plan,
+    clients: Sequence[Client],
+    rank: int,
+    strategy: DistributedStrategy | None = None,
+    needed: bool = False,
+) -> DenseAllreduce | None:
     """What averages the gradients that a plan leaves to the trainers; None where there are none.
 
     Args:
         clients: of trainer ``rank``, which has joined.
+        strategy: says how gradients travel; None: all of one dtype at once.
+        needed: also where there are none, for other sums over trainers.
 
     Raises:
         PServerError: other trainers have not come.
     """
-    if not plan.averaged:
+    if not plan.averaged and not needed:
         return None
-    log.info("training collectively, beside: %s", ", ".join(plan.averaged))
-    return DenseAllreduce(clients, rank, plan.trainers, Connection.from_environment())
+    if plan.averaged:
+        log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+    exchange = WHOLE if strategy is None else exchange_of(strategy)
+    return DenseAllreduce(clients, rank, plan.trainers, Connection.from_environment(), exchange)
 
 
 def _check(clients: Sequence[Client]) -> None:
@@ -163,31 +261,23 @@ def _check(clients: Sequence[Client]) -> None:
         client.check()
 
 
-def _sum(groups: ProcessGroups, tensors: Sequence[Tensor]) -> None:
-    """Sums each tensor over all trainers, in place."""
-    options = dist.AllreduceOptions()  # a sum
-    what = "the dense all-reduce"
-    works = []
-    for tensor in tensors:
-        group = groups.group("dense", range(groups.size), tensor.device)
-        work = groups.begin(partial(group.allreduce, [tensor], options), what)
-        works.append((work, tensor.device))
-    for work, device in works:
-        groups.wait(work, what, device)
+def _buckets(parameters: Sequence[Tensor], exchange: Exchange) -> list[list[Tensor]]:
+    """Parameters of one dtype and device that travel together, in their order."""
+    most = exchange.most or len(parameters)
+    buckets: list[list[Tensor]] = []
+    filling: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in parameters:
+        kind = (parameter.device, parameter.dtype)
+        own = filling.get(kind)
+        if own is None or len(own) == most or _bytes(own, parameter) > exchange.size_mb * MB:
+            own = filling[kind] = []
+            buckets.append(own)
+        own.append(parameter)
+    return buckets
 
 
-def _flattened(parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]) -> Tensor:
-    parts = [
-        gradients[p].reshape(-1) if p in gradients else torch.zeros_like(p).reshape(-1)
-        for p in parameters
-    ]
-    return torch.cat(parts)
-
-
-def _written(parameter: Tensor, mean: Tensor) -> Tensor:
-    if parameter.grad is None:
-        return mean.clone()
-    return parameter.grad.copy_(mean)
+def _bytes(own: Sequence[Tensor], more: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*own, more))
 
 
 def _own_address(endpoint: str) -> str:

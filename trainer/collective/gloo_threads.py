@@ -1,4 +1,9 @@
-"""gloo's own threads, when the process ends.
+"""gloo's own threads, when a group or the process ends.
+
+[Note: a group that waits]  The destructor of a group waits for its threads, one of which may be in
+an operation that nobody waits for any more, and needs the interpreter's lock to free its tensors.
+Whoever destroys the group has that lock: the collector, for one, which finds the group in what a
+failed job has left.  So a group with such an operation is never destroyed.
 
 [Note: gloo at exit]  A thread of gloo's tells the main thread that an operation is done, and frees
 its tensors after that, for which it needs the interpreter's lock.  A script whose last call is a
@@ -11,6 +16,7 @@ rest, too: it is not waited for.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import time
 from functools import cache
 from pathlib import Path
@@ -20,6 +26,11 @@ _TASKS = Path("/proc/self/task")
 _LOOKS = 3  # in a row: a thread that was given the lock may not have run yet
 _PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
 _LONGEST_SECONDS = 2.0
+
+
+def never_destroy(group: object) -> None:
+    """Keeps a process group for as long as the process lives.  See [Note: a group that waits]."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 @cache

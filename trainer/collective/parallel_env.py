@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -24,11 +27,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from pserver.errors import PServerError
+from pserver.errors import PServerError, TimedOut
 from pserver.garbage_collector import freeze_at_exit
+from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.role import Connection, World
 
+# between looks for lost trainers, while a reduction is waited for
+LOOK_SECONDS = timedelta(seconds=1)
+LEFT_SECONDS = 2.0  # a sum may still arrive for so long from a trainer that has left
 # how torch's errors of communication read
 _COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)
 
@@ -173,6 +180,87 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
     with naming_trainers():
         group: dist.ProcessGroup = dist.new_group(sorted(chosen))
     return group
+
+
+# ---- waits ----
+
+
+def wait_on_cpu(
+    work: dist.Work, peers: Peers, group: dist.ProcessGroup, seconds: float = math.inf
+) -> None:
+    """Waits for an operation on tensors in main memory, and looks whether the others are there.
+
+    Args:
+        group: whose operation it is.
+
+    Raises:
+        TimedOut: it has not ended after ``seconds``.
+        PServerError: another trainer is lost, or has left without its part in it.
+    """
+    try:
+        _wait(work, peers, dist.get_process_group_ranks(group), seconds)
+    except PServerError:
+        never_destroy(group)
+        raise
+
+
+def _wait(work: dist.Work, peers: Peers, needed: Collection[int], seconds: float) -> None:
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) <= seconds:
+        try:
+            work.wait(LOOK_SECONDS)
+            return
+        except RuntimeError as error:
+            if "Operation timed out" not in str(error):
+                raise
+        # one that has given its part may leave, and what it sent is on its way
+        peers.check(needed if waited > LEFT_SECONDS else ())
+    late = TimedOut(
+        f"{peers.spell(peers.rank)} has waited {seconds:g} s for a sum over all trainers, and they "
+        "are there: all trainers call the model equally often"
+    )
+    fail(late)  # one that waits elsewhere, for this trainer, ends too
+    raise late
+
+
+def world_total(tensor: torch.Tensor, seconds: float = math.inf) -> torch.Tensor:
+    """The sum over all trainers, in place.
+
+    Raises:
+        TimedOut: in main memory, after ``seconds``.
+        PServerError: another trainer is lost.
+    """
+    with naming_trainers():
+        work = dist.all_reduce(tensor, async_op=True)
+        if tensor.device.type == "cpu":
+            wait_on_cpu(work, current_peers(), dist.distributed_c10d._get_default_group(), seconds)
+        else:
+            work.wait()
+    return tensor
+
+
+def copy_to_group(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, rank: int) -> None:
+    """Tensors in main memory get the values that one trainer's have; those of a dtype travel as
+    one.
+
+    Args:
+        group: of the trainers.
+        rank: whose values they are, by its number in the group.
+
+    Raises:
+        PServerError: another trainer is lost, or one of the group has left.
+    """
+    alike: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault(tensor.dtype, []).append(tensor)
+    flat = [torch.cat([each.reshape(-1) for each in own]) for own in alike.values()]
+    works = [dist.broadcast(each, group=group, async_op=True, group_src=rank) for each in flat]
+    for own, values, work in zip(alike.values(), flat, works, strict=True):
+        assert work is not None, "it is asynchronous"
+        wait_on_cpu(work, current_peers(), group)
+        parts = torch.split(values, [each.numel() for each in own])
+        for tensor, part in zip(own, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 # ---- errors ----

@@ -11,8 +11,8 @@ it: after a failure groups are never destroyed, so that nobody waits, and the pr
 
 from __future__ import annotations
 
-import ctypes
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,8 +25,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
-from pserver.errors import PServerError
+from pserver.errors import PServerError, TimedOut
 from pserver.polling import poll
+from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.membership import Event
 from trainer.collective.rendezvous import Peers, first_line
 
@@ -134,13 +135,14 @@ class ProcessGroups:
         except RuntimeError as error:
             self._explain(error, what)
 
-    def wait(self, work: Work, what: str, device: torch.device) -> None:
+    def wait(self, work: Work, what: str, device: torch.device, seconds: float = math.inf) -> None:
         """Waits for an operation: on a GPU its stream does, and this returns at once.
 
         Raises:
+            TimedOut: it has not ended after ``seconds``.
             TrainerLost: a trainer is gone, so that the operation will never end.
         """
-        for waited in poll(log, lambda: self._waiting(what)):
+        for waited in poll(log, lambda: self._waiting(what), seconds):
             try:
                 if device.type == "cuda":
                     work.wait()
@@ -154,6 +156,7 @@ class ProcessGroups:
             event = self._event()
             if event is not None and (event.kind != "left" or waited > _GRACE):
                 self._raise(event, what)
+        raise TimedOut(f"{self._waiting(what)}: {seconds:g} s; all trainers take the same steps")
 
     def check(self, what: str) -> None:
         """Raises if a trainer has been lost.
@@ -164,6 +167,13 @@ class ProcessGroups:
         event = self._event()
         if event is not None and event.kind != "left":
             self._raise(event, what)
+
+    def finish(self) -> None:
+        """Tells the other trainers that this one takes part in no further operation: one that waits
+        for it ends with an error.  The groups stay, as others may be in the last one.
+        """
+        if self._membership is not None:
+            self._membership.tell("left", f"after {self._begun} collective operations")
 
     def close(self, failure: str = "") -> None:
         """Leaves the other trainers, or tells them what went wrong, and lets the groups go."""
@@ -178,7 +188,7 @@ class ProcessGroups:
             if device == "cuda":
                 (group.abort if lost else group.shutdown)()
             elif lost:  # see [Note: no timeout on progress]
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+                never_destroy(group)
 
     # ---- failures ----
 

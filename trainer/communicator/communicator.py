@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,10 +33,11 @@ from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import InitialValues
 from trainer.communicator.kstep_senders import drain_for_others, warn_unserved
 from trainer.communicator.options import SendOptions
-from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
 from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
 from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
+from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
 from trainer.role import Connection
 from transpiler.distribute import pserver_program
@@ -73,6 +75,7 @@ class Communicator:
         written: what the script has written into parameters.
         buffers: of models, which travel with steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
+        page: its metrics for Prometheus.
     """
 
     def __init__(
@@ -114,12 +117,13 @@ class Communicator:
         self._left = False
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
-        self._make_clients(deployment, connection, incarnation)
+        self._make_clients(deployment, connection, incarnation or secrets.token_hex(8))
 
     def _make_clients(
         self, deployment: Deployment, connection: Connection, incarnation: str
     ) -> None:
         """The connections, and what needs them."""
+        self.page = TrainerMetrics(deployment, connection, self.lanes, incarnation)
         self.clients = clients_of(
             deployment,
             connection,
@@ -152,6 +156,7 @@ class Communicator:
             print(plan_text(self.plan), flush=True)
             raise SystemExit(0)
         keep_memory()
+        self.page.open(self.clients)
         self._departure.expect()
         try:
             joined = [
@@ -160,10 +165,10 @@ class Communicator:
             ]
             self._take_over(installed=all(each.install for each in joined))
             for index, lane in enumerate(self.lanes):
-                applied = begun_at(self.clients, joined, index)
-                self.step = max(self.step, applied)
+                self.step = max(self.step, applied := begun_at(self.clients, joined, index))
                 lane.start([client.channels[index] for client in self.clients], applied)
             self.written.start()
+            self.page.joined(joined[0].run)
         except BaseException as error:
             self.leave(spelled(error))
             raise
@@ -229,13 +234,14 @@ class Communicator:
                     self._departure.drain(self.lanes)
                 if agreeing:
                     self._transfer.upload_buffers()
-                    self._departure.agree()
+                    self._departure.agree(self.dense_allreduce)
                     self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
         self._departure.forget()
         told = self._departure.leave(self.lanes, failure, returns)
+        self.page.close()
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:
@@ -277,7 +283,7 @@ class Communicator:
         self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
     ) -> None:
         """One slice, or a whole variable."""
-        _check_gradient(placement, name, gradient, math.prod(shape))
+        check_gradient(placement, name, gradient, math.prod(shape))
         self.check()
         self.written.begin(placement.lane)
         self._open.add(placement.lane)
@@ -345,6 +351,7 @@ class Communicator:
         self.buffers.capture(chosen)
         for index in chosen:
             self.lanes[index].close(hparams, overflow)
+            self.page.steps.closed(index)
 
     def finish_step(self) -> Reply | None:
         """Waits for what the closed lanes wait for, and takes in what has arrived.
@@ -356,7 +363,7 @@ class Communicator:
             PServerError: a server or another trainer is lost, or refused the step.
         """
         closed, self._closed = sorted(self._closed), set()
-        replies = [self.lanes[index].finish() for index in closed]
+        replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
         for index in closed:
             self.written.landed(index)
         self.buffers.land()
@@ -466,12 +473,6 @@ class Communicator:
         self.drain()
         return self._transfer.states()
 
-    def agree(self, topic: str, text: str) -> str:
-        """What the first trainer said about a topic: ``text``, where that is this one.  Server 0
-        keeps it.
-        """
-        return self.clients[0].agree(topic, text)
-
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left.  Server 0 keeps the list.
 
@@ -488,18 +489,3 @@ class Communicator:
 def _each(*checks: Callable[[], None]) -> None:
     for check in checks:
         check()
-
-
-def _check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
-    """Returns if a gradient is one of a slice, or variable, of so many elements."""
-    if gradient.is_sparse:
-        raise ValueError(
-            f"the gradient of {placement.name!r} is sparse; expected a dense one "
-            "(nn.Embedding(sparse=False))"
-        )
-    dtype = str(gradient.dtype).removeprefix("torch.")
-    if dtype != placement.dtype or gradient.numel() != elements:
-        raise ValueError(
-            f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
-            f"got {dtype} of {gradient.numel()}"
-        )

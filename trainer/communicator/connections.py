@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 
 from pserver.client.client import Client, Identity
@@ -20,7 +19,7 @@ def clients_of(
     connection: Connection,
     destinations: Sequence[Destination],
     table_destination: Callable[[int], Destination | None],
-    incarnation: str = "",
+    incarnation: str,
 ) -> list[Client]:
     """The clients of a trainer, by server; none has joined yet.
 
@@ -30,7 +29,7 @@ def clients_of(
         destinations: by lane, where values go.
         table_destination: gives, for a server's index, where arrays of tables go; None where the
             plan has no tables.
-        incarnation: of this trainer; "" draws one.
+        incarnation: of this trainer.
     """
     # Without wait_port the servers are expected to be there already.
     start_timeout = (
@@ -39,7 +38,7 @@ def clients_of(
         else connection.heartbeat_timeout_seconds
     )
     access = connection.access_to(deployment.endpoints)
-    identity = _identity(deployment, connection, incarnation or secrets.token_hex(8))
+    identity = _identity(deployment, connection, incarnation)
     return [
         Client(
             endpoint,

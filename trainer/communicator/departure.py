@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from pserver.client.client import Client
 from pserver.errors import PServerError
+from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.lane import LaneSender
 from trainer.termination import REASON, TELL_SECONDS, termination
 
@@ -70,12 +71,18 @@ class Departure:
         for client in self._clients:
             client.check()
 
-    def agree(self) -> None:
+    def agree(self, allreduce: DenseAllreduce | None) -> None:
         """Waits until all trainers have finished.
+
+        Args:
+            allreduce: with the other trainers, if there is one: who waits there for this trainer
+                learns that it takes no further step.
 
         Raises:
             PServerError: the job has failed before that.
         """
+        if allreduce is not None:
+            allreduce.finish()
         for client in self._clients:
             client.finish()
         for client in self._clients:

@@ -9,6 +9,12 @@ trainers of every row that was trained in it leaves, and y moves by delta.  Only
 waits: for the server's reply to the last message, so that z has everything in it that y has.
 Optimizer states stay with the trainer.
 
+Under a rule that moves rows without touching them (a velocity runs on, weights decay), x moves away
+from y in windows in which nobody trains the row.  That leaves with the row's next window, and
+before anybody reads what the servers hold (:meth:`GeoRows.note_moved`).  In a table whose ids are a
+range a row has been there from the first step on, whenever it is first looked up: it has missed the
+decay of all steps.
+
 A row has a slot from its first lookup on.  By slot stand y, and the numbers of the windows in which
 the row was last asked for and last trained, so that a window ends by counting up.
 """
@@ -69,6 +75,8 @@ class GeoRows:
             for segment, rule in zip(table.segments, rules, strict=True)
         ]
         self._own = SparseTable(here, rules)  # x, and states
+        kept = (table.entry, table.ttl, table.capacity)
+        self._ranged = table.rows is not None and kept == (None, None, None)
         self._slots = Index()  # of the rows that have an x and a y
         self._known = Memory(table.dim, np.dtype(table.dtype).type)  # y, by slot
         self._asked_in = Memory(0, np.int64)  # windows, by slot
@@ -123,11 +131,11 @@ class GeoRows:
             mine[old] = self._rows(ids[old]) + moved
             # the servers refuse what is not finite
             mine = torch.where(mine.isfinite(), mine, served)
-        self._own.assign(ids, mine.numpy())
+        self._own.assign(ids, mine.numpy(), current=not self._ranged)
         slots = self._with_slots(ids, slots)
         self._known.array[slots] = served.numpy()
         self._asked_in.array[slots] = self._window
-        return mine
+        return self._rows(ids) if self._ranged and self._own.moves_untouched else mine
 
     def _with_slots(self, ids: Array, slots: Array) -> Array:
         """The slots of these ids, where those that have none (-1) get one, with the initial value
@@ -184,6 +192,11 @@ class GeoRows:
         self._own.assign(every.numpy(), rows.numpy())
         self._note(every, torch.zeros(len(every), 2) if self._counts else None)
 
+    @property
+    def own(self) -> SparseTable:
+        """The rows as this trainer trains them, with their states."""
+        return self._own
+
     def invalidate(self) -> None:
         """Drops all rows, because the servers' were replaced: everything is looked up again."""
         self._own.clear()
@@ -207,6 +220,29 @@ class GeoRows:
         self._trained.append(first)
         if statistics is not None:
             self._counted.append(RowGradient(ids, torch.empty(len(ids), 0), statistics))
+
+    def note_moved(self) -> bool:
+        """Notes the rows that have moved without being trained in this window: they leave with it.
+
+        Returns:
+            Whether there are any.
+        """
+        found, cursor = False, 0 if self._own.moves_untouched else -1
+        while cursor >= 0:
+            slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)
+            slots = slots[self._trained_in.array[slots] != self._window]
+            known = torch.from_numpy(self._known.array[slots])
+            rows = self._rows(self._slots.ids.array[slots])
+            moved = slots[((rows != known) & rows.isfinite()).any(1).numpy()]
+            if len(moved):
+                found = True
+                self._trained_in.array[moved] = self._window
+                self._trained.append(moved)
+                if self._counts:  # they were not shown
+                    ids = torch.from_numpy(self._slots.ids.array[moved])
+                    nothing = torch.empty(len(ids), 0), torch.zeros(len(ids), 2)
+                    self._counted.append(RowGradient(ids, *nothing))
+        return found
 
     def end_window(self) -> RowGradient:
         """Ends the window.

@@ -149,9 +149,14 @@ def _elements(gradient: Tensor) -> Tensor:
 
 def _differ(before: Tensor, now: Tensor) -> bool:
     """Whether elements differ by more than one power of two, the same for all."""
-    before, now = (each.cpu().double().nan_to_num(0.0, 0.0, 0.0) for each in (before, now))
+    before, now = (_finite(each) for each in (before, now))
     largest = before.abs().argmax() if before.numel() else None
     if largest is None or not before[largest]:
         return bool(now.any())
     factor = now[largest] / before[largest]
     return float(torch.frexp(factor).mantissa) != 0.5 or not torch.equal(before * factor, now)
+
+
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    wide = values.cpu().to(torch.promote_types(values.dtype, torch.float64))
+    return wide.where(wide.isfinite(), 0.0)

@@ -37,18 +37,25 @@ class KStepSender:
     """What the senders of the two k-step modes have in common: gradients stay on the trainer, and
     steps are counted.
 
+    Args:
+        lane, slices: its own.
+        hparams: the plan's, by group: what messages say before a step has been closed.
+        buffers: of the model.
+
     Attributes:
         writes: what the script has written since its last step.
     """
 
-    def __init__(self, lane: Lane, slices: ParameterSlices, buffers: TravellingBuffers) -> None:
+    def __init__(
+        self, lane: Lane, slices: ParameterSlices, hparams: Hparams, buffers: TravellingBuffers
+    ) -> None:
         self._lane = lane
         self._slices = slices
         self._buffers = Buffers(slices)
         self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
         self._taken = 0  # steps since the last message
-        self._hparams: Hparams = {}
+        self._hparams = hparams
         self._last = Reply()
         self.writes = WritesBetween(slices.live)
 
@@ -191,9 +198,14 @@ class GeoSender(KStepSender):
     """
 
     def __init__(
-        self, lane: Lane, slices: ParameterSlices, trainers: int, buffers: TravellingBuffers
+        self,
+        lane: Lane,
+        slices: ParameterSlices,
+        trainers: int,
+        hparams: Hparams,
+        buffers: TravellingBuffers,
     ) -> None:
-        super().__init__(lane, slices, buffers)
+        super().__init__(lane, slices, hparams, buffers)
         self._trainers = trainers
         self._staged = StagedValues(self._buffers)
         self._messages: queue.SimpleQueue[tuple[Callable[[], Reply], Future[Reply]] | None] = (
@@ -342,7 +354,8 @@ class GeoSender(KStepSender):
         trainer's alone is its own all the same.
         """
         held = self._trainers > 1 and bool(self.writes.names())
-        if self._taken:
+        moved = [rows.note_moved() for rows in self.tables.values()]
+        if self._taken or any(moved):
             self.wait_for_replies()
             self._send_changes()
         if held:

@@ -106,24 +106,6 @@ class Lookups:
         self.rows += sum(map(len, asked.values()))
         return rows
 
-    def pull_divided(self, name: str, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The rows of unique ids of one table that were divided by server already: int64 [u] each
-        -> [u, dim] each.
-
-        Raises:
-            PServerError: a server is lost, or refuses an id.
-        """
-        rows = [self._blank(name, len(ids)) for ids in parts]
-        with self._turn:
-            asked = [server for server, ids in enumerate(parts) if len(ids)]
-            _wait(
-                [self._ask(server, {name: parts[server]}, {name: rows[server]}) for server in asked]
-            )
-            self._arrays = [{} for _ in self._clients]
-        self.lookups += 1
-        self.rows += sum(map(len, parts))
-        return rows
-
     def _blank(self, name: str, count: int) -> torch.Tensor:
         table = self.tables[name]
         return torch.empty((count, table.dim), dtype=DTYPES[table.dtype])
@@ -136,6 +118,12 @@ class Lookups:
     def _ask(
         self, server: int, own: Mapping[str, torch.Tensor], arrays: dict[str, torch.Tensor]
     ) -> Future[Reply]:
+        if self._clients[server].left:
+            names = ", ".join(map(repr, own))
+            raise RuntimeError(
+                f"this trainer has left the job: no lookup in table {names} after fleet.finish() "
+                "or Executor.close()"
+            )
         self._arrays[server] = arrays
         return self._channel(server).lookup(own)
 
@@ -273,17 +261,4 @@ class ServedRows:
             return self._lookups.pull(self._name, ids.cpu()).to(ids.device)
         except PServerError as error:
             error.add_note(f"looking up {len(ids)} rows of table {self._name!r}")
-            raise
-
-    def pull_divided(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows of unique ids that were divided by server, on the CPU: int64 [u] each -> [u, dim]
-        each.
-
-        Raises:
-            PServerError: a server is lost.
-        """
-        try:
-            return self._lookups.pull_divided(self._name, parts)
-        except PServerError as error:
-            error.add_note(f"looking up {sum(map(len, parts))} rows of table {self._name!r}")
             raise

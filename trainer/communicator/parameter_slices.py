@@ -242,4 +242,26 @@ class ParameterSlices:
                 for slice_, part in parts.items()
             ]
         else:
-            tensor.copy_(torch.cat(list(parts.values())).view(placement.shape))
+            value = torch.cat(list(parts.values())).view(placement.shape)
+            # of what ``expand`` repeats, once: torch writes to no repeated element
+            once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+            tensor[once].copy_(value[once])
+
+
+def check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
+    """Returns if a gradient is one of a slice, or variable, of so many elements.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if gradient.is_sparse:
+        raise ValueError(
+            f"the gradient of {placement.name!r} is sparse; expected a dense one "
+            "(nn.Embedding(sparse=False))"
+        )
+    dtype = str(gradient.dtype).removeprefix("torch.")
+    if dtype != placement.dtype or gradient.numel() != elements:
+        raise ValueError(
+            f"the gradient of {name!r}: expected {placement.dtype} of {elements} elements, "
+            f"got {dtype} of {gradient.numel()}"
+        )

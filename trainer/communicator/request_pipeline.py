@@ -270,7 +270,7 @@ class StagedValues:
 
         Args:
             memory: that of the values, and what else is free when they have been taken.
-            message: its number.
+            message: its number; it may have no values, where a lane has rows alone.
         """
         with self._lock:
             outdated, self._values, self._memory = self._memory, values, memory
@@ -292,7 +292,7 @@ class StagedValues:
             with self._lock:
                 self._taking = False
         self._buffers.give_back(memory)
-        return message if values else None
+        return message or None
 
     def take_out(self) -> tuple[Tensors, Tensors, int]:
         """The staged values, which are the caller's from now on: values, memory, and message as of
@@ -303,5 +303,6 @@ class StagedValues:
     def _take_out(self, taking: bool) -> tuple[Tensors, Tensors, int]:
         with self._lock:
             values, memory, message = self._values, self._memory, self._message
-            self._values, self._memory, self._taking = {}, {}, taking
+            self._values, self._memory, self._message = {}, {}, 0
+            self._taking = taking
         return values, memory, message

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pserver.client.channel import Hparams
 from trainer.communicator.async_sender import AsyncSender
 from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
 from trainer.communicator.lane import LaneSender
@@ -36,6 +37,11 @@ class Settings:
     trainer: int
     buffers: TravellingBuffers
 
+    @property
+    def hparams(self) -> Hparams:
+        """Those of the plan, by group."""
+        return {index: rule.hparams for index, rule in enumerate(self.plan.groups)}
+
 
 SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
     "sync": lambda slices, of: SyncSender(
@@ -43,8 +49,8 @@ SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
     ),
     "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
     "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
-    "geo": lambda slices, of: GeoSender(of.lane, slices, of.plan.trainers, of.buffers),
-    "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.buffers),
+    "geo": lambda slices, of: GeoSender(of.lane, slices, of.plan.trainers, of.hparams, of.buffers),
+    "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.hparams, of.buffers),
 }
 
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from torch import nn
 
+from pserver.metrics.labels import current
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.embedding.local_rows import LocalRows
@@ -38,7 +41,7 @@ class CachingSource(Protocol):
 Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 
-class Tables:
+class Tables(Collector):
     """The tables that the embeddings of a job's models look up, by name.
 
     Args:
@@ -235,6 +238,17 @@ class Tables:
         """Rows, bytes and counters of the tables in this process, by table."""
         here = {name: sharing[0].rows for name, sharing in self._sharing.items()}
         return {name: rows.status() for name, rows in here.items() if isinstance(rows, LocalRows)}
+
+    def collect(self) -> Iterator[Metric]:
+        """What Prometheus reads: lookups that embeddings have answered from their caches.  The
+        others are in the metrics of servers.
+        """
+        hits: dict[tuple[str, ...], float] = {
+            (name, "cache"): float(sum(each.cache.hits for each in sharing if each.cache))
+            for name, sharing in self._sharing.items()
+        }
+        documentation = "Ids that were looked up, by where their row was."
+        yield current("pserver_table_lookups_total", documentation, hits, "table", "tier")
 
     def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
         """Applies time decay to tables in this process, then drops rows below the score threshold

@@ -16,7 +16,7 @@ A load whose connection broke is repeated: it assigns, so that twice is as good 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -190,12 +190,6 @@ class WritableRows(ServedRows):
         """See :class:`ServedRows`."""
         waiting = self._written.waiting(self._name, ids.cpu())
         return super().pull(ids, arrived) if waiting is None else waiting.to(ids.device)
-
-    def pull_divided(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See :class:`ServedRows`."""
-        waiting = [self._written.waiting(self._name, ids) for ids in parts]
-        found = [rows for rows in waiting if rows is not None]
-        return found if len(found) == len(parts) else super().pull_divided(parts)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See :meth:`WrittenTables.read`."""

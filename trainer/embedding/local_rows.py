@@ -101,7 +101,7 @@ class LocalRows:
         before = self.rows
         self._rules = list(rules)
         self._rows = self._made()
-        for chunk in _chunks(before, materialized=True):
+        for chunk in chunks_of(before, materialized=True):
             self._rows.assign(chunk["ids"], chunk["values"])
 
     def assign(self, ids: Tensor, rows: Tensor) -> None:
@@ -136,7 +136,7 @@ class LocalRows:
         """Copies of all rows, or of those that changed since they were saved, with their states,
         and the table's metadata.
         """
-        chunks = list(_chunks(self.rows, changed=changed))
+        chunks = list(chunks_of(self.rows, changed=changed))
         whole = {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
         rules = [
             [begin, end, rule.type, dict(rule.hparams), dict(rule.flags)]
@@ -183,7 +183,7 @@ class LocalRows:
             return self._start
         if not len(self._rows):
             return None
-        chunks = list(_chunks(self._rows, materialized=True))
+        chunks = list(chunks_of(self._rows, materialized=True))
         ids, values = (
             torch.from_numpy(np.concatenate([chunk[key] for chunk in chunks]))
             for key in ("ids", "values")
@@ -201,7 +201,7 @@ class LocalRows:
             self.load(*state["_rows"])
 
 
-def _chunks(
+def chunks_of(
     rows: SparseTable, *, changed: bool = False, materialized: bool = False
 ) -> Iterator[Chunk]:
     """All rows, or those that changed, at least one chunk; materialized: as a lookup reads them."""

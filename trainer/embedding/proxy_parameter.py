@@ -68,6 +68,7 @@ class ProxyParameter(nn.Parameter):
     The backward passes of several threads may run at once only for different tables.
     """
 
+    stands_for_table = True
     _owner: weakref.ref[ProxiedTable] | None
     # of the backward passes under way, by the number autograd gives them
     _parts: dict[int, list[RowGradient]]

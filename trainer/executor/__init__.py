@@ -5,12 +5,12 @@ In reading order::
     executor             one run: feed, segments, fetches; which runtime a program has
     loaded_program       a program cut into segments, and the run of one
     compiled_program     a program with what is said about its running
+    execution            what is done around the steps of a run
     optimizer_segment    optimizer ops, by torch's own optimizers
     feed, fetch          what goes in and comes out, checked
     devices              the device of an Executor
     pserver_runtime      kernels of send, recv and barriers, over a communicator
-    collective_runtime   kernels of all-reduce and broadcast, over comm_ring
-    comm_ring            sums and broadcasts over one ring of trainers
+    collective_runtime   kernels of all-reduce and broadcast, over rings of trainers
     table_handle         the value of a table's variable
     table_runtime        its kinds, and the kernels of lookups (imports numba)
     served_tables        tables whose rows servers hold (imports numba)

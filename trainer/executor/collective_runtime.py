@@ -4,7 +4,9 @@
 ``c_allreduce_sum`` puts its tensor into its bucket, and the last one of a bucket starts the bucket;
 a ``c_broadcast`` starts at once.  Both return the tensor as it was: no op reads it before
 ``c_sync_comm_stream``, which waits and returns what has arrived (invariant ``awaited_before_use``).
-With ``k_steps`` these ops, and ``scale``, give what they are given, but in every k-th run.
+A ``c_reduce_sum`` starts at once, too, and gives the sum to one trainer.
+With ``k_steps`` these ops, and ``scale``, give what they are given, but in the runs that the rule
+of local SGD gives; ``c_adapt_k_steps`` then lets the rule follow the loss.
 
 All Executors of a process that run programs of one deployment share the process groups, from the
 first op to the last ``close``.
@@ -20,6 +22,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,14 +33,16 @@ from torch import Tensor
 
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
+from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
+from trainer.collective.comm_ring import PendingTensors, Ring
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.executor.comm_ring import PendingTensors, Ring
 from trainer.role import Connection
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Op
+from transpiler.ir.updates import rules_of_ops
 from transpiler.lower import Kernel
-from transpiler.passes.collective import ID_BYTES
+from transpiler.passes.collective_startup import ID_BYTES
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
 
@@ -77,7 +82,8 @@ class CollectiveRuntime:
         self._device = device
         self._joined = False
         self._step = 0
-        self._runs = 0  # of a program that sums
+        kind = AdaptiveSchedule if self._collective.adaptive else Schedule
+        self._schedule = kind(self._collective.steps, self._collective.begin)
         self._alone = False  # whether the present one averages nothing, but a later one
         self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
         # variable -> the operation that it is part of, and its place there
@@ -113,16 +119,23 @@ class CollectiveRuntime:
                 "trainer %d runs an nccl2 program alone; ParallelExecutor averages gradients",
                 self._rank,
             )
+        together = [
+            int(str(op.arguments["bucket"]))
+            for op in program.main.ops
+            if op.type == "c_broadcast" and "bucket" in op.arguments
+        ]
         buckets = [int(str(op.arguments["bucket"])) for op in sums]
         sizes = {bucket: buckets.count(bucket) for bucket in set(buckets)}
         first = sums[0].outputs[0] if sums else ""
         return {
             "gen_nccl_id": self._gen_nccl_id,
             "c_comm_init": self._c_comm_init,
-            "c_broadcast": self._c_broadcast,
+            "c_broadcast": partial(self._c_broadcast, Counter(together)),
+            "c_reduce_sum": self._c_reduce_sum,
             "c_allreduce_sum": partial(self._c_allreduce_sum, sizes, first),
             "c_sync_comm_stream": self._c_sync_comm_stream,
             "scale": self._scale,
+            "c_adapt_k_steps": partial(self._adapt_k_steps, program),
         }
 
     def close(self, failure: str = "") -> None:
@@ -156,13 +169,34 @@ class CollectiveRuntime:
     def _c_comm_init(self, op: Op, ring_id: int, **_: Any) -> tuple[()]:
         world, key = self._world(), (ring_id, self._device.type)
         if key not in self._job.rings:
-            self._job.rings[key] = Ring(world, self._collective, ring_id, self._device)
+            self._job.rings[key] = Ring(world, self._collective.inner, ring_id, self._device)
         return ()
 
-    def _c_broadcast(self, op: Op, x: Tensor, root: int, ring_id: int) -> Tensor:
+    def _c_broadcast(
+        self,
+        sizes: Mapping[int, int],
+        op: Op,
+        x: Tensor,
+        root: int,
+        ring_id: int,
+        bucket: int | None = None,
+    ) -> Tensor:
         self._alone = False
-        what = f"c_broadcast of {op.outputs[0]}"
-        self._pending[op.outputs[0]] = (self._ring(ring_id).broadcast(x, root, what), 0)
+        filling = [] if bucket is None else self._filling.setdefault(bucket, [])
+        filling.append((op.outputs[0], x))
+        if bucket is None or len(filling) == sizes[bucket]:
+            self._filling.pop(-1 if bucket is None else bucket, None)
+            names = [name for name, _ in filling]
+            what = f"c_broadcast of {_said(names)}"
+            sent = self._ring(ring_id).broadcast([tensor for _, tensor in filling], root, what)
+            self._pending.update((name, (sent, place)) for place, name in enumerate(names))
+        return x
+
+    def _c_reduce_sum(self, op: Op, x: Tensor, root: int, ring_id: int) -> Tensor:
+        self._alone = False
+        self._check_whole(op)
+        what = f"c_reduce_sum of {op.outputs[0]} (step {self._step})"
+        self._pending[op.outputs[0]] = (self._ring(ring_id).reduce(x, root, what), 0)
         return x
 
     def _c_allreduce_sum(
@@ -173,11 +207,11 @@ class CollectiveRuntime:
         x: Tensor,
         ring_id: int,
         bucket: int,
-        k_steps: int = 1,
+        k_steps: int = 0,
+        begin_step: int = 0,
     ) -> Tensor:
         if op.outputs[0] == first:
-            self._runs += 1
-            self._alone = self._runs % k_steps != 0
+            self._alone = not self._schedule.count()
         if self._alone:
             return x
         self._check_whole(op)
@@ -185,8 +219,7 @@ class CollectiveRuntime:
         filling.append((op.outputs[0], x))
         if len(filling) == sizes[bucket]:
             names = [name for name, _ in self._filling.pop(bucket)]
-            said = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
-            what = f"c_allreduce_sum of {said} (bucket {bucket}, step {self._step})"
+            what = f"c_allreduce_sum of {_said(names)} (bucket {bucket}, step {self._step})"
             sums = self._ring(ring_id).sum([tensor for _, tensor in filling], what)
             self._pending.update((name, (sums, place)) for place, name in enumerate(names))
         return x
@@ -207,14 +240,30 @@ class CollectiveRuntime:
         if not self._pending and not self._filling:
             self._step += 1
 
-    def _scale(self, op: Op, x: Tensor, scale: float, k_steps: int = 1) -> Tensor:
-        return x if k_steps > 1 and self._alone else x * scale
+    def _scale(
+        self, op: Op, x: Tensor, scale: float, k_steps: int = 0, begin_step: int = 0
+    ) -> Tensor:
+        return x if k_steps and self._alone else x * scale
+
+    def _adapt_k_steps(
+        self, program: Program, op: Op, x: Tensor, ring_id: int, k_steps: int
+    ) -> tuple[()]:
+        schedule = self._schedule
+        assert isinstance(schedule, AdaptiveSchedule), "as the plan says"
+        if not self._alone or schedule.first is None:
+            own = torch.tensor([float(x.detach()), _learning_rate(program)], dtype=torch.float64)
+            sums = self._ring(ring_id).sum([own.to(self._device)], "c_adapt_k_steps").result(0)
+            schedule.measure(*(sums / len(self._deployment.endpoints)).tolist())
+        return ()
 
     def _c_sync_comm_stream(self, op: Op, x: Sequence[Tensor], ring_id: int) -> Any:
         if self._alone:
             return _one_or_all(list(x))
         pending = [self._pending.pop(name) for name in op.outputs]
-        return _one_or_all([operation.result(place) for operation, place in pending])
+        results = [operation.result(place) for operation, place in pending]
+        if self._collective.waits and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return _one_or_all(results)
 
     # ---- the world ----
 
@@ -277,6 +326,18 @@ class CollectiveRuntime:
             number=str(self._job.meetings + 1),
         )
         return ProcessGroups(peers)
+
+
+def _learning_rate(program: Program) -> float:
+    """The present one, of the first parameter group."""
+    storage = program.storage
+    if storage is not None and storage.optimizer is not None:
+        return float(storage.optimizer.param_groups[0].get("lr", 1.0))
+    return float(rules_of_ops(program.main, None)[0].hparams.get("lr", 1.0))  # type: ignore[arg-type]
+
+
+def _said(names: Sequence[str]) -> str:
+    return f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _one_or_all(values: list[Tensor]) -> Any:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from trainer.executor.devices import checked_device
-from transpiler.collective import broadcast_program, parallel_program
+from trainer.executor.execution import built
+from transpiler.collective import broadcast_program, executed, parallel_program
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Role
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
+from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy
 
 
 class CompiledProgram:
@@ -32,6 +34,7 @@ class CompiledProgram:
 
     Args:
         program: of one process, or a trainer's.
+        build_strategy: what becomes of the program: a BuildStrategy, or a dict; docs/execution.md.
         compile: ``torch.compile`` the compute of this program, as ``Executor(compile=True)`` does
             of all (needs a C++ compiler; rounding may then differ).
 
@@ -39,22 +42,31 @@ class CompiledProgram:
         program: as given: for whatever takes a program, such as ``Executor.save``.
         main: what an Executor runs.
         first: what it runs once before: it gives every trainer trainer 0's values; None: nothing.
-        compiles: whether ``torch.compile`` is asked for.
+        execution: how an Executor runs it.
 
     Raises:
         TypeError: an argument has another type.
-        ValueError: the program is a server's.
+        ValueError: the program is a server's, or a setting cannot act on it.
     """
 
-    def __init__(self, program: Program, compile: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        build_strategy: BuildStrategy | None = None,
+        *,
+        compile: bool = False,
+    ) -> None:
         if not isinstance(program, Program):
             raise TypeError(f"CompiledProgram: expected a Program, got {type(program).__name__}")
         if program.deployment is not None and program.deployment.server_index is not None:
             raise ValueError("CompiledProgram: expected a trainer's program, got a server's")
         self.program = program
-        self.compiles = check_flag("CompiledProgram: compile", compile)
+        compiles = check_flag("CompiledProgram: compile", compile)
+        self._build = build_strategy
+        main, execution = built("CompiledProgram", program, build_strategy, None)
+        self.execution = replace(execution, compiles=execution.compiles or compiles)
         # of its own, for an Executor keeps the code of each program
-        self.main = replace(program)
+        self.main = replace(main)
         self.first: Program | None = None
         self._place: torch.device | None = None
         self._parallel = False
@@ -62,8 +74,8 @@ class CompiledProgram:
     def with_data_parallel(
         self,
         loss_name: str | None = None,
-        build_strategy: None = None,
-        exec_strategy: None = None,
+        build_strategy: BuildStrategy | None = None,
+        exec_strategy: ExecutionStrategy | None = None,
         share_vars_from: CompiledProgram | None = None,
         places: Sequence[str | torch.device] | None = None,
     ) -> CompiledProgram:
@@ -72,7 +84,8 @@ class CompiledProgram:
 
         Args:
             loss_name: the loss; checked.
-            build_strategy, exec_strategy: None: there are no such settings yet.
+            build_strategy, exec_strategy: what becomes of the program, and how it is run: objects,
+                or dicts; docs/execution.md.
             share_vars_from: a compiled program over the same values, which is checked: programs of
                 one module share them anyway.
             places: the one device of this process, which must be the Executor's; None: that.
@@ -83,25 +96,42 @@ class CompiledProgram:
         Raises:
             TypeError: an argument has another type.
             ValueError: it is said twice, the program is one of a job with servers, the loss or the
-                place does not exist, or there is more than one place.
+                place does not exist, there is more than one place, or a setting cannot act.
         """
         if self._parallel:
             raise ValueError("with_data_parallel: expected to be called once")
-        for what, given in (("build_strategy", build_strategy), ("exec_strategy", exec_strategy)):
-            if given is not None:
-                raise ValueError(
-                    f"with_data_parallel: {what}: expected None, for there are no such settings "
-                    f"yet, got {type(given).__name__}"
-                )
+        if build_strategy is not None and self._build is not None:
+            raise ValueError("with_data_parallel: build_strategy: expected it once, got it twice")
         check_without_servers("with_data_parallel", self.program)
         check_loss("with_data_parallel", self.program, loss_name)
         _check_shared(self.program, share_vars_from)
         self._place = _place(places)
-        self.main = replace(parallel_program(self.program))
+        build = self._build if build_strategy is None else build_strategy
+        program, execution = built("with_data_parallel", self.program, build, exec_strategy)
+        self._build = build
+        compiles = execution.compiles or self.execution.compiles
+        self.execution = replace(execution, compiles=compiles)
+        program = executed(program, self.execution)
+        self.main = replace(parallel_program(program))
         if self.program.deployment is not None:
-            self.first = broadcast_program(self.program)
+            self.first = broadcast_program(program)
         self._parallel = True
         return self
+
+    def _check_build(self) -> None:
+        """Raises where what the build strategy asks for was decided before it was given."""
+        build = BuildStrategy() if self._build is None else {**BuildStrategy(), **self._build}
+        placed = len(self.main.main.ops) > len(self.program.main.ops)  # sums, by this object
+        late = {
+            "enable_sequential_execution": not placed and not self.execution.compiles,
+            "fuse_broadcast_ops": self.first is None,
+        }
+        for key, is_late in late.items():
+            if build[key] and is_late:
+                raise ValueError(
+                    f"CompiledProgram: {key}: the program is as transpile made it: give it to "
+                    "transpile(strategy=...)"
+                )
 
     def begun(
         self, device: torch.device, loaded: Collection[int], run: Callable[[Program], Any]
@@ -115,13 +145,14 @@ class CompiledProgram:
             run: runs one.
 
         Raises:
-            ValueError: the program is for another place.
+            ValueError: the program is for another place, or the build strategy comes too late.
         """
         if self._place not in (None, device):
             raise ValueError(
                 f"CompiledProgram: expected an Executor on {self._place}, as places says, got one "
                 f"on {device}"
             )
+        self._check_build()
         if self.first is not None and id(self.first) not in loaded:
             run(self.first)
         return self.main

@@ -18,24 +18,24 @@ import torch
 from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
-from pserver.config import ServerConfig
-from pserver.service.server import serve_job
 from trainer.communicator.communicator import Communicator
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.compiled_program import CompiledProgram
 from trainer.executor.devices import checked_device, move
-from trainer.executor.feed import Feed, check_feed
-from trainer.executor.fetch import check_fetches, fetched
+from trainer.executor.execution import execution_in, feeds_of
+from trainer.executor.feed import Feed
+from trainer.executor.fetch import check_fetches
 from trainer.executor.loaded_program import LoadedProgram
 from trainer.executor.pserver_runtime import PServerRuntime
-from trainer.executor.server_values import ServerValues
+from trainer.executor.server_values import ServerValues, serve
 from trainer.executor.table_handle import TableHandle
 from trainer.executor.trainer_numbers import check_numbers
-from trainer.role import Connection
+from trainer.flags import ProcessSettings
 from trainer.scope import Scope, current_scope, global_scope
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
+from transpiler.plan.execution import Execution
 from transpiler.plan.plan import Deployment
 from transpiler.plan.setting import check_flag
 from transpiler.program import Program
@@ -93,7 +93,7 @@ class Executor:
     def run(
         self,
         program: Program | CompiledProgram | None = None,
-        feed: Feed = None,
+        feed: Feed | Sequence[Feed] = None,
         fetch_list: Sequence[str] | None = None,
         *,
         trainer_id: int | None = None,
@@ -108,14 +108,15 @@ class Executor:
 
         Args:
             program: the default main program if None; a CompiledProgram says how it runs.
-            feed: the inputs, by position or by name.
+            feed: the inputs, by position or by name; with ``num_iteration_per_run`` n a list of n
+                of these, for n steps.
             fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
                 parameters, states.
             trainer_id, num_trainers: what the script takes itself for; checked, if given, against
                 the program's.
 
         Returns:
-            The values of ``fetch_list``, as detached tensors.
+            The values of ``fetch_list``, as detached tensors: those of the last step.
 
         Raises:
             TypeError, ValueError: the feed, a name in ``fetch_list`` or a number does not fit the
@@ -125,9 +126,9 @@ class Executor:
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
-        program, compiles = default_main_program() if program is None else program, self._compile
+        program, execution = default_main_program() if program is None else program, None
         if isinstance(program, CompiledProgram):
-            compiles = compiles or program.compiles
+            execution = program.execution
             program = program.begun(self._device_of(program.main), self._loaded, self.run)
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
@@ -136,28 +137,37 @@ class Executor:
         if id(program) not in self._loaded and any(
             op.type == "listen_and_serv" for op in program.main.ops
         ):
-            self._serve(program)
+            serve(program, self._servers)
             return []
         fetches = check_fetches(program, fetch_list)
-        loaded = self._load(program, compiles)
-        for runtime in self._runtimes:
-            runtime.refresh()
-        values: dict[str, Any] = {
-            **loaded.tensors,
-            **loaded.tables,
-            **check_feed(program, feed, self._device_of(program)),
-        }
-        with torch.no_grad():
-            for segment in loaded.segments(program, fetches, self._device_of(program)):
-                segment.advance(values, loaded.tensors)
-        if loaded.tables and program.deployment is not None:
-            self._runtime(program, program.deployment).finish_row_lanes()
-        if loaded.trains and program.storage is not None:
-            program.storage.steps += 1
+        execution = execution_in(program) if execution is None else execution
+        found: list[Tensor] = []
+        with ProcessSettings() as process:
+            process.take(execution)
+            loaded = self._load(program, execution)
+            for each in feeds_of(feed, execution.iterations if loaded.trains else 1):
+                found = self._step(program, loaded, each, fetches)
         self._scope.tensors.update((name, loaded.tensors[name]) for name in loaded.binds)
         if _is_of_server(program):
             self._servers.forget()
-        return [fetched(program, name, values, loaded.tensors, loaded.updates) for name in fetches]
+        loaded.cleanup.ran()
+        return found
+
+    def _step(
+        self, program: Program, loaded: LoadedProgram, feed: Any, fetches: tuple[str, ...]
+    ) -> list[Tensor]:
+        """Runs a program's ops once; gives what is fetched."""
+        for runtime in self._runtimes:
+            runtime.refresh()
+
+        def finish() -> None:
+            if loaded.tables and program.deployment is not None:
+                self._runtime(program, program.deployment).finish_row_lanes()
+
+        found = loaded.step(program, feed, fetches, self._device_of(program), finish)
+        if loaded.trains and loaded.complete and program.storage is not None:
+            program.storage.steps += 1
+        return found
 
     def flush(self) -> None:
         """Waits until the servers have applied all that this Executor has sent, and receives their
@@ -233,10 +243,12 @@ class Executor:
 
         if served := _served(program, scheduler):
             return self._servers.load(path, served)
-        steps = program_training.load(self._trainings(program), path, scheduler)
+        trainings = self._trainings(program)
+        return program_training.load(trainings, path, scheduler, self._forget)
+
+    def _forget(self) -> None:
         for runtime in self._runtimes:
-            runtime.invalidate_caches()
-        return steps
+            runtime.forget()
 
     def steps(self, program: Program | None = None) -> int:
         """The steps that were taken with a program's values, those included that its servers had
@@ -295,6 +307,8 @@ class Executor:
 
     def _close(self, failure: str) -> None:
         self._closed = True
+        for _, loaded in self._loaded.values():
+            loaded.end()
         self._loaded.clear()
         while self._collectives:
             self._collectives.pop().close(failure)
@@ -332,7 +346,7 @@ class Executor:
         held = program.storage.tensors if program.storage is not None else self._scope.tensors
         return next((tensor.device for tensor in held.values()), torch.device("cpu"))
 
-    def _load(self, program: Program, compiles: bool) -> LoadedProgram:
+    def _load(self, program: Program, execution: Execution) -> LoadedProgram:
         """The program in this Executor, with its tensors on the device."""
         known = self._loaded.get(id(program))
         if known is None or known[0]() is not program:
@@ -343,7 +357,9 @@ class Executor:
                 **self._kernels_for(program),
                 "init": lambda op: bound.get(op.outputs[0]),
             }
-            loaded = LoadedProgram(program, tensors, tables, kernels, compiles)
+            if self._compile:
+                execution = replace(execution, compiles=True)
+            loaded = LoadedProgram(program, tensors, tables, kernels, execution)
             self._loaded[id(program)] = (self._watch(program), loaded)
             return loaded
         if program.storage is not None:
@@ -470,31 +486,6 @@ class Executor:
             each.transport for each in self._collectives
         }
         return ", ".join(sorted(transports)) or "local"
-
-    def _serve(self, program: Program) -> None:
-        """Runs a pserver program: serves one job until it is done.
-
-        Raises:
-            PServerError: the job has failed; this is what ended it.
-            SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
-        """
-        deployment, connection = program.deployment, Connection.from_environment()
-        if deployment is None or deployment.server_index is None:
-            raise ValueError(
-                "expected a pserver program with its deployment, as get_pserver_programs gives it"
-            )
-        values = self._servers.of(program)
-        config = ServerConfig(
-            endpoint=deployment.endpoints[deployment.server_index],
-            transport=connection.transport,
-            heartbeat_timeout_seconds=connection.heartbeat_timeout_seconds,
-            start_timeout_seconds=connection.start_timeout_seconds,
-            once=True,
-            token_file=connection.token_file or None,
-            keys=connection.keys or None,
-            insecure=connection.insecure,
-        )
-        serve_job(config, replace(program, storage=values))
 
 
 def _served(program: Programs, scheduler: Any | None) -> Program | None:

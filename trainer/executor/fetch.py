@@ -58,6 +58,12 @@ def fetched(
     if variable.role is Role.STATE:
         return _state(name, variable, updates)
     if name not in values:
+        merge = next((op for op in program.main.ops if op.type == "gradient_merge"), None)
+        if merge is not None and any(name in op.outputs for op in program.main.ops):
+            raise ValueError(
+                f"fetch_list: {name!r} has a value in every run number "
+                f"{merge.arguments['k_steps']} only, because it stands behind gradient_merge"
+            )
         raise ValueError(f"fetch_list: {name!r} is given no value by this program")
     value = values[name]
     if variable.role is Role.TABLE:

@@ -16,12 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.executor.execution import Cleanup, ProgramDump
+from trainer.executor.feed import check_feed
+from trainer.executor.fetch import fetched
+from trainer.executor.merge_segment import MergeSegment
 from trainer.executor.optimizer_segment import OptimizerSegment
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import PERSISTENT, Op
 from transpiler.ir.ops import is_optimizer
+from transpiler.ir.reuse import reusing
+from transpiler.ir.scaling_ops import found_infinite
 from transpiler.ir.table_ops import updates_rows
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
+from transpiler.plan.execution import Execution
 from transpiler.program import Program
 
 
@@ -62,12 +69,18 @@ class LoadedProgram:
         tensors: behind the persistent variables, by name, on the Executor's device.
         tables: the values of the tables' variables, by name.
         kernels: of communication ops, lookups and init ops, by op type.
-        compiles: whether compute between communication ops is compiled by ``torch.compile``.
+        execution: whether compute between communication ops is compiled by ``torch.compile``, in
+            which order, and whether ops write over their operands.
 
     Attributes:
         binds: the variables that the program's init ops name.
         trains: whether a run of it is a step.
         updates: its optimizer ops, in the order in which they run; made when they are first cut.
+        merge: what merges its gradients over runs; None: every run updates.
+        cleanup: gives memory back, where the execution asks for it.
+        dump: what is written down of each step; None: nothing.
+        complete: whether the last run came to its end, which it does not where gradients are merged
+            over runs and it was not the last one.
     """
 
     def __init__(
@@ -76,7 +89,7 @@ class LoadedProgram:
         tensors: Mapping[str, Tensor],
         tables: Mapping[str, TableHandle],
         kernels: Mapping[str, Kernel],
-        compiles: bool,
+        execution: Execution,
     ) -> None:
         self.tensors = tensors
         self.tables = tables
@@ -92,9 +105,67 @@ class LoadedProgram:
             for op in program.main.ops
         )
         self.updates: list[OptimizerSegment] = []
+        merging = [op for op in program.main.ops if op.type == "gradient_merge"]
+        self.merge = MergeSegment(merging[0], program.storage) if merging else None
         self._kernels = kernels
-        self._compiles = compiles
+        self._execution = execution
+        self.cleanup = Cleanup(execution.runs_per_cleanup)
+        dumps = self.trains and execution.dump.path
+        self.dump = ProgramDump(program, execution.dump) if dumps else None
         self._segments: dict[tuple[str, ...], list[Segment]] = {}
+
+    def step(
+        self,
+        program: Program,
+        feed: Any,
+        fetches: tuple[str, ...],
+        device: torch.device,
+        finish: Callable[[], None],
+    ) -> list[Tensor]:
+        """Runs the program's ops once, and writes down what is dumped of it.
+
+        Args:
+            program: that this object was made of.
+            feed: the inputs.
+            fetches: the variables wanted.
+            device: where new tensors are made.
+            finish: called when all ops have run, before a value is read.
+
+        Returns:
+            Their values, as detached tensors.
+
+        Raises:
+            TypeError, ValueError: the feed does not fit the program.
+        """
+        values: dict[str, Any] = {
+            **self.tensors,
+            **self.tables,
+            **check_feed(program, feed, device),
+        }
+
+        def value(name: str) -> Tensor:
+            return fetched(program, name, values, self.tensors, self.updates)
+
+        dumped = () if self.dump is None else self.dump.names
+        if self.dump is not None:
+            self.dump.begins(self.tensors)
+        with torch.no_grad():
+            wanted = tuple(dict.fromkeys((*fetches, *dumped)))
+            self.complete = self._run(self.segments(program, wanted, device), values)
+        finish()
+        if self.dump is not None:
+            steps = 0 if program.storage is None else program.storage.steps
+            self.dump.ends(steps, [value(name) for name in dumped])
+        return [value(name) for name in fetches]
+
+    def _run(self, segments: Iterable[Segment], values: dict[str, Any]) -> bool:
+        """Runs segments one after the other; gives whether the last one has run."""
+        for segment in segments:
+            segment.advance(values, self.tensors)
+            merges = self.merge is not None and segment.run is self.merge
+            if merges and self.merge is not None and not self.merge.complete:
+                return False
+        return True
 
     def segments(
         self, program: Program, fetches: tuple[str, ...], device: torch.device
@@ -109,29 +180,41 @@ class LoadedProgram:
             self._segments[fetches] = self._cut(program, fetches, device)
         return self._segments[fetches]
 
+    def end(self) -> None:
+        """The program runs no more."""
+        if self.merge is not None:
+            self.merge.end()
+
     def _cut(
         self, program: Program, fetches: tuple[str, ...], device: torch.device
     ) -> list[Segment]:
+        skips = found_infinite(program.main.ops)
         runs = [(kind, list(ops)) for kind, ops in groupby(program.main.ops, key=self._kind)]
         persistent = {v.name for v in program.main.variables.values() if v.role in PERSISTENT}
         segments: list[Segment] = []
         updates = iter(self.updates)
         for index, (kind, ops) in enumerate(runs):
+            if kind == "merge" and self.merge is not None:
+                segments.append(Segment(self.merge, self.merge.inputs, self.merge.outputs))
+                continue
             if kind == "update":
                 update = next(updates, None) or self._update(program, ops)
-                segments.append(Segment(_updating(update), tuple(update.grads.values()), ()))
+                read = (*update.grads.values(), *filter(None, (skips,)))
+                segments.append(Segment(_updating(update, skips), read, ()))
                 continue
             later = {name for _, others in runs[index + 1 :] for name in free_inputs(others)}
+            later.update(filter(None, (skips,)))
             outputs = [
                 name
                 for op in ops
                 for name in op.outputs
                 if name in later or name in fetches or name in persistent
             ]
+            if self._execution.reuses:
+                ops = reusing(ops, program.main.variables, {*outputs, *fetches, *persistent})
             lowered = lower(ops, list(dict.fromkeys(outputs)), device, self._kernels)
-            segments.append(
-                Segment(_running(lowered, kind == "compiled"), lowered.inputs, lowered.outputs)
-            )
+            run = self._compiled(lowered) if kind == "compiled" else lowered
+            segments.append(Segment(run, lowered.inputs, lowered.outputs))
         _note_last_uses(segments, {*fetches, *persistent})
         return segments
 
@@ -146,25 +229,30 @@ class LoadedProgram:
     def _kind(self, op: Op) -> str:
         if is_optimizer(op.type):
             return "update"
+        if op.type == "gradient_merge":
+            return "merge"
         compute = op.type.startswith(("aten.", "sym.")) or op.type == "assign"
-        return "compiled" if self._compiles and compute else "plain"
+        return "compiled" if self._execution.compiles and compute else "plain"
+
+    def _compiled(self, lowered: Lowered) -> Callable[[dict[str, Any]], Sequence[Any]]:
+        # fallback_random: dropout draws what eager dropout draws
+        options: dict[str, Any] = {"fallback_random": True}
+        if self._execution.ordered:
+            options |= {"reorder_for_locality": False, "reorder_for_peak_memory": False}
+        module = torch.compile(lowered.module, dynamic=True, options=options)
+
+        def run(values: dict[str, Any]) -> Sequence[Any]:
+            return module(*[values[name] for name in lowered.inputs])  # type: ignore[no-any-return]  # generated
+
+        return run
 
 
-def _running(lowered: Lowered, compiled: bool) -> Callable[[dict[str, Any]], Sequence[Any]]:
-    if not compiled:
-        return lowered
-    # fallback_random: dropout draws what eager dropout draws
-    module = torch.compile(lowered.module, dynamic=True, options={"fallback_random": True})
+def _updating(update: OptimizerSegment, skips: str) -> Callable[[dict[str, Any]], Sequence[Any]]:
+    """An update, which is not made where the variable ``skips`` is true."""
 
     def run(values: dict[str, Any]) -> Sequence[Any]:
-        return module(*[values[name] for name in lowered.inputs])  # type: ignore[no-any-return]  # generated
-
-    return run
-
-
-def _updating(update: OptimizerSegment) -> Callable[[dict[str, Any]], Sequence[Any]]:
-    def run(values: dict[str, Any]) -> Sequence[Any]:
-        update(values)
+        if not skips or not bool(values[skips]):
+            update(values)
         return ()
 
     return run

@@ -7,8 +7,8 @@ that was loaded has no such optimizer; then each group gets one made from its op
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +26,29 @@ def _name(op: Op, argument: str) -> str:
     value = op.arguments[argument]
     assert isinstance(value, Ref), "checked against the schema"
     return value.name
+
+
+def _fusion(op: Op) -> dict[str, bool]:
+    """Which of torch's kernels an op asks for."""
+    return {key: bool(op.arguments[key]) for key in ("foreach", "fused") if key in op.arguments}
+
+
+@contextmanager
+def _flagged(
+    optimizer: torch.optim.Optimizer, flags: Mapping[Any, Mapping[str, bool]]
+) -> Iterator[None]:
+    """The optimizer's groups have the flags of their ops, which a strategy may have set."""
+    kept = []
+    try:
+        for index, said in flags.items():
+            group = optimizer.param_groups[index]
+            for key in {"foreach", "fused"} & set(group):
+                kept.append((group, key, group[key]))
+                group[key] = said.get(key)
+        yield
+    finally:
+        for group, key, value in kept:
+            group[key] = value
 
 
 class OptimizerSegment:
@@ -57,6 +80,11 @@ class OptimizerSegment:
         }
         self._tensors = tensors
         self._live = optimizer
+        self._flags = {
+            op.arguments["group"]: flags
+            for op in ops
+            if not updates_rows(op) and (flags := _fusion(op))
+        }
         dense = [op for op in ops if not updates_rows(op)]
         made = {} if states is None else states
         self._optimizers = [optimizer] if optimizer is not None else self._made(dense, made)
@@ -102,6 +130,8 @@ class OptimizerSegment:
                         stack.enter_context(self._tables[name].stepping(values[grad]))
                     else:
                         self._tensors[name].grad = values[grad]
+                if self._live is not None:
+                    stack.enter_context(_flagged(self._live, self._flags))
                 for optimizer in self._optimizers:
                     optimizer.step()
         finally:

@@ -5,7 +5,7 @@ A trainer's program asks its servers for states and rows; the others have them h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ from trainer.checkpoint.joint_call import jointly
 from trainer.executor.ops_optimizer import OpsOptimizer
 from transpiler.ir.graph import Storage
 from transpiler.ir.table_ops import is_sparse
+from transpiler.optim.following import FollowingOptimizer
 from transpiler.program import Program
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
     from trainer.communicator.communicator import Communicator
+    from trainer.modules.loss_scaling import LossScaling
 
 
 class ProgramTraining:
@@ -34,6 +36,7 @@ class ProgramTraining:
 
     Attributes:
         names, param_groups, state: see :class:`~trainer.checkpoint.resume.Trained`.
+        sharded: whether this process has the states of some parameters only.
 
     Raises:
         ValueError: the process holds no values for the program, or a table or a state that it could
@@ -55,6 +58,10 @@ class ProgramTraining:
             OpsOptimizer(program) if storage.optimizer is None else storage.optimizer
         )
         self._communicator = communicator
+        plan = None if program.deployment is None else program.deployment.plan
+        shared = None if plan is None else plan.collective
+        self.sharded = shared is not None and shared.sharded
+        self.loss_scaling: LossScaling | None = None  # a program has its scale in a variable
         self.tables = self._store()
         self.names: Mapping[Tensor, str] = {
             tensor: name for name, tensor in storage.tensors.items()
@@ -115,6 +122,15 @@ class ProgramTraining:
                     for key, value in states.items()
                 }
         return self._optimizer.state_dict()
+
+    def restart(self) -> None:
+        """Goes on from what was read: gradients that were merged before it are left out, and what
+        was read into the groups of an optimizer that a strategy has put in the place of the
+        script's is the script's too, whose scheduler goes on from it.
+        """
+        self._storage.summed = 0
+        if isinstance(self._optimizer, FollowingOptimizer):
+            self._optimizer.lead()
 
     def check(self, groups: Sequence[Mapping[str, Any]], scheduler: Any | None) -> None:
         """Whether the program can take up a checkpoint's groups, and a scheduler's state.
@@ -181,6 +197,12 @@ def save(
 ) -> None:
     """Writes a checkpoint; every trainer calls this.  See :meth:`Executor.save`."""
     first = trainings[0]
+    if first.sharded:
+        raise ValueError(
+            "Executor.save: expected an optimizer whose whole state this process holds, got one "
+            "with sharding=True, whose state is divided over the trainers: save the parameters "
+            "alone, which every trainer has, as by torch.save of the model's state_dict"
+        )
     first.flush()
     with jointly(first, "Executor.save", "save") as part:
         part.fact = f"the path {str(path)!r}"
@@ -191,8 +213,17 @@ def save(
             resume.save(path, tensors, trainings, scheduler, first.tables, claims=claims)
 
 
-def load(trainings: Sequence[ProgramTraining], path: str, scheduler: Any | None) -> int:
-    """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`."""
+def load(
+    trainings: Sequence[ProgramTraining],
+    path: str,
+    scheduler: Any | None,
+    forget: Callable[[], None],
+) -> int:
+    """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`.
+
+    Args:
+        forget: drops the rows and the gradients that this process keeps.
+    """
     first, tensors = trainings[0], _tensors(trainings)
     first.flush()
     with jointly(first, "Executor.load", "opened") as part:
@@ -204,8 +235,12 @@ def load(trainings: Sequence[ProgramTraining], path: str, scheduler: Any | None)
     with jointly(first, "Executor.load", "taken"):
         store = first.tables if first.first else None
         resume.load(found, tensors, trainings, scheduler, store)
+        for each in trainings:
+            each.restart()
     first.push()
+    forget()
     with jointly(first, "Executor.load", "loaded"):
+        resume.load_stepped(found, first.tables)
         if first.first and first.tables is not None:
             for name in first.tables.names():
                 first.tables.mark_saved(name)

@@ -21,9 +21,16 @@ from pserver.client.channel import Hparams
 from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
+from trainer.executor.compressed_gradients import CompressedGradients
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, Hparam, is_dense, rule_of
+from transpiler.ir.scaling_ops import (
+    CHECK,
+    UPDATE,
+    check_finite_and_unscale,
+    update_loss_scaling,
+)
 from transpiler.lower import Kernel
 from transpiler.plan.modes import Barrier, Mode
 from transpiler.plan.plan import Deployment, Plan
@@ -70,6 +77,10 @@ class PServerRuntime:
             ),
         )
         self._started = False
+        plan = program.deployment.plan
+        self._compressed = CompressedGradients(plan, self._live, lambda: self.communicator.step)
+        self._overflow = False  # whether this trainer's gradients of this step are not finite
+        self._refused = False  # whether some trainer's of the last finished step were not
 
     def serves(self, deployment: Deployment) -> bool:
         """Whether another program belongs to the same job."""
@@ -87,6 +98,7 @@ class PServerRuntime:
         return {
             **({} if self._tables is None else self._tables.kernels()),
             "send": partial(self._send, program),
+            "dgc": self._compressed.kernel,
             "send_barrier": partial(self._send_barrier, _lanes(program)),
             "recv": partial(self._recv, program),
             "fetch_barrier": self._flush
@@ -95,6 +107,8 @@ class PServerRuntime:
             "concat": self._concat,
             "c_allreduce_sum": lambda op, x, **_: x,  # which c_sync_comm_stream sums
             "c_sync_comm_stream": self._sum,
+            CHECK: self._check_finite,
+            UPDATE: self._update_scale,
         }
 
     @property
@@ -128,8 +142,9 @@ class PServerRuntime:
         if self._started:
             self.communicator.flush()
 
-    def invalidate_caches(self) -> None:
-        """Rows that this process has copies of are out of date."""
+    def forget(self) -> None:
+        """Parameters and rows are others now: copies of rows, and what waits of gradients, go."""
+        self._compressed.forget()
         if self._started and self._tables is not None:
             self._tables.invalidate_caches()
 
@@ -172,18 +187,27 @@ class PServerRuntime:
         hparams: dict[int, Mapping[str, Hparam]] = {
             index: rule.hparams for index, rule in enumerate(groups)
         }
-        live = [
+        for index, (optimizer, group) in enumerate(self._live_groups()):
+            hparams[index] = _present(optimizer, groups[index].type, group)
+        hparams = self._compressed.hparams(hparams)
+        return hparams if self._tables is None else hparams | self._tables.hparams()
+
+    def _live_groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        return [
             (each.optimizer, group)
             for each in self._storages
             if each.optimizer is not None
             for group in each.optimizer.param_groups
         ]
-        for index, (optimizer, group) in enumerate(live):
-            hparams[index] = _present(optimizer, groups[index].type, group)
-        return hparams if self._tables is None else hparams | self._tables.hparams()
+
+    def _live(self) -> Mapping[int, Mapping[str, Any]]:
+        """The groups of the live optimizers, by number; none in a process that has none."""
+        return {index: group for index, (_, group) in enumerate(self._live_groups())}
 
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
         plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
+        if self._overflow and "delta" not in op.arguments:
+            return ()  # nobody takes this step
         if self._tables is not None and "table" in op.arguments:
             self._tables.send(str(op.arguments["table"]), x)
             return ()
@@ -207,7 +231,7 @@ class PServerRuntime:
     def _close(self, lanes: Iterable[int]) -> None:
         """Closes the step in these lanes."""
         if chosen := list(lanes):
-            self.communicator.close_step(self._hparams(), lanes=chosen)
+            self.communicator.close_step(self._hparams(), self._overflow, chosen)
 
     def _close_received(self, lanes: Iterable[int]) -> None:
         """Closes the step in those lanes that have sent something and that end at a recv."""
@@ -245,8 +269,20 @@ class PServerRuntime:
 
     def _finish(self, storage: Storage | None) -> None:
         """Finishes the step of a program with this storage."""
-        if self.communicator.finish_step() is not None:
+        reply = self.communicator.finish_step()
+        if reply is not None:
+            self._refused = reply.overflow
+            self._compressed.end(applied=not reply.overflow)
             _mark_stepped(storage)
+
+    def _check_finite(self, op: Op, **arguments: Any) -> Any:
+        results = check_finite_and_unscale(op, **arguments)
+        self._overflow, self._refused = bool(results[-1]), False
+        return results
+
+    def _update_scale(self, op: Op, found_infinite: torch.Tensor, **arguments: Any) -> Any:
+        """By what all trainers of the step have found, where they take it together."""
+        return update_loss_scaling(op, found_infinite | self._refused, **arguments)
 
     def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lookups import CHUNK_ROWS, ServedRows
+from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.tables import CachingSource
-from trainer.embedding.row_source import RowSource
+from trainer.embedding.row_source import Arrived, RowSource
 from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.rules import Hparam
@@ -179,12 +180,40 @@ class ServedTables:
             for server in range(servers)
         ]
 
-    def _prefetch(self, op: Op, w: ServedHandle, ids: Sequence[Tensor], **_: Any) -> list[Tensor]:
-        source = w.source()
-        if isinstance(source, ServedRows):
-            return source.pull_divided([w.checked(part) for part in ids])
-        rows = w.pull(torch.cat(list(ids)))  # of a k-step lane: most of them are here
-        return list(torch.split(rows, [len(part) for part in ids]))
+    def _prefetch(
+        self, op: Op, w: Sequence[ServedHandle], ids: Sequence[Tensor], **_: Any
+    ) -> list[Tensor]:
+        count = len(ids) // len(w)  # parts of each table
+        parts = [ids[begin : begin + count] for begin in range(0, len(ids), count)]
+        wanted = [table.checked(torch.cat(list(own))) for table, own in zip(w, parts, strict=True)]
+        ahead = self._together(w, wanted) if len(w) > 1 else [None]
+        rows = list[Tensor]()
+        for handle, own, all_ids, arrived in zip(w, parts, wanted, ahead, strict=True):
+            found = handle.source().pull(all_ids, arrived)
+            rows += torch.split(found, [len(part) for part in own])
+        return rows
+
+    def _together(
+        self, tables: Sequence[ServedHandle], wanted: Sequence[Tensor]
+    ) -> list[Arrived | None]:
+        """What servers have of the rows of several tables, in one request to each server."""
+        asked = [table.source().asks(ids) for table, ids in zip(tables, wanted, strict=True)]
+        if not any(map(len, asked)):  # every row is fresh
+            return [None] * len(tables)
+        lookups = self._communicator().lookups
+        assert lookups is not None, "the plan has tables"
+        names = [table.name for table in tables]
+        try:
+            rows = lookups.pull_all(
+                {name: ids for name, ids in zip(names, asked, strict=True) if len(ids)}
+            )
+        except PServerError as error:
+            error.add_note(f"looking up {sum(map(len, asked))} rows of {len(tables)} tables")
+            raise
+        return [
+            Arrived(ids, rows[name]) if name in rows else None
+            for name, ids in zip(names, asked, strict=True)
+        ]
 
     def _merge(
         self,

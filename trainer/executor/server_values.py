@@ -10,6 +10,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from pserver.errors import FingerprintMismatch
+from pserver.service.server import serve_job
+from trainer.role import Connection
 from transpiler.ir.graph import Role, Storage
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
@@ -105,3 +107,23 @@ def _place(deployment: Deployment) -> str:
     index = deployment.server_index
     assert index is not None, "a pserver program"
     return f"server {index}, {deployment.endpoints[index]}"
+
+
+def serve(program: Program, values: ServerValues) -> None:
+    """Runs a pserver program: serves one job until it is done.
+
+    Args:
+        values: what servers of this process begin with.
+
+    Raises:
+        PServerError: the job has failed; this is what ended it.
+        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+    """
+    deployment, connection = program.deployment, Connection.from_environment()
+    if deployment is None or deployment.server_index is None:
+        raise ValueError(
+            "expected a pserver program with its deployment, as get_pserver_programs gives it"
+        )
+    held = values.of(program)
+    config = connection.server_config(deployment.endpoints[deployment.server_index])
+    serve_job(config, replace(program, storage=held))

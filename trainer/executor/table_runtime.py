@@ -59,12 +59,12 @@ class RangeChecked:
     """A handle that refuses ids outside of its table's range.
 
     Args:
-        name: of the table.
+        name: of the table, which stays its attribute.
         rows: ids are below this; None: ids are any int64.
     """
 
     def __init__(self, name: str, rows: int | None) -> None:
-        self._name = name
+        self.name = name
         self._count = rows
 
     def checked(self, ids: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class RangeChecked:
             odd = ids[(ids < 0) | (ids >= self._count)]
             if len(odd):
                 raise ValueError(
-                    f"table {self._name!r}: ids: expected 0 to {self._count - 1}, got {int(odd[0])}"
+                    f"table {self.name!r}: ids: expected 0 to {self._count - 1}, got {int(odd[0])}"
                 )
         return ids
 
@@ -155,7 +155,7 @@ class DeclaredHandle(RangeChecked):
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """Steps the rows at once: no optimizer has them."""
-        self._unsaved[self._name] = "its rows have been trained since it was loaded"
+        self._unsaved[self.name] = "its rows have been trained since it was loaded"
         self._rows.update(as_gradient(gradient), self._rules)
         yield
 
@@ -186,7 +186,7 @@ class ServedHandle(RangeChecked):
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
         """Queues the gradient; the lane steps the rows when the step is closed."""
-        self._send(self._name, as_gradient(gradient))
+        self._send(self.name, as_gradient(gradient))
         yield
 
 

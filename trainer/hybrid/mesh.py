@@ -1,9 +1,9 @@
 """The ranks of a job in up to five directions: data, pipeline, sharding, sequence and tensor ("mp")
 parallel.
 
-``strategy.hybrid_configs`` says how many ranks each direction has and their order from outside to
-inside: neighbours in the innermost direction have neighbouring ranks.  One degree may be left to be
-inferred (``dp_degree`` -1).
+A strategy says how many ranks each direction has (see transpiler/strategy/parallel_degrees.py) and
+their order from outside to inside: neighbours in the innermost direction have neighbouring ranks.
+One degree may be left to be inferred: ``dp_degree`` -1, or all shards with ``sharding=True``.
 
 [Note: two meshes]  The user's mesh has the five directions in the user's order.  A parameter lives
 on another mesh of the same ranks, with the directions that cut or copy parameters in the order that
@@ -23,12 +23,11 @@ import torch
 import torch.distributed as dist
 
 from trainer.collective.parallel_env import current_peers
+from transpiler.strategy.parallel_degrees import REST, degrees_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-AXES = ("dp", "pp", "sharding", "sep", "mp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,19 @@ def directions(strategy: DistributedStrategy, world_size: int) -> Directions:
     """The directions that a strategy asks for.
 
     Raises:
-        ValueError: the degrees' product is not the number of ranks, or cannot be made so.
+        ValueError: the degrees' product is not the number of ranks, or cannot be made so; or a
+            setting has no effect with them.
     """
-    configs = strategy.hybrid_configs
-    given = {axis: configs[f"{axis}_degree"] for axis in AXES}
-    rest = math.prod(degree for degree in given.values() if degree != -1)
+    given = degrees_of(strategy)
+    if given["sharding"] > world_size:
+        raise ValueError(
+            f"sharding_degree {given['sharding']}: expected at most the number of ranks, which is "
+            f"{world_size}"
+        )
+    rest = math.prod(degree for degree in given.values() if degree != REST)
     said = ", ".join(f"{axis}_degree {degree}" for axis, degree in given.items())
     for axis, degree in given.items():
-        if degree == -1:
+        if degree == REST:
             if world_size % rest:
                 raise ValueError(
                     f"hybrid_configs: the other degrees' product {rest} does not divide the "
@@ -78,12 +82,16 @@ def directions(strategy: DistributedStrategy, world_size: int) -> Directions:
             f"hybrid_configs: expected degrees whose product is the {world_size} ranks, got "
             f"{product}: {said}"
         )
-    return Directions(given, tuple(configs["order"]))
+    if strategy.sharding_configs["pp_allreduce_in_optimize"] and given["dp"] * given["sep"] == 1:
+        raise ValueError(
+            "strategy.sharding_configs.pp_allreduce_in_optimize: has an effect with replicas only, "
+            f"which are dp_degree times sep_degree, got {said}"
+        )
+    return Directions(given, tuple(strategy.hybrid_configs["order"]))
 
 
 def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -> DeviceMesh:
-    """A DeviceMesh of all ranks with the five directions of ``strategy.hybrid_configs``, in their
-    order, by name.
+    """A DeviceMesh of all ranks with a strategy's five directions, in their order, by name.
 
     ``mesh["mp"].get_group()`` is the process group of this rank's tensor parallel peers,
     ``mesh["dp"].get_local_rank()`` its place among the data parallel ones.  All ranks call this.
@@ -94,7 +102,7 @@ def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -
         mesh["dp"].size()    # the number of data parallel ranks
 
     Args:
-        strategy: its ``hybrid_configs``.
+        strategy: its ``hybrid_configs``, and what else divides a model.
         device_type: None: "cuda" where there is a GPU, otherwise "cpu".
 
     Returns:

@@ -1,4 +1,4 @@
-"""A model made parallel in several directions at once, as ``strategy.hybrid_configs`` says.
+"""A model made parallel in several directions at once, as a strategy says.
 
 ::
 
@@ -29,11 +29,14 @@ from trainer.hybrid.mesh import Directions, directions, parameter_mesh
 from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention
 from trainer.hybrid.stages import stages_of
-from trainer.hybrid.tensor import cut_tensors, planned
+from trainer.hybrid.tensor import cut_tensors, draw_again, planned
 from trainer.sharding.agreement import agree, metadata_of
+from trainer.sharding.host_states import keep_on_host
+from trainer.sharding.levels import zero_grad_through
 from trainer.sharding.optimizer import ShardedOptimizer
+from trainer.sharding.sharded_rule import sharded_rule
 from transpiler.clip import GradClip
-from transpiler.ir.rules import element_wise
+from transpiler.strategy.parallel_degrees import degree_contradictions
 from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
@@ -44,9 +47,10 @@ if TYPE_CHECKING:
 class _Made:
     """What was decided for a model that ``hybrid_parallel`` has made."""
 
-    directions: Directions
     mesh: Any  # of parameters
     names: tuple[str, ...]  # of the whole model's parameters and buffers
+    sharding: Mapping[str, Any]  # sharding_configs; all defaults without sharding=True
+    reduced: tuple[nn.Module, ...]  # holds everything that backward reduces
 
 
 _made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
@@ -70,9 +74,9 @@ def hybrid_parallel(
 
     Args:
         model: the whole one.
-        strategy: its ``hybrid_configs``; with ``pp_degree`` also ``pipeline_configs``: a batch is
-            cut into ``accumulate_steps`` micro batches, of ``micro_batch_size`` samples where that
-            is above 1.
+        strategy: its ``hybrid_configs``, and what ``sharding``, ``pipeline`` and
+            ``tensor_parallel`` ask for; ``trainer.hybrid.pipeline`` says how a batch is cut into
+            micro batches.
         tensor_plan: the modules that are cut in the "mp" direction, each with its style; see
             ``trainer.hybrid.tensor``.
         stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without
@@ -89,26 +93,45 @@ def hybrid_parallel(
             divide evenly.
         FingerprintMismatch: the ranks' models differ.
     """
+    # FSDP2 takes half a second to import
+    from trainer.hybrid.sample_mean import average_in_backward
+    from trainer.sharding.segments import anchor_modules
+
     current_peers()
+    if found := list(degree_contradictions(strategy)):
+        raise ValueError("; ".join(found))
     here = directions(strategy, dist.get_world_size())
     _check(model, here, tensor_plan, stages, loss_fn)
+    if strategy.fp16_allreduce:
+        _check_float16(here)
     device = next(model.parameters()).device
     with naming_trainers():
         world: Any = dist.group.WORLD
         agree("model", metadata_of(model), world)
+        styles = planned(model, tensor_plan or {}, here.degrees["mp"])
+        anchors = anchor_modules(model, strategy.sharding_configs["segment_anchors"])
+        if (seed := strategy.tensor_parallel_configs["tensor_init_seed"]) >= 0:
+            draw_again(model, styles, seed)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
         mesh = parameter_mesh(here, device.type)
         names = tuple(model.state_dict())
-        styles = planned(model, tensor_plan or {}, here.degrees["mp"])
         part, result = _staged(model, here, strategy, mesh, stages, loss_fn)
         cut_tensors(part, styles, mesh["mp"])
         if here.degrees["sep"] > 1:
             replace_attention(part, _sequence_group(here))
-        if mesh["replicas"].size() * mesh["sharding"].size() > 1:
-            _average(part, mesh)
-    _made[result] = _Made(here, mesh, names)
+        reduced = average_in_backward(part, mesh, strategy, anchors)
+    _made[result] = _Made(mesh, names, strategy.sharding_configs, tuple(reduced[:1]))
     return result
+
+
+def _check_float16(here: Directions) -> None:
+    """Raises where no gradient travels that could be float16."""
+    if all(here.degrees[axis] == 1 for axis in ("dp", "sharding", "sep")):
+        raise ValueError(
+            "strategy.fp16_allreduce: has no effect where dp_degree, sharding_degree and "
+            "sep_degree are 1, because no gradient travels: leave it off"
+        )
 
 
 def _check(
@@ -148,7 +171,8 @@ def _staged(
     configs = strategy.pipeline_configs
     group = mesh["pp"].get_group()
     return stage.module, Pipeline(
-        model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn
+        *(model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn),
+        schedule=configs["schedule_mode"],
     )
 
 
@@ -158,18 +182,6 @@ def _sequence_group(here: Directions) -> dist.ProcessGroup:
     group, _ = dist.new_subgroups_by_enumeration(grid.tolist())  # type: ignore[no-untyped-call]  # torch's own
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def _average(part: nn.Module, mesh: DeviceMesh) -> None:
-    """FSDP2 over samples: gradients are averaged over replicas, everything is sharded in the
-    "sharding" direction.
-    """
-    from trainer.sharding.units import divide, units_of
-
-    cut = mesh["sharding"].size() > 1
-    over = mesh["replicas", "sharding"] if mesh["replicas"].size() > 1 else mesh["sharding"]
-    units = units_of(part, set(part.parameters()))
-    divide(part, units, over, reshard_after_forward=cut)
 
 
 def hybrid_optimizer(
@@ -193,15 +205,16 @@ def hybrid_optimizer(
         The optimizer to step, whose ``state_dict()`` is whole.
 
     Raises:
-        ValueError: the model was not made by ``hybrid_parallel``, or the optimizer's rule looks at
-            whole tensors.
+        ValueError: the model was not made by ``hybrid_parallel``, the optimizer's rule looks at
+            whole tensors, or ``optimize_offload`` is asked for on the CPU.
     """
     from trainer.hybrid.shards import LocalShards
+    from trainer.sharding.accumulation import Accumulation
 
     if model not in _made:
         raise ValueError("model: expected the one that hybrid_parallel returned")
     for group in optimizer.param_groups:
-        element_wise(optimizer, group)
+        sharded_rule(optimizer, group)
     mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     strange = mine.difference(model.parameters())
     if strange:
@@ -216,8 +229,17 @@ def hybrid_optimizer(
     ]
     if grad_clip is None:
         grad_clip = getattr(optimizer, "grad_clip", None)
-    shards = LocalShards(parameters, _made[model].mesh)
-    return ShardedOptimizer(optimizer, shards, parameters[0].device, grad_clip)
+    made = _made[model]
+    shards = LocalShards(parameters, made.mesh, made.sharding["pp_allreduce_in_optimize"])
+    steps = made.sharding["gradient_merge_acc_step"]
+    accumulation = Accumulation(steps, made.reduced) if steps > 1 else None
+    device = parameters[0].device
+    sharded = ShardedOptimizer(optimizer, shards, device, grad_clip, None, accumulation)
+    if accumulation is not None:
+        zero_grad_through(model, sharded.zero_grad)
+    if made.sharding["optimize_offload"]:
+        keep_on_host(optimizer)
+    return sharded
 
 
 def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -1,5 +1,9 @@
-"""One rank's stage of a pipelined model, on torch.distributed.pipelining: micro batches, a forward
-and a backward in turn (1F1B).
+"""One rank's stage of a pipelined model, on torch.distributed.pipelining.
+
+A batch is cut into micro batches, which the stages compute at the same time: by the schedule "1F1B"
+a forward and a backward in turn, by "F-then-B" all forwards and then all backwards, which keeps the
+activations of all of them.  ``accumulate_steps`` is their number, ``micro_batch_size`` the samples
+of each; where only the size is given, the batch says how many there are.
 
 (Narayanan et al.: PipeDream-2BW, memory-efficient pipeline-parallel DNN training, 2021.)
 """
@@ -36,12 +40,14 @@ class Pipeline(nn.Module):
         model: the whole one, for the names of its inputs.
         stage: this rank's.
         group: the ranks of the pipeline, in the order of the stages.
-        micro_batches: into so many equal parts a batch is cut, along dimension 0.
-        micro_size: samples of each; 1, torch's and the strategy's default, leaves it to the batch.
+        micro_batches: into so many equal parts a batch is cut, along dimension 0; 1, the strategy's
+            default, leaves it to a ``micro_size`` above 1.
+        micro_size: samples of each; 1, the strategy's default, leaves it to the batch.
         loss_fn: (the model's output, target) -> a mean over samples, a scalar.
+        schedule: "1F1B" or "F-then-B".
 
     Raises:
-        ValueError: fewer micro batches than stages.
+        ValueError: fewer micro batches than stages, with "1F1B".
     """
 
     def __init__(
@@ -52,16 +58,15 @@ class Pipeline(nn.Module):
         micro_batches: int,
         micro_size: int,
         loss_fn: Loss,
+        schedule: str = "1F1B",
     ) -> None:
         super().__init__()
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         index, count = dist.get_rank(group), dist.get_world_size(group)
-        if micro_batches < count:
-            raise ValueError(
-                "pipeline_configs: expected accumulate_steps (micro batches) of at least "
-                f"pp_degree {count}, got {micro_batches}"
-            )
+        self._least = count if schedule == "1F1B" else 1  # micro batches
+        if micro_batches > 1 or micro_size == 1:
+            self._check_enough(micro_batches)
         self.stage, self._inputs, self._group = stage.module, stage.inputs, group
         self._names = batch_names(model)
         self._micro_batches, self._micro_size = micro_batches, micro_size
@@ -69,9 +74,10 @@ class Pipeline(nn.Module):
         self._device = next(
             (parameter.device for parameter in model.parameters()), torch.device("cpu")
         )
-        self._make: Callable[[], Any] = lambda: Schedule1F1B(
+        order = Schedule1F1B if schedule == "1F1B" else ScheduleGPipe
+        self._make: Callable[[int], Any] = lambda parts: order(
             PipelineStage(self.stage, index, count, self._device, group=group),
-            micro_batches,
+            parts,
             loss_fn=loss_fn,
         )
         # by the shapes of the batch: a stage's buffers have one shape
@@ -112,8 +118,9 @@ class Pipeline(nn.Module):
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Tensor, what: str
     ) -> Tensor:
         given = dict(zip(self._names, args, strict=False)) | kwargs
+        count = self._parts(target.shape[0])
         for name, tensor in (*given.items(), ("target", target)):
-            count, samples = self._micro_batches, tensor.shape[0]
+            samples = tensor.shape[0]
             if samples % count:
                 raise ValueError(
                     f"{name}: expected a batch that {count} micro batches divide evenly, got "
@@ -132,7 +139,7 @@ class Pipeline(nn.Module):
         mine = {name: given[name] for name in self._inputs}
         losses: list[Tensor] = []
         wanted: dict[str, Any] = {"target": target, "losses": losses} if self._last else {}
-        run = getattr(self._schedule(what, (*given.items(), ("target", target))), what)
+        run = getattr(self._schedule(what, count, (*given.items(), ("target", target))), what)
         with naming_trainers():
             if self._first:
                 run(*mine.values(), **wanted)
@@ -146,10 +153,33 @@ class Pipeline(nn.Module):
             dist.broadcast(loss, group=self._group, group_src=dist.get_world_size(self._group) - 1)
         return loss
 
-    def _schedule(self, what: str, batch: tuple[tuple[str, Tensor], ...]) -> Any:
+    def _parts(self, samples: int) -> int:
+        """The number of micro batches of a batch.
+
+        Raises:
+            ValueError: the size of micro batches does not divide it, or leaves too few of them.
+        """
+        if self._micro_batches > 1 or self._micro_size == 1:
+            return self._micro_batches
+        if samples % self._micro_size:
+            raise ValueError(
+                f"target: expected a batch of micro batches of {self._micro_size} samples, got "
+                f"{samples} samples"
+            )
+        self._check_enough(samples // self._micro_size)
+        return samples // self._micro_size
+
+    def _check_enough(self, parts: int) -> None:
+        if parts < self._least:
+            raise ValueError(
+                "pipeline_configs: expected accumulate_steps (micro batches) of at least "
+                f"pp_degree {self._least}, got {parts}"
+            )
+
+    def _schedule(self, what: str, count: int, batch: tuple[tuple[str, Tensor], ...]) -> Any:
         shapes = (what, *((name, tensor.shape, tensor.dtype) for name, tensor in batch))
         if shapes not in self._schedules:
-            self._schedules[shapes] = self._make()
+            self._schedules[shapes] = self._make(count)
         return self._schedules[shapes]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer.sharding.replica_mean import average_over
 from trainer.sharding.shards import Shards, Values
 from trainer.sharding.units import whole_of
 
@@ -24,10 +25,15 @@ class LocalShards(Shards):
     Args:
         parameters: of this rank's model or stage.
         mesh: ("pp", "replicas", "sharding", "mp").
+        in_update: gradients are averaged over replicas here, before each update, because backward
+            does not.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], mesh: DeviceMesh, in_update: bool = False
+    ) -> None:
         self.group, self._mesh = mesh["mp"].get_group(), mesh
+        self._in_update = in_update
         self.whole = {parameter for parameter in parameters if not isinstance(parameter, DTensor)}
         self.former = {}
         self.of = {}
@@ -54,6 +60,8 @@ class LocalShards(Shards):
         for parameter in self.of:
             if parameter not in self.whole:
                 self._copy_gradient(parameter)
+        if self._in_update:
+            average_over(list(self.of.values()), self._mesh["replicas"].get_group())
 
     def publish(self) -> None:
         """The shards are the parameters' memory."""

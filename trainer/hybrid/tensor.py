@@ -19,10 +19,11 @@ rank has a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from trainer.hybrid.mesh import divides
@@ -106,6 +107,33 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
             )
     _check_heads(model, found, degree)
     return found
+
+
+def draw_again(model: nn.Module, names: Collection[str], seed: int) -> None:
+    """Draws the initial values of modules anew, in the model's order, from a generator that begins
+    with a seed: the same on every rank, and what one process draws after ``torch.manual_seed``.
+
+    Args:
+        model: whole.
+        names: of the modules that will be cut.
+        seed: of this process's random numbers, which go on afterwards as if nothing was drawn.
+
+    Raises:
+        ValueError: a module cannot draw its values.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            if name not in names:
+                continue
+            draw = getattr(module, "reset_parameters", None)
+            if not callable(draw):
+                raise ValueError(
+                    f"strategy.tensor_parallel_configs.tensor_init_seed: {name!r}: expected a "
+                    f"module with reset_parameters(), got {type(module).__name__}"
+                )
+            draw()
 
 
 def cut_tensors(model: nn.Module, styles: Mapping[str, Any], mesh: DeviceMesh) -> None:

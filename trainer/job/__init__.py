@@ -3,16 +3,25 @@
 In reading order::
 
     job              role, models, optimizer, connection: a job with servers, or alone
+    further_optimizers
+                     what a job's optimizers must have alike
     arrival          a trainer that has not joined yet
+    lockstep_batches a trainer's batches, up to the first that some trainer lacks
+    averaged_gradients
+                     whether a backward has averaged the gradients of a step
+    collective_optimizer
+                     the optimizer of a job without servers
     collective_job   a job without servers
     hybrid_job       a job without servers whose model is divided
     current          the job that this process takes part in
+    file_system      who the job is at a file system behind a URL
     passes           over data, counted and compared among trainers
     shared_randomness, sample_order
                      the order of the samples of a pass
     part             a trainer's part of an order
     data_shard       this trainer's part of the data
     queries          what a script may ask about its job
+    reported, report what a script says of its training
     joint_call       a part of a call that succeeds, or raises, on all trainers
     save_load        checkpoints and exports
     table_admin      status and shrinking of tables

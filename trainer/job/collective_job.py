@@ -7,8 +7,11 @@ without gradients, as in an evaluation, needs no other trainer.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,23 +19,46 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trainer.collective.data_parallel import DataParallel
+from pserver.errors import FingerprintMismatch
+from trainer.collective.averaging_schedule import schedule_of
+from trainer.collective.data_parallel import DataParallel, compare_models
+from trainer.collective.fused_gradients import share_gradients
+from trainer.collective.local_sgd import LocalSgd
 from trainer.collective.parallel_env import (
     current_peers,
     init_parallel_env,
     leave_parallel_env,
     naming_trainers,
+    world_total,
 )
+from trainer.gradients.dgc import dgc_of, local_clip
+from trainer.gradients.dgc_allreduce import check_alike
+from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of
+from trainer.job.averaged_gradients import AveragedGradients
+from trainer.job.collective_optimizer import CollectiveOptimizer
 from trainer.job.data_shard import shard
 from trainer.job.job import Job
 from trainer.job.joint_plan import groups_of
+from trainer.job.lockstep_batches import LockstepBatches
+from trainer.modules.loss_scaling import loss_scaling_of
+from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
+from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.update_rules import replaced
 
-END = object()  # of a trainer's batches
+_jobs = itertools.count(1)  # of this process, whose strategies are compared
+# what a step does among the trainers: the same on all of them
+AGREED = (
+    "gradient_merge",
+    "gradient_merge_configs.k_steps",
+    "gradient_merge_configs.avg",
+    "fuse_grad_merge",
+    "gradient_scale_configs.scale_strategy",
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +88,8 @@ class CollectiveJob(Job):
         world = current_peers()
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)
         self._hooks: list[RemovableHandle] = []
+        self._factor = 1.0 / world.size  # of each gradient, before it is summed over trainers
+        self._wrapped: list[DataParallel] = []
         log.info("training collectively: trainer %d of %d", world.rank, world.size)
 
     @property
@@ -94,28 +122,105 @@ class CollectiveJob(Job):
                 "without servers"
             )
         check(self.strategy, self.kind)
+        check_batch_norms(self.models, self.strategy)
         names = {tensor: name for name, tensor in self.tensors().items()}
-        distributed = CollectiveOptimizer(optimizer, names, grad_clip)
+        optimizer = replaced(optimizer, self.strategy, names, self.module_types())
+        strategy = self.strategy or DistributedStrategy()
+        self._agree_on(strategy)
+        averages = strategy.gradient_scale_configs["scale_strategy"] == "avg"
+        self._factor = 1.0 / self.role.trainers if averages else 1.0
+        merge = gradient_merge_of(self.strategy, names)
+        if merge is not None and strategy.find_unused_parameters:
+            raise ValueError(
+                "strategy.find_unused_parameters: has no effect with gradient_merge=True, where "
+                "every parameter may lack a gradient; leave it at its default"
+            )
+        shared = None
+        if merge is not None and schedule_of(strategy) is None:  # local SGD's steps are alone
+            shared = partial(self._share, merge)
+        dgc = dgc_of(self.strategy, optimizer)
+        if dgc is not None:
+            check_alike(dgc.ramp)
+            grad_clip = local_clip(grad_clip, self.role.trainers)
+        distributed = CollectiveOptimizer(optimizer, names, grad_clip, merge, shared, dgc)
+        distributed.loss_scaling = loss_scaling_of(self.models, optimizer.param_groups)
         groups_of(distributed)
+        distributed.local_sgd = self._local_sgd(distributed)
         for model in self.models:
-            self._attach(model)
+            self._attach(model, shares=merge is None and dgc is None)
+        if self.role.trainers > 1 and shared is None and dgc is None:
+            distributed.averaged = AveragedGradients(self._wrapped)
+        limit = current_peers().timeout_seconds
+        connect_batch_norms(self.models, world_total, self.role.trainers, limit)
         return distributed
 
-    def _attach(self, model: nn.Module) -> None:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+    def _local_sgd(self, optimizer: DistributedOptimizer) -> LocalSgd | None:
+        """What averages parameters, where the strategy asks for that."""
+        schedule = None if self.strategy is None else schedule_of(self.strategy)
+        if self.strategy is None or schedule is None:
+            return None
+        return LocalSgd(
+            schedule,
+            lambda: list(optimizer.trained().values()),
+            lambda: [buffer for model in self.models for buffer in model.buffers()],
+            self.strategy.fuse_grad_size_in_MB,
+        )
+
+    def _agree_on(self, strategy: DistributedStrategy) -> None:
+        """Compares what a step does among the trainers.
+
+        Raises:
+            FingerprintMismatch: another trainer's strategy says otherwise.
+        """
+        said = agreed(strategy)
+        peers, topic = current_peers(), f"the strategy of job {next(_jobs)}"
+        for rank, other in enumerate(peers.exchange(topic, said, range(peers.size))):
+            if other != said:
+                raise FingerprintMismatch(
+                    f"the trainers' strategies differ: trainer {rank} has {other}; trainer "
+                    f"{peers.rank} has {said}"
+                )
+
+    def _share(self, merge: GradientMerge, overflow: bool) -> bool:
+        """Sums the merged gradients over the trainers; gives whether a trainer's overflowed."""
+        trained = merge.parameters
+        have = torch.tensor([*(p.grad is not None for p in trained), overflow], dtype=torch.uint8)
+        with naming_trainers():
+            dist.all_reduce(have, dist.ReduceOp.MAX)
+        if have[-1]:
+            return True
+        sums = self._wrapped[0].sums
+        if not merge.buffers:
+            share_gradients(trained, None, self._factor, exchange_of(self.strategy), sums)
+            return False
+        with naming_trainers():
+            for number, buffer in enumerate(merge.buffers):
+                sums.begin(buffer.mul_(self._factor), number)()
+        for parameter, anywhere in zip(trained, have.tolist(), strict=False):
+            if anywhere:
+                parameter.grad = merge.room_of(parameter)
+        return False
+
+    def _attach(self, model: nn.Module, shares: bool) -> None:
+        """Makes a backward average its gradients; without ``shares`` ``step()`` does."""
+        trained = any(parameter.requires_grad for parameter in model.parameters())
+        local = self.strategy is not None and schedule_of(self.strategy) is not None
+        if not trained or local:
+            assert dist.group.WORLD is not None, "init_parallel_env has been called"
+            compare_models(model, dist.group.WORLD, current_peers())
             with naming_trainers(), torch.no_grad():
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor, 0)
             return
-        if self.strategy is None:
-            wrapped = DataParallel(model)
-        else:
-            sizes = self.strategy.fuse_grad_size_in_MB, self.strategy.last_comm_group_size_MB
-            wrapped = DataParallel(model, None, *sizes, self.strategy.find_unused_parameters)
+        wrapped = DataParallel(model, exchange=exchange_of(self.strategy))
+        self._wrapped.append(wrapped)
+        wrapped.factor = self._factor
+        wrapped.require_backward_grad_sync = shares
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             # a copy of the model has these hooks, too
             if module is model and torch.is_grad_enabled():
+                wrapped.require_forward_param_sync = True  # buffers, in any case
                 return wrapped.before_forward(*args, **kwargs)
             return None
 
@@ -137,100 +242,41 @@ class CollectiveJob(Job):
 
     def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""
-        mine = shard(loader, self.role.trainers, self.role.trainer_id, seed, self.passes)
+        place, parts = self.place_in_data()
+        mine = shard(loader, parts, place, seed, self.passes)
         return (
             mine
             if self.role.trainers == 1
             else LockstepBatches(mine, self.role.trainers, self.role.trainer_id)
         )
 
+    def loaded(self) -> None:
+        """See :meth:`Job.loaded`; local SGD goes on from the step of the checkpoint."""
+        for each in self.optimizers:
+            if isinstance(each, CollectiveOptimizer) and each.local_sgd is not None:
+                each.local_sgd.restart(each.steps)
+
     def finish(self) -> None:
-        """The same as :meth:`close`."""
+        """Leaves, with the same parameters on all trainers; an error on its way leaves at once."""
+        if self.optimizer is not None and sys.exc_info()[0] is None:
+            self.optimizer.flush()
         self.close()
 
     def close(self) -> None:
         """Leaves; the models are plain modules again."""
+        connect_batch_norms(self.models, None, 1)
         for hook in self._hooks:
             hook.remove()
+        for each in self.optimizers:
+            each.end()
+        for wrapped in self._wrapped:
+            wrapped.close()
         steps = 0 if self.optimizer is None else self.optimizer.steps
         leave_parallel_env(
             f"it finished after {steps} steps; fleet.shard gives all trainers equally many"
         )
 
 
-class CollectiveOptimizer(DistributedOptimizer):
-    """The optimizer of a job without servers: steps on this trainer, with gradients that are the
-    same on all.
-
-    Args:
-        optimizer: the script's.
-        names: of the parameters.
-        grad_clip: applied to the mean gradient.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        names: Mapping[torch.Tensor, str],
-        grad_clip: GradClip | None,
-    ) -> None:
-        super().__init__(optimizer, names, lambda _: None, grad_clip)
-        self._barriers = 0
-
-    def barrier(self, name: str, text: str = "") -> dict[int, str]:
-        """See :meth:`DistributedOptimizer.barrier`.
-
-        Raises:
-            TrainerLost: one has left.
-        """
-        self._barriers += 1
-        peers = current_peers()
-        texts = peers.exchange(f"{name} (barrier {self._barriers})", text, range(peers.size))
-        return {rank: told for rank, told in enumerate(texts) if told}
-
-    def __repr__(self) -> str:
-        return (
-            f"DistributedOptimizer of {current_peers().size} trainers without servers, of "
-            f"{self.inner!r}"
-        )
-
-
-class LockstepBatches:
-    """A trainer's batches, up to the first step for which some trainer has none.
-
-    Before each batch the trainers tell one another whether they have one.  Without this a trainer
-    with fewer batches would end, and the others would block in their next all-reduce.
-
-    Args:
-        batches: this trainer's, of any iterable.
-        trainers, trainer_id: how many take part, and which one this is.
-    """
-
-    def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
-        self._batches, self._trainers, self._trainer_id = batches, trainers, trainer_id
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # what has no length says so
-
-    def __iter__(self) -> Iterator[Any]:
-        batches, count = iter(self._batches), 0
-        while True:
-            batch = next(batches, END)
-            have = torch.zeros(self._trainers, dtype=torch.int32)
-            have[self._trainer_id] = int(batch is not END)
-            with naming_trainers():
-                dist.all_reduce(have)
-            if not bool(have.all()):
-                self._warn(have, count)
-                return
-            yield batch
-            count += 1
-
-    def _warn(self, have: torch.Tensor, count: int) -> None:
-        without = [rank for rank, has in enumerate(have.tolist()) if not has]
-        if len(without) < self._trainers:
-            log.warning(
-                "trainers %s have no batch after %d; the others' further ones are left out",
-                without,
-                count,
-            )
+def agreed(strategy: DistributedStrategy) -> str:
+    """What all trainers' strategies must say alike, in words."""
+    return "; ".join(f"{key}={strategy.value(key)!r}" for key in AGREED)

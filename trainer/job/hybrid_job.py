@@ -1,5 +1,5 @@
-"""fleet's job with ``hybrid_configs``: its model is made parallel when it is registered, its
-optimizer steps this rank's parts.
+"""fleet's job with ``hybrid_configs``, ``sharding``, ``pipeline`` or ``tensor_parallel``: its model
+is made parallel when it is registered, its optimizer steps this rank's parts.
 
 ::
 
@@ -12,7 +12,7 @@ optimizer steps this rank's parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,19 +20,20 @@ from torch import Tensor, nn
 
 from trainer.hybrid.mesh import data_place, hybrid_mesh
 from trainer.hybrid.parallel import hybrid_optimizer, hybrid_parallel, hybrid_state_dict
-from trainer.job.collective_job import CollectiveJob, CollectiveOptimizer, LockstepBatches
-from trainer.job.data_shard import shard
+from trainer.job.collective_job import CollectiveJob
+from trainer.job.collective_optimizer import CollectiveOptimizer
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import RoleMaker
 from transpiler.clip import GradClip
 from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.update_rules import replaced
 
 
 class HybridJob(CollectiveJob):
     """One trainer's part of a job that is parallel in several directions of a mesh.
 
     Args:
-        strategy: with ``hybrid_configs``.
+        strategy: one that divides a model.
 
     Raises:
         ValueError: the degrees' product is not the number of trainers, or a switch has no effect
@@ -46,12 +47,6 @@ class HybridJob(CollectiveJob):
         super().__init__(role, strategy)
         self._strategy = strategy
         try:
-            if strategy.hybrid_configs["pp_degree"] == 1 and any(
-                s.startswith("pipeline_configs") for s in strategy.unsupported(())
-            ):
-                raise ValueError(
-                    "strategy.pipeline_configs: has an effect with a pp_degree above 1 only"
-                )
             self.mesh = hybrid_mesh(strategy)
         except ValueError:
             self.close()
@@ -65,7 +60,7 @@ class HybridJob(CollectiveJob):
         """
         if self.models:
             raise ValueError(
-                "fleet.distributed_model: expected one model with hybrid_configs, got a second one"
+                "fleet.distributed_model: expected one model, which is divided, got a second one"
             )
         return hybrid_parallel(model, self._strategy, **options)
 
@@ -93,8 +88,9 @@ class HybridJob(CollectiveJob):
             )
         if not self.models:
             raise RuntimeError("call fleet.distributed_model first")
-        inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
         names = {parameter: name for name, parameter in self.models[0].named_parameters()}
+        optimizer = replaced(optimizer, self._strategy, names, self.module_types())
+        inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
         return HybridOptimizer(
             inner,
             {inner.shards.of[p]: name for p, name in names.items() if p in inner.shards.of},
@@ -105,14 +101,11 @@ class HybridJob(CollectiveJob):
         """Whole on every trainer."""
         return hybrid_state_dict(model)
 
-    def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
+    def place_in_data(self) -> tuple[int, int]:
         """Trainers that differ only in the pipeline, tensor or sequence direction get the same
         batches.
         """
-        place, parts = data_place(self.mesh)
-        return LockstepBatches(
-            shard(loader, parts, place, seed, self.passes), self.role.trainers, self.role.trainer_id
-        )
+        return data_place(self.mesh) if self.splits_data else (0, 1)
 
 
 class HybridOptimizer(CollectiveOptimizer):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,24 +19,34 @@ from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.served_rows import without_served_rows
+from trainer.flags import ProcessSettings
+from trainer.gradients.dgc import dgc_of, local_clip
+from trainer.gradients.gradient_merge import gradient_merge_of
 from trainer.job.arrival import Arrival
+from trainer.job.file_system import FileSystem
+from trainer.job.further_optimizers import check_further, overlaps
 from trainer.job.joint_plan import Distributed, first_groups, joint_plan
 from trainer.job.passes import Passes
+from trainer.job.reported import Reported
+from trainer.modules.dump import ModuleDump
+from trainer.modules.loss_scaling import loss_scaling_of
+from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
 from trainer.role import Connection, Role, RoleMaker
 from transpiler.clip import GradClip
+from transpiler.ir.module_types import module_types
 from transpiler.plan.lanes import describe
+from transpiler.plan.modes import SYNC
 from transpiler.plan.plan import Deployment, Plan
+from transpiler.strategy.execution import dump_of, execution_of
+from transpiler.strategy.from_strategy import modes_of
 from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.update_rules import replaced
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables
 
 log = logging.getLogger(__name__)
-
-# keys of a_sync_configs that say something of the whole job
-ALIKE = ("buffers", "launch_barrier", "runtime_split_send_recv", "soft_wait_ms")
-_SYNC = DistributedStrategy()
 
 
 class Job:
@@ -45,6 +57,8 @@ class Job:
 
     Attributes:
         divided: whether no trainer has a whole model.
+        strategy: of ``fleet.init``, or of a collective job's optimizer.
+        first: that of ``fleet.init`` as it was there.
         models: that were registered, in order.
         optimizers: once they are distributed, in order.
         communicator: the connection to the servers; None before there is one, and in a process that
@@ -53,6 +67,10 @@ class Job:
         saved: the last checkpoint that was written or read here.
         claims: the paths that it writes checkpoints to.
         tables: once the optimizer is distributed, where a model has embeddings of ours.
+        splits_data: whether ``fleet.shard`` gives each trainer its own part.
+        process: what the job has set in this process.
+        undo: what the job's end takes back.
+        reported: what the script has said of its training.
     """
 
     divided = False
@@ -60,6 +78,7 @@ class Job:
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         self.role = role
         self.strategy = strategy
+        self.first = copy.deepcopy(strategy)  # which the script may change
         self.models: list[nn.Module] = []
         self.optimizers: list[DistributedOptimizer] = []
         self.communicator: Communicator | None = None
@@ -67,9 +86,44 @@ class Job:
         self.claims = Claims()
         self.tables: Tables | None = None
         self.passes = Passes(role.trainer_id, self.agree)
+        self.splits_data = True
+        self.process = ProcessSettings()
+        self._files = FileSystem()
+        self.undo = ExitStack()
+        self.reported = Reported()
         self._arrival: Arrival | None = None
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward
+
+    def take(self, strategy: DistributedStrategy | None) -> None:
+        """Settings of the whole job, not of one optimizer, act from now on."""
+        if strategy is not None:
+            self.process.take(execution_of(strategy))
+            self.splits_data = self.splits_data and strategy.split_data
+            self._files.take(strategy, self.process)
+
+    def dump(self, optimizer: DistributedOptimizer, strategy: DistributedStrategy | None) -> None:
+        """Lets the steps of the last optimizer be dumped, where its strategy asks for it.
+
+        Raises:
+            ValueError: a parameter to dump does not exist.
+        """
+        settings = dump_of(strategy or self.strategy)
+        if settings.path:
+            number, trained = len(self.optimizers) - 1, optimizer.trained()
+            dump = ModuleDump(settings, self.modules(), trained, self.role.trainer_id, number)
+            optimizer.dump = dump
+            self.undo.callback(dump.close)
+
+    def restore(self) -> None:
+        """The process is again as it was before the job."""
+        self.undo.close()
+        self._files.leave()
+        self.process.restore()
+
+    def place_in_data(self) -> tuple[int, int]:
+        """Which part of the data this trainer gets, and of how many parts."""
+        return (self.role.trainer_id, self.role.trainers) if self.splits_data else (0, 1)
 
     def announce(self) -> None:
         """Says to the servers that this trainer has started; nothing in other roles."""
@@ -84,9 +138,10 @@ class Job:
         """
         self._arrived()
         for each in self.optimizers:
-            each.watch(None)
+            each.end()
         if self.communicator is not None:
             self.communicator.finish()
+        connect_batch_norms(self.models, None, 1)
 
     def _arrived(self) -> None:
         arrival, self._arrival = self._arrival, None
@@ -97,7 +152,9 @@ class Job:
         """What the first trainer said about a topic; None while this one is not connected."""
         if self.role.trainers == 1:
             return text
-        return None if self.communicator is None else self.communicator.agree(topic, text)
+        if self.communicator is None:
+            return None
+        return self.communicator.clients[0].agree(topic, text)
 
     @property
     def transport(self) -> str:
@@ -130,6 +187,11 @@ class Job:
     def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
         """Divides a model among the trainers; only where the job is ``divided``."""
         raise NotImplementedError
+
+    def loaded(self) -> None:
+        """A checkpoint has been taken into the trainers' values: the servers get them, too."""
+        if self.communicator is not None:
+            self.communicator.push()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """The model's state_dict as servers have it, whole; where the job is ``divided`` every
@@ -168,6 +230,13 @@ class Job:
             found.update({prefix + name: b for name, b in model.named_buffers()})
         return found
 
+    def module_types(self) -> dict[str, str]:
+        """The types of the modules that parameters are of, by the parameters' names."""
+        found: dict[str, str] = {}
+        for index, model in enumerate(self.models):
+            found |= module_types(model, f"model{index}." if len(self.models) > 1 else "")
+        return found
+
     # ---- the optimizers ----
 
     @property
@@ -193,7 +262,12 @@ class Job:
         strategy = strategy or self.strategy
         names = {tensor: name for name, tensor in self.tensors().items()}
         if self.optimizers:
-            self._check_further(strategy)
+            steps = max(each.steps for each in self.optimizers)
+            begun = steps or (self.communicator is not None and self.communicator.step)
+            number, first = len(self.optimizers), self._distributed[0].strategy
+            check_further(first, strategy, number, steps if begun else None)
+        check_batch_norms(self.models, self.strategy)
+        optimizer = replaced(optimizer, strategy, names, self.module_types())
         tables = self.tables if self.optimizers else self.find_tables()
         number = len(self.optimizers)
 
@@ -202,33 +276,24 @@ class Job:
             distributed[number : number + 1] = [Distributed(made, strategy, compression)]
             self._connect(distributed)
 
-        overlap = _overlap(strategy)
-        made = DistributedOptimizer(optimizer, names, connect, grad_clip, overlap, tables)
+        overlap, scaling = overlaps(strategy), loss_scaling_of(self.models, optimizer.param_groups)
+        if overlap and scaling is not None:
+            raise ValueError(
+                "overlap, strategy.amp: gradients cannot leave early where a step whose float16 "
+                "gradients overflow is skipped; leave overlap off, or set "
+                "amp_configs['use_pure_bf16']"
+            )
+        merge = gradient_merge_of(strategy, names)
+        dgc = dgc_of(strategy, optimizer)
+        if dgc is not None:
+            merged = strategy is not None and modes_of(strategy) == (SYNC.name,)
+            grad_clip = local_clip(grad_clip, self.role.trainers if merged else 1)
+        made = DistributedOptimizer(
+            optimizer, names, connect, grad_clip, overlap, tables, merge, dgc
+        )
+        made.loss_scaling = scaling
         self.optimizers.append(made)
         return made
-
-    def _check_further(self, strategy: DistributedStrategy | None) -> None:
-        """Raises where a further optimizer comes too late, or does not go with the others."""
-        steps = max(each.steps for each in self.optimizers)
-        if steps or (self.communicator is not None and self.communicator.step):
-            raise RuntimeError(
-                "fleet.distributed_optimizer: expected every optimizer before the first step, got "
-                f"a further one after step {steps}: the servers' plan is made for all of them"
-            )
-        first = self._distributed[0].strategy
-        if _overlap(strategy) or _overlap(first):
-            raise ValueError(
-                "overlap: expected one optimizer, got a further one: a backward of its loss may "
-                "pass through the other's parameters, and their gradients would leave as those of "
-                "the other's step; leave overlap off"
-            )
-        for key in ALIKE:
-            one, other = ((s or _SYNC).a_sync_configs[key] for s in (first, strategy))
-            if one != other:
-                raise ValueError(
-                    f"a_sync_configs[{key!r}]: expected the same for every optimizer of a job, got "
-                    f"{one!r} for optimizer 0 and {other!r} for optimizer {len(self.optimizers)}"
-                )
 
     def _connect(self, distributed: list[Distributed]) -> None:
         """Joins the servers, with the plan for the optimizers as they are now; where it has joined
@@ -238,6 +303,7 @@ class Job:
         self._distributed = distributed
         if self.role.role is Role.SINGLE:
             return
+        self._check_batch_norms(plan)
         strategy = distributed[0].strategy
         for lane in plan.lanes:
             note = "" if strategy is not None else " (no strategy given)"
@@ -270,11 +336,10 @@ class Job:
             options=options_of(strategy),
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
+        communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
-        communicator.dense_allreduce = dense_allreduce_of(
-            plan, communicator.clients, self.role.trainer_id
-        )
+        self._connect_trainers(communicator, plan, strategy)
         if self.tables is not None:
             self.tables.connect(communicator.rows_of, self._pull_all)
         for hook in self._hooks:
@@ -289,6 +354,34 @@ class Job:
         ]
         return communicator
 
+    def _check_batch_norms(self, plan: Plan) -> None:
+        """Raises where the trainers do not step together, so that their batch norms never meet."""
+        together = plan.averaged or any(lane.kind.merges_gradients for lane in plan.lanes)
+        if connect_batch_norms(self.models, None, 1) and not together:
+            modes = ", ".join(dict.fromkeys(lane.mode for lane in plan.lanes))
+            raise ValueError(
+                "strategy.sync_batch_norm: expected trainers that step together, in mode sync or "
+                f"collective, got mode {modes}; leave it at its default"
+            )
+
+    def _connect_trainers(
+        self, communicator: Communicator, plan: Plan, strategy: DistributedStrategy | None
+    ) -> None:
+        """Brings up what the trainers do among themselves: means of dense gradients, and sums of
+        batch norms.
+        """
+        found = connect_batch_norms(self.models, None, 1)
+        allreduce = communicator.dense_allreduce = dense_allreduce_of(
+            plan, communicator.clients, self.role.trainer_id, strategy, found
+        )
+        if found and allreduce is not None:
+            connect_batch_norms(
+                self.models,
+                lambda vector, seconds: allreduce.total([vector], "a batch norm", seconds)[0],
+                plan.trainers,
+                Connection.from_environment().start_timeout_seconds,
+            )
+
     def _pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The servers' rows, by table, of the present connection."""
         assert self.communicator is not None, "a lookup of served rows"
@@ -296,13 +389,9 @@ class Job:
         return self.communicator.lookups.pull_all(asked)
 
     def _watch(self, optimizer: DistributedOptimizer, plan: Plan) -> None:
-        if not _overlap(self._distributed[0].strategy):
+        if not overlaps(self._distributed[0].strategy):
             trained, lanes = optimizer.trained(), optimizer.lanes
             optimizer.watch(changes_of(plan, self.role.trainer_id, trained, self.tables, lanes))
-
-
-def _overlap(strategy: DistributedStrategy | None) -> bool:
-    return strategy is not None and bool(strategy.a_sync_configs["overlap"])
 
 
 def _refresh(communicator: Communicator) -> None:

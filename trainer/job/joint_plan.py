@@ -14,6 +14,7 @@ the trainers leave together, saying that they come back, and join with it.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ import torch
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.role import RoleMaker
 from transpiler.distribute import plan_parameters
-from transpiler.ir.rules import rule_of
+from transpiler.ir.rules import Clip, Rule, rule_of
 from transpiler.param_attr import unclipped
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import Asked
@@ -85,6 +86,7 @@ def joint_plan(
     rules += [rule for rule, _ in added]
     owners += [owner for _, owner in added]
     of_name = _groups(distributed)
+    sent_as = [_sent_as(each, n, of_name, rules, owners) for n, each in enumerate(distributed)]
     listed = [
         (
             name,
@@ -104,8 +106,8 @@ def joint_plan(
             Asked(
                 [group for group, owner in enumerate(owners) if owner == number],
                 lanes_of(each.strategy),
-                each.compression,
-                None if each.optimizer.grad_clip is None else each.optimizer.grad_clip.to_clip(),
+                sent_as[number],
+                _clip(each.optimizer),
             )
             for number, each in enumerate(distributed)
         ],
@@ -116,6 +118,48 @@ def joint_plan(
             f"{plan.trainers} trainers, where servers clip all merged gradients"
         )
     return plan
+
+
+def _clip(optimizer: DistributedOptimizer) -> Clip | None:
+    """How merged gradients are clipped; with dgc trainers clip, before it."""
+    clip = optimizer.grad_clip
+    return None if clip is None or optimizer.dgc is not None else clip.to_clip()
+
+
+def _sent_as(
+    each: Distributed, number: int, of_name: dict[str, int], rules: list[Rule], owners: list[int]
+) -> Mapping[str, str] | None:
+    """How an optimizer's gradients travel.  With dgc its large parameters have update rules of
+    their own, which are added: plain SGD.
+
+    Args:
+        number: of the optimizer.
+        of_name: the group of each parameter, which changes.
+        rules, owners: of all groups, with each one's optimizer; these grow.
+
+    Raises:
+        ValueError: dgc and ``compression`` are both given.
+    """
+    dgc = each.optimizer.dgc
+    if dgc is None:
+        return each.compression
+    if each.compression is not None:
+        raise ValueError(
+            "compression: excludes strategy.dgc, which says itself how gradients travel; give one "
+            "of the two"
+        )
+    dgc.check()  # groups may have been added
+    added: dict[int, int] = {}  # group of the script -> group of the plan
+    patterns: dict[str, str] = {}
+    for parameter, index in dgc.groups().items():
+        if index not in added:
+            added[index] = len(rules)
+            rules.append(dgc.rule(index))
+            owners.append(number)
+        name = each.optimizer.names[parameter]
+        of_name[name] = added[index]
+        patterns[glob.escape(name)] = "sparse"
+    return patterns or None
 
 
 def _groups(distributed: Sequence[Distributed]) -> dict[str, int]:

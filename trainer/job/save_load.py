@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import resume
@@ -51,6 +52,11 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     """
     check_flag("delta", delta)
     job = _whole(present())
+    with nullcontext() if job.communicator is None else job.communicator.page.steps.save():
+        _save(job, path, scheduler, delta)
+
+
+def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     optimizer = distributed(job)
     optimizer.flush()
     _agree_on(path, optimizer, "save")
@@ -101,11 +107,13 @@ def load(path: str, scheduler: Any | None = None) -> int:
     with jointly(optimizer, "fleet.load", "taken"):
         resume.load(found, job.tensors(), job.optimizers, scheduler, store if first else None)
         job.passes.count = found.passes
+        for each in job.optimizers:
+            each.forget()
         if job.tables is not None:
             job.tables.invalidate_caches()
-    if job.communicator is not None:
-        job.communicator.push()
+    job.loaded()
     with jointly(optimizer, "fleet.load", "loaded"):
+        resume.load_stepped(found, store)
         if first:
             for name in [] if store is None else store.names():
                 assert store is not None, "it has names"
@@ -202,6 +210,7 @@ def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
             store.materialized(name),
             module.padding_idx,
             module.padding_row,
+            store.reader(name),
         )
         for path, name, module in tables.by_module()
     }

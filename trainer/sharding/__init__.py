@@ -11,7 +11,13 @@ In reading order::
     shards         a rank's shards: the interface, and the flat ones of "os" and "os_g"
     reads          parameters that are read where their unit is not running
     units          those of "p_g_os", on torch's FSDP2
+    segment_runs   forwards that run a part of a segment
+    segments       units that are gathered together
+    accumulation   several steps, one update
+    replica_mean   means over replicas in the update
+    host_states    an optimizer's states in main memory
     norms          clipping by the norms of whole gradients
+    sharded_rule   which update rules may step shards
     optimizer      ShardedOptimizer: the given optimizer steps shards
     files          a sharded model as plain files
 

@@ -34,12 +34,13 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.collective.parallel_env import current_peers
+from trainer.modules.sparsity import is_masked
 from trainer.optimizer import DistributedOptimizer
 from trainer.sharding.agreement import agree, metadata_of
 from trainer.sharding.optimizer import ShardedOptimizer
+from trainer.sharding.sharded_rule import sharded_rule
 from trainer.sharding.shards import FlatShards, Shards
 from transpiler.clip import GradClip
-from transpiler.ir.rules import element_wise
 
 LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
@@ -122,7 +123,7 @@ def group_sharded_parallel(
         inner, shards, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None
     )
     if level == "os_g":
-        _zero_grad_through(model, wrapped.zero_grad)
+        zero_grad_through(model, wrapped.zero_grad)
     sharded[model] = shards
     return model, wrapped, _scaler(scaler, ranks, device)
 
@@ -189,6 +190,11 @@ def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -
         raise ValueError(
             f"segment_size: has an effect at level 'p_g_os' only, got {segment_size} at {level!r}"
         )
+    if level == "p_g_os" and any(map(is_masked, model.parameters())):
+        raise ValueError(
+            "strategy.asp: its masks are of whole weights, and level 'p_g_os' puts parts in their "
+            "place: use level 'os' or 'os_g'"
+        )
     if sync_buffers and not any(True for _ in model.buffers()):
         raise ValueError("sync_buffers: the model has no buffers; leave it out")
 
@@ -223,7 +229,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
             )
         optimizer = optimizer.inner
     for group in optimizer.param_groups:
-        element_wise(optimizer, group)  # or says why its rule cannot be cut
+        sharded_rule(optimizer, group)  # or says why its rule cannot be cut
     return optimizer, clip
 
 
@@ -258,9 +264,9 @@ def _same_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
         work.wait()
 
 
-def _zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> None:
-    """``model.zero_grad()`` drops the shards' gradients too, which no parameter of the model
-    shows.
+def zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> None:
+    """``model.zero_grad()`` is the optimizer's, which knows more: of gradients that no parameter of
+    the model shows, and of those that wait for an update.
     """
     object.__setattr__(model, "zero_grad", zero_grad)
 

@@ -5,7 +5,7 @@ shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,11 @@ from trainer.collective.parallel_env import naming_trainers
 from trainer.sharding.norms import clip_gradients
 from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
+from transpiler.optim.following import LayerWiseOptimizer
 from transpiler.param_attr import unclipped
+
+if TYPE_CHECKING:  # which brings FSDP2
+    from trainer.sharding.accumulation import Accumulation
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -30,6 +34,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         device: where the ranks communicate.
         grad_clip: of the averaged gradient, as a single node would.
         after: called at the end of each step.
+        accumulation: None: every step is an update.
 
     Raises:
         ValueError: there is clipping, and a group with ``need_clip=False``.
@@ -44,6 +49,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         device: torch.device,
         grad_clip: GradClip | None,
         after: Callable[[], None] | None = None,
+        accumulation: Accumulation | None = None,
     ) -> None:
         if grad_clip is not None and unclipped(optimizer.param_groups):
             raise ValueError(
@@ -51,14 +57,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "whose gradients are clipped together"
             )
         self._inner, self.shards, self.grad_clip = optimizer, shards, grad_clip
-        self._device, self._after = device, after
+        self._device, self._after, self._accumulation = device, after, accumulation
         self._of = {shard: parameter for parameter, shard in shards.of.items()}
         self._frozen: list[nn.Parameter] = []
         self._take_shards()
+        if isinstance(optimizer, LayerWiseOptimizer):
+            optimizer.summed = self._summed
         self._made = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._made = True
         self._share()
+
+    def _summed(self, shards: list[Tensor], squares: Tensor) -> Tensor:
+        """Squares of norms of this rank's shards, added up over the ranks that have the others."""
+        parameters = [self._of[shard] for shard in shards]  # type: ignore[index]  # they are
+        return self.shards.summed(parameters, squares.to(self._device)).to(squares.device)
 
     def _take_shards(self) -> None:
         """Puts the shards in the place of the optimizer's parameters, whose memory is dropped."""
@@ -95,7 +108,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all ranks; every rank calls it.
+        """One step of all ranks; every rank calls it.  With accumulation every k-th is an update.
 
         Returns:
             What ``closure`` returned, or None.
@@ -115,8 +128,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "gradient now, which was not averaged over the ranks: call "
                     "group_sharded_parallel after unfreezing"
                 )
-        self.shards.refresh()
+        if self._accumulation is not None and not self._accumulation.ends():
+            return loss
         with naming_trainers():
+            self.shards.refresh()
+            if self._accumulation is not None:
+                self._accumulation.average(
+                    shard.grad for shard in self.shards.of.values() if shard.grad is not None
+                )
             if self.grad_clip is not None:
                 clip_gradients(self.grad_clip, self.shards, self._device)
             self._inner.step()
@@ -126,8 +145,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of the shards, and the model's own."""
-        self.shards.drop_gradients(set_to_none)
+        """Drops the gradients of the shards, and the model's own; not while they accumulate."""
+        if self._accumulation is None or not self._accumulation.under_way:
+            self.shards.drop_gradients(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: groups are sharded once.

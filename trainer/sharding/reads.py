@@ -224,6 +224,10 @@ class Reads:
         """Whether a forward of the model runs."""
         return self._running > 0
 
+    def outermost(self) -> bool:
+        """Whether the forward that runs is in no other."""
+        return self._running == 1
+
     def computing(self) -> bool:
         """Whether a forward of the model runs, or a backward, which may run one again."""
         return self.in_forward() or torch._C._current_graph_task_id() != -1

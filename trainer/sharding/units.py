@@ -14,8 +14,9 @@ reads of a unit that it does not call is gathered there: see [Note: reads outsid
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ from torch.utils._pytree import tree_map_only
 from trainer.sharding.bucket import buckets_of
 from trainer.sharding.reads import Reads
 from trainer.sharding.reducer import Reducer
+from trainer.sharding.segment_runs import follow_runs
 from trainer.sharding.shards import Shards, Values
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -43,18 +45,25 @@ def _tensors(module: nn.Module, large: set[nn.Parameter]) -> set[nn.Parameter]:
     return large.intersection(module.parameters())
 
 
-def _elements(tensors: set[nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in tensors)
+def _bytes(tensors: set[nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in tensors)
 
 
-def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
+def units_of(
+    model: nn.Module,
+    large: set[nn.Parameter],
+    most: float = math.inf,
+    opened: Collection[nn.Module] = (),
+) -> list[nn.Module]:
     """The modules below ``model`` that are units, in the order of their definition; see [Note:
     units].
 
     Args:
         large: the parameters that are to be sharded.
+        most: bytes above which a repeated block is opened.
+        opened: modules that are no units, whatever they hold.
     """
-    half = _elements(large) / 2
+    most = min(_bytes(large) / 2, most)
 
     def owners(module: nn.Module) -> Counter[nn.Parameter]:
         return Counter(
@@ -72,8 +81,8 @@ def units_of(model: nn.Module, large: set[nn.Parameter]) -> list[nn.Module]:
             here = _tensors(child, large)
             if not here:
                 continue
-            size, own = _elements(here), _elements(large.intersection(child._parameters.values()))
-            fits = 2 * own >= size or (repeated and size <= half)
+            size, own = _bytes(here), _bytes(large.intersection(child._parameters.values()))
+            fits = child not in opened and (2 * own >= size or (repeated and size <= most))
             if fits and alone(child) and not isinstance(child, _CONTAINERS[:2]):
                 yield child
             else:
@@ -91,30 +100,34 @@ class _Outermost(nn.Module):
 
 
 def divide(
-    model: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, **options: Any
+    model: nn.Module, segments: Sequence[Sequence[nn.Module]], mesh: DeviceMesh, **options: Any
 ) -> list[nn.Module]:
     """Shards a model by FSDP2.
 
     Args:
-        units: of the model.
+        segments: units of the model; those of a segment are gathered together.
         mesh: of shards, or of replicas and shards.
         options: of ``fully_shard``.
 
     Returns:
-        What FSDP2 has sharded: the model (or what stands for it), and its units.
+        What FSDP2 has sharded: the model (or what stands for it), and the first units of its
+        segments.
     """
     reads = Reads(model, mesh)
     outermost = _Outermost(model) if isinstance(model, _CONTAINERS[:2]) else model
-    for module in (*units, outermost):
-        fully_shard(module, mesh=mesh, **options)
-        module.register_forward_hook(_own_memory, prepend=True)
+    for segment in (*segments, [outermost]):
+        fully_shard(list(segment), mesh=mesh, **options)
+        follow_runs(segment, reads.outermost)
+        for module in segment:
+            module.register_forward_hook(_own_memory, prepend=True)
     assert isinstance(outermost, FSDPModule)
     # now, not when a module is first called, which need not be the outermost one
     outermost._get_fsdp_state()._lazy_init()
     reads.begin()
-    for module in (*units, outermost):
-        module.register_forward_pre_hook(_check_parameters, prepend=True)
-    return [outermost, *units]
+    for segment in (*segments, [outermost]):
+        for module in segment:
+            module.register_forward_pre_hook(_check_parameters, prepend=True)
+    return [outermost, *(segment[0] for segment in segments)]
 
 
 def _check_parameters(unit: nn.Module, args: Any) -> None:
@@ -229,7 +242,7 @@ class Units(Shards):
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
             "ignored_params": small,
         }
-        every = divide(model, self.units, mesh, **options)
+        every = divide(model, [[unit] for unit in self.units], mesh, **options)
         _overlap(every, mesh.device_type == "cpu", at_once)
         self._take(dict(model.named_parameters()), names, small)
         small_here = [parameter for parameter in names.values() if parameter in self.whole]

@@ -3,21 +3,21 @@ needed.
 
 A bucket of tensors travels as one flat copy, so the tensors that backward goes on reading are never
 written to.  In rows (see ``transpiler/plan/comm_rings.py``) a sum has three parts, one after
-another, on a thread of the ring's own.
+another (``row_sum.py``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.row_sum import RowSum
 from transpiler.plan.comm_rings import flat_id, heads, heads_id, row_id, row_of
-from transpiler.plan.plan import Collective
 
 
 class PendingTensors:
@@ -43,7 +43,7 @@ class Ring:
 
     Args:
         world: the trainers.
-        collective: how the plan arranges its rings.
+        inner: the trainers of a row; 0: no rows.
         number: of the ring.
         device: of the tensors that it takes.
 
@@ -51,27 +51,27 @@ class Ring:
         PServerError: a process group does not come up.
     """
 
-    def __init__(
-        self, world: ProcessGroups, collective: Collective, number: int, device: torch.device
-    ) -> None:
+    def __init__(self, world: ProcessGroups, inner: int, number: int, device: torch.device) -> None:
         self._world = world
         self._device = device
         self._flat = world.group(flat_id(number), range(world.size), device)
-        self._row = self._heads = self._thread = None
-        if collective.inner:
-            row, first = row_of(world.rank, collective.inner), heads(world.size, collective.inner)
-            self._row = world.group(row_id(number), row, device)
-            self._heads = (
-                world.group(heads_id(number), first, device) if world.rank in first else None
-            )
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ring {number}")
-            self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._rows: RowSum | None = None
+        if inner:
+            row, first = row_of(world.rank, inner), heads(world.size, inner)
+            within = world.group(row_id(number), row, device)
+            among = None
+            if world.rank in first and len(first) > 1:
+                among = world.group(heads_id(number), first, device)
+            self._rows = RowSum(within, among, self._do, device, f"ring {number}")
 
-    def sum(self, tensors: Sequence[Tensor], what: str) -> PendingTensors:
+    def sum(
+        self, tensors: Sequence[Tensor], what: str, seconds: float = math.inf
+    ) -> PendingTensors:
         """Begins the sum over all trainers of tensors of one dtype.
 
         Args:
             what: the operation, for messages.
+            seconds: the longest wait; where there are rows each of their steps has its own.
 
         Returns:
             New tensors of the same shapes.
@@ -80,13 +80,13 @@ class Ring:
             PServerError: a trainer is gone.
         """
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        if self._thread is not None:
-            arrived = self._in_rows(flat, what)
+        if self._rows is not None:
+            arrived = self._rows.begin(flat, what)
         else:
             work = self._world.begin(lambda: self._flat.allreduce([flat]), what)
 
             def arrived() -> None:
-                self._world.wait(work, what, self._device)
+                self._world.wait(work, what, self._device, seconds)
 
         def finish() -> list[Tensor]:
             arrived()
@@ -104,10 +104,39 @@ class Ring:
         """
         return torch.empty_like(tensor).copy_(value) if self._world.size == 1 else value
 
-    def broadcast(self, tensor: Tensor, root: int, what: str) -> PendingTensors:
-        """Begins to send one trainer's value, of any dtype, to all.
+    def broadcast(self, tensors: Sequence[Tensor], root: int, what: str) -> PendingTensors:
+        """Begins to send one trainer's values, of any dtypes, to all, in one message.
 
         Args:
+            what: the operation, for messages.
+
+        Returns:
+            New tensors.
+
+        Raises:
+            PServerError: a trainer is gone.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        flat = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+        work = self._world.begin(lambda: self._flat.broadcast([flat], options), what)
+
+        def finish() -> list[Tensor]:
+            self._world.wait(work, what, self._device)
+            parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
+            return [
+                # a copy begins where its dtype may
+                part.clone().view(tensor.dtype).view(tensor.shape)
+                for part, tensor in zip(parts, tensors, strict=True)
+            ]
+
+        return PendingTensors(finish)
+
+    def reduce(self, tensor: Tensor, root: int, what: str) -> PendingTensors:
+        """Begins the sum over all trainers of a tensor, which one trainer gets.
+
+        Args:
+            root: the trainer that gets it; the others' result means nothing.
             what: the operation, for messages.
 
         Returns:
@@ -116,66 +145,21 @@ class Ring:
         Raises:
             PServerError: a trainer is gone.
         """
-        options = dist.BroadcastOptions()
+        options = dist.ReduceOptions()
         options.rootRank = root
         copy = tensor.detach().reshape(-1).clone()
-        work = self._world.begin(
-            lambda: self._flat.broadcast([copy.view(torch.uint8)], options), what
-        )
+        work = self._world.begin(lambda: self._flat.reduce([copy], options), what)
 
         def finish() -> list[Tensor]:
             self._world.wait(work, what, self._device)
-            return [copy.view(tensor.shape)]
+            return [self._like(copy.view(tensor.shape), tensor)]
 
         return PendingTensors(finish)
 
     def close(self) -> None:
         """Ends the ring's thread, where it has one."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-
-    # ---- in rows ----
-
-    def _in_rows(self, flat: Tensor, what: str) -> Callable[[], None]:
-        """Begins a sum in rows; the function that it returns waits for it."""
-        assert self._thread is not None, "a ring in rows"
-        ready = None
-        if self._stream is not None:
-            ready = torch.cuda.current_stream(self._device).record_event()
-            flat.record_stream(self._stream)
-        done: Future[torch.cuda.Event | None] = self._thread.submit(
-            self._three_parts, flat, ready, what
-        )
-
-        def wait() -> None:
-            event = done.result()
-            if event is not None:
-                torch.cuda.current_stream(self._device).wait_event(event)
-
-        return wait
-
-    def _three_parts(
-        self, flat: Tensor, ready: torch.cuda.Event | None, what: str
-    ) -> torch.cuda.Event | None:
-        if self._stream is None or ready is None:
-            self._parts(flat, what)
-            return None
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            self._parts(flat, what)
-            event: torch.cuda.Event = self._stream.record_event()
-            return event
-
-    def _parts(self, flat: Tensor, what: str) -> None:
-        row, first = self._row, self._heads
-        assert row is not None, "a ring in rows"
-        self._do(lambda: row.reduce([flat], dist.ReduceOptions()), f"{what}, within the row")
-        if first is not None:
-            self._do(lambda: first.allreduce([flat]), f"{what}, between rows")
-        self._do(
-            lambda: row.broadcast([flat], dist.BroadcastOptions()),
-            f"{what}, broadcast within the row",
-        )
+        if self._rows is not None:
+            self._rows.close()
 
     def _do(self, operation: Callable[[], dist.Work], what: str) -> None:
         self._world.wait(self._world.begin(operation, what), what, self._device)

@@ -1,0 +1,108 @@
+"""Sums of gradients after a backward, a few large tensors at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from trainer.collective.buckets import buckets
+from trainer.collective.gradient_sums import GradientSums
+from trainer.collective.parallel_env import current_peers, naming_trainers
+from transpiler.strategy.exchange import Exchange
+
+FUSED = Exchange(size_mb=25, last_mb=25)
+
+
+def fused_allreduce_gradients(
+    parameters: Iterable[torch.Tensor], hcg: HybridGroups | dist.ProcessGroup | None = None
+) -> None:
+    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
+    tensors at a time.
+
+    A gradient that only some trainers have counts as zero on the others; one that no trainer has
+    stays None.
+
+    Example::
+
+        with model.no_sync():
+            model(torch.ones(3, 4)).sum().backward()
+        fused_allreduce_gradients(model.parameters())
+
+    Args:
+        parameters: the same, in the same order, on every trainer.
+        hcg: None: over all trainers; or a group; or an object with ``get_data_parallel_group()``.
+
+    Raises:
+        ValueError: a gradient is sparse.
+        PServerError: another trainer is lost.
+    """
+    current_peers()
+    group = hcg.get_data_parallel_group() if isinstance(hcg, HybridGroups) else hcg
+    share_gradients(parameters, group, 1.0 / dist.get_world_size(group))
+
+
+def share_gradients(
+    parameters: Iterable[torch.Tensor],
+    group: dist.ProcessGroup | None,
+    factor: float,
+    exchange: Exchange = FUSED,
+    sums: GradientSums | None = None,
+) -> None:
+    """Sums gradients over trainers, times a factor; see :func:`fused_allreduce_gradients`.
+
+    Args:
+        factor: multiplies each gradient before it is summed.
+        exchange: which gradients travel together.
+        sums: of all trainers, where gradients travel as a strategy says; None: by one all-reduce
+            after the other.
+
+    Raises:
+        ValueError: a gradient is sparse.
+        PServerError: another trainer is lost.
+    """
+    chosen = [parameter for parameter in parameters if parameter.requires_grad]
+    for number, parameter in enumerate(chosen):
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise ValueError(
+                "fused_allreduce_gradients: expected dense gradients, got a sparse one of "
+                f"parameter {number}"
+            )
+    if not chosen:
+        return
+    with torch.no_grad(), naming_trainers():
+        present = torch.tensor(
+            [p.grad is not None for p in chosen], dtype=torch.uint8, device=chosen[0].device
+        )
+        dist.all_reduce(present, dist.ReduceOp.MAX, group)
+        gradients = []
+        for parameter, anywhere in zip(chosen, present.tolist(), strict=True):
+            if anywhere:
+                parameter.grad = (
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
+                gradients.append(parameter.grad)
+        sizes = exchange.size_mb, exchange.last_mb, exchange.most
+        order, _ = buckets(gradients, [False] * len(gradients), *sizes) if gradients else ([], [])
+        for place, bucket in enumerate(order):
+            fused = [gradients[number] for number in bucket]
+            flat = _flatten_dense_tensors(fused).mul_(factor)  # type: ignore[no-untyped-call]  # torch's own
+            if sums is None:
+                dist.all_reduce(flat, group=group)
+            else:
+                sums.begin(flat, place)()
+            means = _unflatten_dense_tensors(flat, fused)  # type: ignore[no-untyped-call]  # torch's own
+            for gradient, mean in zip(fused, means, strict=True):
+                gradient.copy_(mean)
+
+
+@runtime_checkable
+class HybridGroups(Protocol):
+    """An object that has the group of the trainers with the same part of a model."""
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """That group."""
+        ...

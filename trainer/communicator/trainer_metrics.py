@@ -1,0 +1,185 @@
+"""The metrics of a trainer: what it measures of its steps, and what is counted anyway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from prometheus_client import Counter, Histogram, ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pserver.client.client import Client
+from pserver.client.replies import Reply
+from pserver.config import metrics_place
+from pserver.metrics.exposition import Exposition
+from pserver.metrics.histograms import in_seconds
+from pserver.metrics.json_log import LINES, write_json
+from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
+from pserver.security.access import Access
+from trainer.communicator.lane import LaneSender
+from trainer.role import LOOPBACK, Connection
+from transpiler.plan.plan import Deployment
+
+
+class TrainerSteps(Collector):
+    """What a trainer measures of its steps.
+
+    The script's thread closes and finishes steps; the connections' threads hear answers.
+    """
+
+    def __init__(self) -> None:
+        self._step = in_seconds(
+            "pserver_step_seconds", "From one step's close to the next one's.", "lane"
+        )
+        self._wait = in_seconds(
+            "pserver_wait_seconds",
+            "From a message's commit until this server has answered it.",
+            *("lane", "peer"),
+        )
+        self._blocked = Counter(
+            "pserver_blocked_seconds",
+            "For how long the script's thread waited in steps.",
+            ("lane",),
+            registry=None,
+        )
+        self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
+        self._closed: dict[int, float] = {}  # by lane: when its last step was
+        self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
+
+    def closed(self, lane: int) -> None:
+        """A step of a lane is complete."""
+        now = time.perf_counter()
+        if (before := self._closed.get(lane)) is None:
+            self._lanes[lane] = self._step.labels(str(lane)), self._blocked.labels(str(lane))
+        else:
+            self._lanes[lane][0].observe(now - before)
+        self._closed[lane] = now
+
+    def blocked(self, lane: int, finish: Callable[[], Reply]) -> Reply:
+        """Finishes a step of a lane; the time counts as blocked."""
+        began = time.perf_counter()
+        reply = finish()
+        self._lanes[lane][1].inc(time.perf_counter() - began)
+        return reply
+
+    def answered(self, lane: int, server: int) -> Callable[[float], None]:
+        """Told the seconds that an answer of a server took."""
+        return self._wait.labels(str(lane), f"server {server}").observe
+
+    def save(self) -> AbstractContextManager[object]:
+        """A save of the whole job lasts as long as this."""
+        return self._checkpoint.time()
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`."""
+        for each in (self._step, self._wait, self._blocked, self._checkpoint):
+            yield from each.collect()
+
+
+class TrainerMetrics(Collector):
+    """What a trainer's page has, and the page, where PSERVER_METRICS asks for one.
+
+    Args:
+        deployment: the plan, and this trainer's number.
+        connection: where the page is, and the job's name.
+        lanes: the senders, by lane.
+        incarnation: of this trainer.
+
+    Attributes:
+        steps: what is measured of them.
+        run: names this run of the job; "" before a server has said it.
+        more: collectors of whoever has more to show.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        connection: Connection,
+        lanes: Sequence[LaneSender],
+        incarnation: str,
+    ) -> None:
+        self._fingerprint, self._trainer = deployment.plan.fingerprint(), deployment.trainer_id
+        self._connection, self._lanes = connection, lanes
+        self._incarnation = public_name(incarnation)
+        self._clients: Sequence[Client] = ()
+        self._process = ProcessCollector(registry=None)
+        self._exposition: Exposition | None = None
+        self.steps = TrainerSteps()
+        self.run = ""
+        self.more: list[Collector] = []
+
+    def open(self, clients: Sequence[Client]) -> None:
+        """Serves the page from here on, if it is asked for.
+
+        Raises:
+            OSError: it cannot listen there.
+        """
+        self._clients = clients
+        given = self._connection
+        LINES.labels = self._labels
+        if given.log_json:
+            write_json()
+        if not given.metrics:
+            return
+        place = metrics_place(
+            "PSERVER_METRICS", given.metrics, LOOPBACK, given.keys, given.insecure
+        )
+        keys = Access.of(None, given.keys, "trainer").keys
+        page = Labelled(self._labels, lambda: (self, self._process, self.steps, *self.more))
+        self._exposition = Exposition(*place, page, keys)
+
+    def joined(self, run: str) -> None:
+        """Every server has let this trainer in."""
+        self.run = run
+        for client in self._clients:
+            for lane, channel in enumerate(client.channels):
+                channel.heard = self.steps.answered(lane, client.index)
+
+    def close(self) -> None:
+        """Ends the page; harmless when called twice."""
+        if self._exposition is not None:
+            self._exposition.close()
+
+    def _labels(self) -> Mapping[str, str]:
+        process = f"trainer {self._trainer}"
+        job, run = self._connection.job, self.run
+        return job_labels(job, self._fingerprint, run, self._incarnation, process)
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`."""
+        yield build_info(torch.__version__)
+        sent, reconnects = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+        for client in self._clients:
+            channels = client.every_channel
+            for direction, count in (
+                ("in", sum(channel.bytes_in for channel in channels)),
+                ("out", sum(channel.bytes_out for channel in channels)),
+            ):
+                key = (direction, client.transport)
+                sent[key] = sent.get(key, 0.0) + count
+            broken = sum(channel.reconnects for channel in channels)
+            reconnects[f"server {client.index}",] = float(broken)
+        yield current(
+            "pserver_bytes_total",
+            "Payload of tensors, from (in) and to (out) servers.",
+            sent,
+            *("direction", "transport"),
+        )
+        yield current(
+            "pserver_reconnects_total",
+            "Streams that were opened in place of a broken one.",
+            reconnects,
+            "peer",
+        )
+        yield current(
+            "pserver_queue_steps",
+            "Steps that are closed and not answered yet.",
+            {
+                (str(index),): lane.metrics().get("steps_queued", 0.0)
+                for index, lane in enumerate(self._lanes)
+            },
+            "lane",
+        )

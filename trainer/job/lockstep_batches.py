@@ -1,0 +1,57 @@
+"""A trainer's batches among trainers that step together: they end where one of them ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.collective.parallel_env import naming_trainers
+
+END = object()  # of a trainer's batches
+
+log = logging.getLogger(__name__)
+
+
+class LockstepBatches:
+    """A trainer's batches, up to the first step for which some trainer has none.
+
+    Before each batch the trainers tell one another whether they have one.  Without this a trainer
+    with fewer batches would end, and the others would block in their next all-reduce.
+
+    Args:
+        batches: this trainer's, of any iterable.
+        trainers, trainer_id: how many take part, and which one this is.
+    """
+
+    def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
+        self._batches, self._trainers, self._trainer_id = batches, trainers, trainer_id
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # what has no length says so
+
+    def __iter__(self) -> Iterator[Any]:
+        batches, count = iter(self._batches), 0
+        while True:
+            batch = next(batches, END)
+            have = torch.zeros(self._trainers, dtype=torch.int32)
+            have[self._trainer_id] = int(batch is not END)
+            with naming_trainers():
+                dist.all_reduce(have)
+            if not bool(have.all()):
+                self._warn(have, count)
+                return
+            yield batch
+            count += 1
+
+    def _warn(self, have: torch.Tensor, count: int) -> None:
+        without = [rank for rank, has in enumerate(have.tolist()) if not has]
+        if len(without) < self._trainers:
+            log.warning(
+                "trainers %s have no batch after %d; the others' further ones are left out",
+                without,
+                count,
+            )
