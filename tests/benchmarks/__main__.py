@@ -27,6 +27,7 @@ GROUPS = (
         "transports",
         "blocks",
         "steps",
+        "metrics",
         "fan_in",
         "writes",
         "resources",

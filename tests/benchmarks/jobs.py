@@ -48,7 +48,7 @@ class Trainer:
         )
         connection = replace(Connection.from_environment(), transport=transport, keys=keys)
         self.communicator = Communicator(
-            Deployment(plan, tuple(endpoints), trainer_id=number), self.parameters, None, connection
+            Deployment(plan, tuple(endpoints), trainer_id=number), self.parameters, [], connection
         )
 
     def step(self) -> None:

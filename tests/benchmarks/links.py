@@ -21,7 +21,10 @@ SETTING = (
     "batch 16, SGD, 1 thread each"
 )
 SYNC = Promise(
-    "wire/tcp 1 Gbit/s sync step", "DDP on gloo, 2 ranks, same links", 1.0, setting=SETTING
+    "wire/tcp 1 Gbit/s sync step",
+    "DDP on gloo, 2 ranks, same links",
+    1.0,
+    setting=f"{SETTING}; gradients leave during backward (overlap), as DDP's do",
 )
 GEO = Promise(
     "wire/tcp 1 Gbit/s k-step, k = 50", "DDP on gloo, 2 ranks, same links", 7, setting=SETTING
@@ -81,7 +84,7 @@ def _training(wanted: Collection[Promise], runs: int, width: int) -> Iterator[Ro
         ]
         stack.enter_context(peers(*ranks))
         contenders = {"others": together(ranks, 3)}
-        for promise, configs, steps in ((SYNC, "", 3), (GEO, "k_steps=50", 100)):
+        for promise, configs, steps in ((SYNC, "overlap=1", 3), (GEO, "k_steps=50", 100)):
             if promise not in wanted:
                 continue
             endpoints = ",".join(

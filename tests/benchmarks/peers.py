@@ -254,7 +254,7 @@ def trainer(
     number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = ""
 ) -> None:
     """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as
-    "key=number,...".
+    "key=number,...": with "overlap=1" alone for sync, too.
 
     Lines: a number of steps; "drain", which waits until every step has been applied; "memory".
     """
@@ -265,10 +265,11 @@ def trainer(
 
     os.environ["PSERVER_TRANSPORT"] = transport
     strategy = DistributedStrategy()
-    strategy.a_sync = bool(configs)
+    strategy.a_sync = configs not in ("", "overlap=1")
     if configs:
         strategy.a_sync_configs = {
-            key: int(value) for key, value in (pair.split("=") for pair in configs.split(","))
+            key: value == "1" if key == "overlap" else int(value)
+            for key, value in (pair.split("=") for pair in configs.split(","))
         }
     fleet.init(
         fleet.UserDefinedRoleMaker(

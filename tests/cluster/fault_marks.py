@@ -35,12 +35,26 @@ def strike() -> None:
     os.kill(os.getpid(), signal.Signals[SIGNAL])
 
 
+def say_joined() -> None:
+    """Says that trainer 0 has joined every server."""
+    (FOLDER / "joined").touch()
+
+
+def wait_until_joined() -> None:
+    """Returns when it has."""
+    _wait_for("joined")
+
+
 def wait_until_struck() -> None:
     """Returns when the fault has happened."""
+    _wait_for("struck")
+
+
+def _wait_for(name: str) -> None:
     end = time.monotonic() + PATIENCE
-    while not (FOLDER / "struck").exists():
+    while not (FOLDER / name).exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"nobody has struck within {PATIENCE:g} s")
+            raise TimeoutError(f"nobody has {name} within {PATIENCE:g} s")
         time.sleep(0.01)
 
 

@@ -9,7 +9,7 @@ In the fault's phase trainer 1 strikes itself, or tells the server that is the v
 =========  =================================================================
 starting   before ``fleet.init``; where launch has not started it, when a server
            knows that it will join
-joining    it has joined one server
+joining    it has joined one server, and trainer 0 all of them
 stepping   in its third step: gradients are on their way, and not committed
 saving     in ``fleet.save``, which trainer 0 has not ended
 finishing  before it tells the first server that it has finished
@@ -46,6 +46,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "mixed": {"modes": {"rows*": "async", "*": "collective"}},
 }
 _here: list[str] = []  # the phases that have come
+_joined: list[ControlClient] = []  # where trainer 0 has been let in
 _known = threading.Event()  # a server knows that this trainer will join
 
 
@@ -83,7 +84,12 @@ def announced(self: ControlClient, *arguments: Any, **named: Any) -> Any:
 def joined(self: ControlClient, *arguments: Any, **named: Any) -> Any:
     """``ControlClient.join``, after which the phase comes."""
     reply = _join(self, *arguments, **named)
-    if reply.ready:
+    if reply.ready and ME == 0:
+        _joined.append(self)
+        if len(_joined) == len(os.environ["PSERVER_ENDPOINTS"].split(",")):
+            fault_marks.say_joined()
+    elif reply.ready:
+        fault_marks.wait_until_joined()  # whoever is lost now, somebody knows of him
         phase("joining")
     return reply
 

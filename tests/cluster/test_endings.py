@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 
 DEADLINE = 20.0  # a heartbeat timeout that no ending here waits for
 TOLD_WITHIN = 8.0  # of a busy machine; far below the deadline
@@ -93,7 +94,7 @@ class Cluster:
         return [server.status() for server, _ in self.servers]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [RARE("sync"), "async"])
 def test_sigterm_of_a_trainer_is_told_to_everyone_and_it_exits_143(
     processes: Processes, mode: str
 ) -> None:
@@ -145,7 +146,7 @@ def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Proce
     assert cluster.statuses() == [1]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [RARE("sync"), "async"])
 def test_a_server_that_is_told_to_stop_says_so_to_everyone(processes: Processes, mode: str) -> None:
     """Trainers that wait, and trainers that compute, and by them the other server."""
     cluster = Cluster(processes)
@@ -232,7 +233,7 @@ def test_a_job_that_every_trainer_has_finished_ends_with_0(processes: Processes)
     assert cluster.statuses() == [0, 0]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [RARE(0), 1])
 def test_a_trainer_that_is_killed_before_it_joins_is_known(
     processes: Processes, number: int
 ) -> None:
@@ -253,7 +254,10 @@ def test_a_trainer_that_is_killed_before_it_joins_is_known(
 
 @pytest.mark.parametrize(
     ("how", "status", "known"),
-    [("sys.exit(0)", 0, "its script has ended"), ("os.kill(os.getpid(), 9)", -9, "no heartbeat")],
+    [
+        RARE("sys.exit(0)", 0, "its script has ended"),
+        ("os.kill(os.getpid(), 9)", -9, "no heartbeat"),
+    ],
 )
 def test_an_end_right_after_init_is_known(
     processes: Processes, how: str, status: int, known: str

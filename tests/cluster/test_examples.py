@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from tests.support.launched import EXAMPLES, accuracy, environment, launched
+from tests.support.tiers import RARE
 
 DEADLINE = 100.0
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
+@pytest.mark.parametrize("flags", [(), RARE(("--program",))], ids=["eager", "program"])
 def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the
     accuracy.

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 
 DEADLINE = 3.0
 KNOWN_WITHIN = DEADLINE + 10.0
@@ -111,7 +112,7 @@ def assert_serves_another_job(
         assert trainer.lines[-1] == "finished after 3 steps"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [RARE("sync"), "async"])
 def test_a_killed_trainer_is_named_by_everybody(
     processes: Processes, survivors: list[tuple[Started, str]], script: str, mode: str
 ) -> None:

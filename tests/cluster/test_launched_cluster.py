@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import RARE
+
 DEADLINE = 100.0
 SCRIPT = """
 import os
@@ -152,7 +154,7 @@ def test_a_trainer_that_ends_well_before_it_begins_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("word", "number", "name"), [("serve", 1, "server 1"), ("script.py", 1, "trainer 1")]
+    ("word", "number", "name"), [RARE("serve", 1, "server 1"), ("script.py", 1, "trainer 1")]
 )
 def test_a_process_killed_with_9_ends_the_job(
     launched: type[Launched], word: str, number: int, name: str

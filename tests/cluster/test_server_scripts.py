@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 
 SCRIPT = """
 import os, sys
@@ -70,8 +71,15 @@ def start(processes: Processes, way: str, end: str) -> tuple[Started, dict[str, 
     return server, {"TRAINING_ROLE": "TRAINER", "TRAINER_ID": "0", **job}
 
 
-@pytest.mark.parametrize("end", ["done", "failed"])
-@pytest.mark.parametrize("way", ["run_server", "Executor.run"])
+@pytest.mark.parametrize(
+    ("way", "end"),
+    [
+        RARE("run_server", "done"),
+        ("run_server", "failed"),
+        ("Executor.run", "done"),
+        RARE("Executor.run", "failed"),
+    ],
+)
 def test_a_script_whose_role_is_pserver_ends_with_its_job(
     processes: Processes, way: str, end: str
 ) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 
 from tests.fuzz import inprocess, sockets
 from tests.fuzz.sandbox import Bug
+from tests.fuzz.victim import GUARDS
 
 WARM_UP_SECONDS = 3.0  # until this process's memory is what it stays
 IN_PROCESS_MB = 32
@@ -51,12 +52,12 @@ def in_process(seed: int, seconds: float, first: int) -> list[str]:
     return found
 
 
-def over_sockets(seed: int, seconds: float, key: bool) -> list[str]:
+def over_sockets(seed: int, seconds: float, guard: str) -> list[str]:
     """The second part; says what was beyond its bounds."""
-    found = sockets.fuzz(seed, seconds, key)
+    found = sockets.fuzz(seed, seconds, guard)
     total = found.counts.total()
     print(
-        f"over sockets, {'with' if key else 'without'} a key: {total} inputs in {seconds:.0f} s; "
+        f"over sockets, {guard}: {total} inputs in {seconds:.0f} s; "
         f"memory {found.grown / 2**20:+.1f} MB afterwards, {found.peak / 2**20:+.1f} MB at most; "
         f"the slowest heartbeat {found.slowest_beat:.2f} s, joining {found.join:.2f} s; "
         f"{found.log_per_minute / 2**20:.3f} MB of log a minute"
@@ -81,8 +82,8 @@ def main() -> int:
         if arguments.only != "sockets":
             found += in_process(arguments.seed, seconds, arguments.first)
         if arguments.only != "in-process":
-            for key in (False, True):
-                found += over_sockets(arguments.seed, seconds / 2, key)
+            for guard in GUARDS:
+                found += over_sockets(arguments.seed, seconds / len(GUARDS), guard)
     except (Bug, AssertionError) as error:
         found.append(f"{type(error).__name__}: {error}")
     for each in found:

@@ -17,7 +17,7 @@ import grpc
 from pserver.transport import shm_ring
 from pserver.transport.codec import PAYLOAD_TAG
 from pserver.transport.frame_socket import PREFIX
-from pserver.transport.grpc_stream import OPTIONS, SERVICE
+from pserver.transport.grpc_stream import CLIENT_OPTIONS, SERVICE
 from pserver.transport.shm import GREETING
 from pserver.transport.shm_stream import INLINE, PRELUDE
 from pserver.transport.tcp_greeting import Greeting
@@ -55,7 +55,7 @@ class Attacker:
         self._seed, self._endpoint, self._ports = seed, endpoint, ports
         self._session, self._without = session, without
         self._observer = ""  # a session with which one reads, where anybody may
-        self._channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+        self._channel = grpc.insecure_channel(endpoint, options=CLIENT_OPTIONS)
         self._half_open: deque[socket.socket] = deque()
         self.attacks: list[Callable[[Inputs], int]] = [
             self.tcp_bytes,
@@ -208,7 +208,7 @@ class Attacker:
 
         def messages() -> Iterator[bytes]:
             for frame in frames:
-                yield frame.header + _payload(frame.payload)
+                yield frame.header + payload_bytes(frame.payload)
 
         call = self._channel.stream_stream(f"/{SERVICE}/Exchange")(messages(), timeout=SECONDS)
         with suppress(grpc.RpcError):
@@ -218,7 +218,8 @@ class Attacker:
         return len(frames)
 
 
-def _payload(payload: bytes) -> bytes:
+def payload_bytes(payload: bytes) -> bytes:
+    """A payload as the field that stands behind a frame's header."""
     size, number = b"", len(payload)
     while number > 127:
         size, number = size + bytes((number & 127 | 128,)), number >> 7

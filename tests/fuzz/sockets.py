@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.attacks import OPEN_CALLS, Attacker
 from tests.fuzz.victim import Victim
 
 ATTACKERS = 4
@@ -52,17 +51,19 @@ class Found:
         ]
 
 
-def fuzz(seed: int, seconds: float, key: bool = False, say: Callable[[str], None] = print) -> Found:
+def fuzz(
+    seed: int, seconds: float, guard: str = "open", say: Callable[[str], None] = print
+) -> Found:
     """Attacks a server for so long.
 
     Args:
-        key: whether the server asks for a key, which the attackers do not have.
+        guard: what the server asks for, of ``victim.GUARDS``.
 
     Raises:
         AssertionError: the server or its job did not survive, or the job's result is another.
     """
     found = Found()
-    with tempfile.TemporaryDirectory() as folder, Victim(Path(folder), key) as victim:
+    with tempfile.TemporaryDirectory() as folder, Victim(Path(folder), guard) as victim:
         victim.begin()
         time.sleep(1.0)
         before, logged, began = victim.memory()[0], victim.log.stat().st_size, time.monotonic()
@@ -84,8 +85,7 @@ def _attack(
     end, lock = time.monotonic() + seconds, threading.Lock()
 
     def run(which: int) -> None:
-        open_to = () if victim.key else OPEN_CALLS
-        attacker = Attacker(seed, victim.endpoint, victim.ports, victim.session, open_to)
+        attacker = victim.attacker(seed, which)
         number = which
         while time.monotonic() < end and not victim.failures:
             if number // ATTACKERS % 200 == 0:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fuzz import inprocess, sockets
 from tests.fuzz.inputs import Inputs
+from tests.fuzz.victim import GUARDS
 
 SEED = 1
 SECONDS = 2.5
@@ -38,10 +39,10 @@ def test_wrong_inputs_harm_no_job_in_this_process() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("key", [False, True], ids=["open", "with a key"])
-def test_attacks_on_all_ports_leave_the_job_its_result(key: bool) -> None:
+@pytest.mark.parametrize("guard", GUARDS)
+def test_attacks_on_all_ports_leave_the_job_its_result(guard: str) -> None:
     """Bytes, frames, calls and connections that say nothing, while a trainer steps; a new trainer
     joins afterwards.
     """
-    found = sockets.fuzz(SEED, SECONDS / 2, key)
+    found = sockets.fuzz(SEED, SECONDS / 2, guard)
     assert found.counts.total() > 100

@@ -21,8 +21,12 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security import token_files
 from pserver.security.access import Access
+from pserver.security.role import Role
 from pserver.security.secret import Secret
 from pserver.wire_pb2 import HeartbeatRequest, ObserveRequest, StatusRequest
+from tests.fuzz.attacks import OPEN_CALLS, Attacker
+from tests.fuzz.insider import Insider
+from tests.support.cluster_keys import key_folder, keys_of
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
@@ -94,29 +98,38 @@ def expected(steps: int) -> torch.Tensor:
     return value.detach()
 
 
+# what a server asks for: nothing; its job's key, which attackers lack, or have; certificates
+GUARDS = ("open", "a key", "a key that attackers have", "certificates that attackers have")
+
+
 class Victim:
     """A server's process, its job, and a thread each for its steps and its heartbeats.
 
     Args:
         folder: for its log and its files.
-        key: whether it asks for its job's key.
+        guard: what it asks for, of ``GUARDS``.
 
     Attributes:
         endpoint: of its control service.
-        key: whether it asks for one.
+        guard: what it asks for.
         ports: of its tensors, by transport.
         session: the good trainer's.
         slowest_beat: seconds of the slowest heartbeat, each over a connection of its own.
     """
 
-    def __init__(self, folder: Path, key: bool) -> None:
-        self.key = key
-        secret = Secret.make() if key else None
-        self._access = Access(secret)
+    def __init__(self, folder: Path, guard: str) -> None:
+        self.guard = guard
         environ = dict(os.environ)
-        if secret is not None:
+        self._access, self._access_of_trainers = Access(), Access()
+        if "key" in guard:
+            secret = Secret.make()
+            self._access, self._access_of_trainers = Access(secret), Access(secret.of(Role.TRAINER))
             token_files.write(folder / "token", secret)
             environ["PSERVER_TOKEN_FILE"] = str(folder / "token")
+        elif "certificates" in guard:
+            self._access = Access(keys=keys_of("operator"))
+            self._access_of_trainers = Access(keys=keys_of("trainer"))
+            environ["PSERVER_KEYS"] = str(key_folder() / "a")
         self.log = folder / "server.log"
         self.slowest_beat = 0.0
         self.failures: list[BaseException] = []
@@ -128,7 +141,7 @@ class Victim:
                 env=environ,
             )
         self.endpoint = self._ready()
-        self.trainer = GoodTrainer(self.endpoint, 0, self._access)
+        self.trainer = GoodTrainer(self.endpoint, 0, self._access_of_trainers)
         self.session = self.trainer.client._reply.session
         self.ports = {name: self._port(name) for name in ("tcp", "shm")}
         self._over = threading.Event()
@@ -152,6 +165,15 @@ class Victim:
         control.observe(ObserveRequest(session=reply.session, end=True))
         control.close()
         return reply.data_port
+
+    def attacker(self, seed: int, which: int) -> Attacker | Insider:
+        """The attacker of that number: one in four has no key, one in four an operator's."""
+        known = seed, self.endpoint, self.ports, self.session
+        if "have" not in self.guard or which % 4 == 3:
+            return Attacker(*known, OPEN_CALLS if self.guard == "open" else ())
+        if which % 4 == 2:
+            return Insider(*known, self._access, Role.OPERATOR)
+        return Insider(*known, self._access_of_trainers, Role.TRAINER)
 
     def begin(self) -> None:
         """Steps and heartbeats begin; the peak of the memory is counted from here."""
@@ -194,7 +216,7 @@ class Victim:
     def joined_in(self) -> float:
         """Seconds in which a new trainer joins; it leaves again."""
         began = time.monotonic()
-        other = GoodTrainer(self.endpoint, 1, self._access)
+        other = GoodTrainer(self.endpoint, 1, self._access_of_trainers)
         took = time.monotonic() - began
         other.client.leave()
         return took

@@ -103,6 +103,8 @@ HERE = "tests/pserver/test_command.py"
             "--devices: belongs to the collective mode",
         ),
         ("status nowhere", "expected an endpoint HOST:PORT"),
+        ("status h:1 --watch x", "--watch: expected a number of seconds above 0"),
+        ("status h:1 --ready --json", "--json: has no effect with --ready"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(

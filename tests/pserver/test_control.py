@@ -36,7 +36,7 @@ from pserver.errors import (
     TrainerLost,
     Unreachable,
 )
-from pserver.launcher.status import show
+from pserver.launcher.status import ask_each, show
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0
@@ -68,7 +68,7 @@ def job() -> FakeJob:
 @pytest.fixture
 def server(job: FakeJob) -> Iterator[ControlServer]:
     """A running control service."""
-    server = ControlServer("127.0.0.1", 0)
+    server = ControlServer("127.0.0.1", 0, insecure=True)
     server.start(job, None)
     yield server
     server.stop(0.0)
@@ -229,6 +229,25 @@ def test_calls_are_tried_again_until_the_server_is_there(job: FakeJob) -> None:
     server.stop(0.0)
 
 
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [("install", wire.InstallRequest()), ("shrink", wire.ShrinkRequest())],
+    ids=["install", "shrink"],
+)
+def test_a_long_call_is_not_tried_again_once_the_job_has_failed(
+    method: str, request_: Message
+) -> None:
+    """Its timeout is long; what has ended the job meanwhile is raised before another try."""
+
+    def failed() -> None:
+        raise TrainerLost("trainer 1 ended before it joined")
+
+    client = ControlClient("127.0.0.1:1", SECONDS)
+    with pytest.raises(TrainerLost, match="trainer 1 ended"):
+        getattr(client, method)(request_, timeout=6 * SECONDS, meanwhile=failed)
+    client.close()
+
+
 @pytest.mark.slow
 def test_a_dead_server_is_unreachable_at_the_deadline(job: FakeJob) -> None:
     """Retries end at the deadline, with the endpoint in the message; a heartbeat is tried once."""
@@ -376,7 +395,7 @@ def test_a_refused_connection_is_called_that() -> None:
         said.append(str(raised.value))
     shown = io.StringIO()
 
-    assert show([endpoint], Console(file=shown, width=160)) == 1
+    assert show(ask_each([endpoint]), Console(file=shown, width=160)) == 1
     said.append(shown.getvalue().splitlines()[-1])
     for words in said:
         assert "connection refused: no process listens there" in words

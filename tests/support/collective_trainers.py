@@ -20,6 +20,7 @@ from torch import nn
 from trainer import Executor, ParallelExecutor
 from transpiler import (
     ClipGradByGlobalNorm,
+    DistributedStrategy,
     DistributeTranspiler,
     DistributeTranspilerConfig,
     capture,
@@ -121,6 +122,7 @@ class Trainer:
         settings: dict[str, Any],
         lr: float = 0.1,
         clip: bool = False,
+        strategy: DistributedStrategy | None = None,
     ) -> None:
         self.model = net()
         if rank:  # trainer 0's values count
@@ -141,6 +143,7 @@ class Trainer:
                 trainers=",".join(endpoints),
                 startup_program=self.startup,
                 current_endpoint=own,
+                strategy=strategy,
             )
             self.main, self.startup = (
                 transpiler.get_trainer_program(),

@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture, program_guard
+from transpiler import (
+    DistributedStrategy,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    capture,
+    program_guard,
+)
 from transpiler.ir.graph import Op
 from transpiler.program import Program
 
@@ -43,11 +49,29 @@ def captured(clip: Any = None) -> Single:
         )
 
 
+def strategy_of(**switches: Any) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    for name, value in switches.items():
+        setattr(strategy, name, value)
+    return strategy
+
+
 def transpiled(
-    single: Single, trainers: str = TWO, trainer_id: int = 0, **settings: Any
+    single: Single,
+    trainers: str = TWO,
+    trainer_id: int = 0,
+    strategy: DistributedStrategy | None = None,
+    **settings: Any,
 ) -> DistributeTranspiler:
+    """By a configuration of these settings."""
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(**settings))
-    transpiler.transpile(trainer_id, single[0], trainers=trainers, startup_program=single[1])
+    transpiler.transpile(
+        trainer_id,
+        single[0],
+        trainers=trainers,
+        startup_program=single[1],
+        strategy=strategy,
+    )
     return transpiler
 
 
@@ -64,12 +88,27 @@ def of_type(program: Program, *names: str) -> list[Op]:
     return [op for op in program.main.ops if op.type in names]
 
 
+def adaptive() -> DistributedStrategy:
+    """Local SGD whose windows follow the loss."""
+    strategy = DistributedStrategy()
+    strategy.adaptive_localsgd = True
+    strategy.adaptive_localsgd_configs = {"init_k_steps": 3, "begin_step": 2}
+    return strategy
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "nccl2": {"mode": "nccl2", "nccl_comm_num": 2},
     "grad_allreduce": GRAD,
+    "float16": {
+        **GRAD,
+        "strategy": strategy_of(
+            fp16_allreduce=True, fuse_grad_size_in_num=2, sync_nccl_allreduce=True
+        ),
+    },
     "local_sgd": {
         **LOCAL,
         "use_hierarchical_allreduce": True,
         "hierarchical_allreduce_inter_nranks": 2,
     },
+    "adaptive": {"mode": "collective", "strategy": adaptive()},
 }

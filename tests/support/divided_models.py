@@ -149,11 +149,15 @@ def train_at_level(name: str, level: str) -> None:
 
 
 def train_in_direction(name: str, direction: str) -> None:
-    """Hybrid, where ranks have samples of their own."""
+    """Hybrid, where ranks have samples of their own; "segments": by ``strategy.sharding``."""
 
     def divide(model: nn.Module, make: Any) -> tuple[nn.Module, Any]:
-        degrees = {"dp": 1} | {direction: dist.get_world_size()}
-        model = hybrid_parallel(model, strategy_of(**degrees))
+        segments = direction == "segments"
+        strategy = strategy_of(
+            **({} if segments else {"dp": 1} | {direction: dist.get_world_size()})
+        )
+        strategy.sharding = segments
+        model = hybrid_parallel(model, strategy)
         return model, hybrid_optimizer(make(model), model)
 
     _train(name, divide, hybrid_state_dict)

@@ -82,8 +82,13 @@ def batches(count: int = 3) -> list[tuple[torch.Tensor, ...]]:
     ]
 
 
-def strategy_of(order: Any = None, micro: int = 2, **degrees: int) -> DistributedStrategy:
+def strategy_of(
+    order: Any = None, micro: int = 2, in_update: bool = False, **degrees: int
+) -> DistributedStrategy:
+    """These degrees; ``in_update``: replicas reduce there."""
     strategy = DistributedStrategy()
+    if in_update:
+        strategy.sharding, strategy.sharding_configs = True, {"pp_allreduce_in_optimize": True}
     configs: dict[str, Any] = {f"{axis}_degree": degree for axis, degree in degrees.items()}
     strategy.hybrid_configs = configs | ({"order": order} if order else {})
     if degrees.get("pp", 1) > 1 or micro != 2:

@@ -1,16 +1,17 @@
-"""The models whose whole life is checked: those of the capture suite, and two with tables.  Each
-step returns what a service would predict, too.
+"""The models whose whole life is checked: those of the capture suite, two with tables, and a GAN,
+which has two optimizers.  Each step returns what a service would predict, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support import gans
 from tests.support.models import EIGHT, Batch, Case
 from trainer import DistributedEmbedding, Normal
 
@@ -85,8 +86,68 @@ def two_tower() -> Case:
     return TwoTower(), step, adagrad, batch
 
 
-# a model with two optimizers has its place here, too
-MODELS: dict[str, Callable[[], Case]] = {each.__name__: each for each in (*EIGHT, dlrm, two_tower)}
+class Trained(NamedTuple):
+    """What one optimizer of a model trains.
+
+    Attributes:
+        step: of a training program; its result has "loss" and "prediction".
+        optimizer_of: gives the optimizer of the model.
+        inputs: how many of a batch's tensors the step takes, from the last one.
+    """
+
+    step: Step
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]
+    inputs: int
+
+
+Model = tuple[nn.Module, list[Trained], Callable[[int], Batch]]
+
+
+def one_optimizer(case: Callable[[], Case]) -> Callable[[], Model]:
+    """A model with one optimizer, in the form of those with several."""
+
+    def made() -> Model:
+        model, step, optimizer_of, batch = case()
+        inputs = len(batch(4))
+        return model, [Trained(predicting(model, step), optimizer_of, inputs)], batch
+
+    return made
+
+
+def gan() -> Model:
+    """Two networks in one module; each has an optimizer and a step of its own."""
+    nets = gans.gan()
+
+    def discriminate(model: nn.ModuleList, real: Tensor, noise: Tensor) -> Mapping[str, Tensor]:
+        scores = model[0](real), model[0](model[1](noise).detach())
+        loss = F.softplus(-scores[0]).mean() + F.softplus(scores[1]).mean()
+        return {"loss": loss, "prediction": scores[0]}
+
+    def generate(model: nn.ModuleList, noise: Tensor) -> Mapping[str, Tensor]:
+        made = model[1](noise)
+        return {"loss": F.softplus(-model[0](made)).mean(), "prediction": made}
+
+    def batch(size: int) -> Batch:
+        return torch.randn(size, 6), torch.randn(size, 4)
+
+    def by(number: int) -> Callable[[nn.Module], torch.optim.Optimizer]:
+        def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+            made: torch.optim.Optimizer = gans.optimizers(gans.Gan(*model))[number]  # type: ignore[misc]  # a list of two
+            return made
+
+        return optimizer_of
+
+    return (
+        nn.ModuleList(nets),
+        [Trained(discriminate, by(0), 2), Trained(generate, by(1), 1)],
+        batch,
+    )
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    **{each.__name__: one_optimizer(each) for each in (*EIGHT, dlrm, two_tower)},
+    "gan": gan,
+}
 
 
 def predicting(model: nn.Module, step: Callable[..., Any]) -> Step:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from tests.support.life_models import MODELS, Batch, Step, predicting
+from tests.support.life_models import MODELS, Batch, Step
 from trainer import DistributedEmbedding, Executor, save_inference_model
-from transpiler import DistributedStrategy, DistributeTranspiler, capture
+from transpiler import DistributedStrategy, DistributeTranspiler, Program, capture
 from transpiler.ir.table_ops import is_sparse
 
 ROOT = Path(__file__).parents[2]
+OUTPUTS = ["loss", "prediction"]
 HALF, TOTAL = 4, 8  # steps; both are whole numbers of k
 MODES: dict[str, Callable[[nn.Module], dict[str, Any] | None]] = {
     "sync": lambda model: None,
@@ -75,23 +76,40 @@ def mixed(model: nn.Module) -> dict[str, str]:
     return {**dict.fromkeys((*patterns, first), "async"), second: "geo", "*": "sync"}
 
 
-def made(name: str, mode: str, seed: int = 7) -> tuple[nn.Module, Step, Any, Any, list[Batch]]:
-    """A model, its step, its optimizer and schedule, and its batches: one more than it takes
-    steps, to be evaluated on.
+class Training(NamedTuple):
+    """What one optimizer trains, with its schedule; a model's optimizers step in turn.
 
-    In mode k-step rows have a rule without states: those that a trainer steps by itself are in no
-    checkpoint.
+    Attributes:
+        step: gives "loss" and "prediction".
+        inputs: how many of a batch's tensors it takes, from the last one.
+        label: of what it computes: " of optimizer 1".
+    """
+
+    step: Step
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    inputs: int
+    label: str
+
+    def of(self, batch: Batch) -> Batch:
+        """Its part of a batch."""
+        return batch[-self.inputs :]
+
+
+def made(name: str, seed: int = 7) -> tuple[nn.Module, list[Training], list[Batch]]:
+    """A model, what trains it, and its batches: one more than it takes steps, to be evaluated
+    on.
     """
     torch.manual_seed(seed)
-    model, step, optimizer_of, batch = MODELS[name]()
-    if mode == "k-step" and tables_of(model):
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    else:
-        optimizer = optimizer_of(model)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, total_iters=TOTAL)
+    model, trained, batch = MODELS[name]()
+    found = []
+    for number, each in enumerate(trained):
+        optimizer = each.optimizer_of(model)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, total_iters=TOTAL)
+        label = f" of optimizer {number}" if number else ""
+        found.append(Training(each.step, optimizer, schedule, each.inputs, label))
     torch.manual_seed(70)
-    data = [batch(4 + number % 3) for number in range(TOTAL + 1)]
-    return model, predicting(model, step), optimizer, schedule, data
+    return model, found, [batch(4 + number % 3) for number in range(TOTAL + 1)]
 
 
 def exactly(model: nn.Module) -> Any:
@@ -100,57 +118,85 @@ def exactly(model: nn.Module) -> Any:
     return torch.backends.mkldnn.flags(enabled=not recurrent)
 
 
-def alone(name: str, mode: str) -> Found:
+def alone(name: str) -> Found:
     """By the ordinary loop."""
-    model, step, optimizer, schedule, data = made(name, mode)
+    model, trainings, data = made(name)
     found: Found = {}
     with exactly(model):
         for number, batch in enumerate(data[:TOTAL]):
-            torch.manual_seed(number)
-            loss = step(model, *batch)["loss"]
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-            found[f"loss {number}"] = loss.detach()
+            for each in trainings:
+                torch.manual_seed(number)
+                loss = each.step(model, *each.of(batch))["loss"]
+                each.optimizer.zero_grad()
+                loss.backward()
+                each.optimizer.step()
+                each.schedule.step()
+                found[f"loss {number}{each.label}"] = loss.detach()
         model.eval()
         with torch.no_grad():
-            evaluated = step(model, *data[TOTAL])
-    return {**found, **{key: evaluated[key].clone() for key in ("loss", "prediction")}}
+            for each in trainings:
+                evaluated = each.step(model, *each.of(data[TOTAL]))
+                for key in OUTPUTS:
+                    found[f"{key}{each.label}"] = evaluated[key].clone()
+    return found
 
 
 def run(name: str, mode: str, folder: Path, endpoints: str, resumes: bool, seed: int = 7) -> None:
     """One half of a life, in programs: it trains and saves, or resumes, trains, evaluates and saves
     for inference.
     """
-    model, step, optimizer, schedule, data = made(name, mode, seed)
+    model, trainings, data = made(name, seed)
+    with exactly(model), Executor() as executor:
+        singles, transpiler = transpiled(model, mode, trainings, data[0], endpoints)
+        mains = transpiler.get_trainer_program()
+        for startup in transpiler.get_startup_program():
+            executor.run(startup)
+        at, found = str(folder / "checkpoint"), {}
+        schedules = [each.schedule for each in trainings]
+        if resumes:
+            assert executor.load(at, mains, schedules) == HALF
+        first = HALF if resumes else 0
+        for number in range(first, first + HALF):
+            for each, main in zip(trainings, mains, strict=True):
+                torch.manual_seed(number)
+                (loss,) = executor.run(main, each.of(data[number]), ["loss"])
+                executor.flush()
+                each.schedule.step()
+                found[f"loss {number}{each.label}"] = loss
+        if resumes:
+            for each, main in zip(trainings, mains, strict=True):
+                batch = each.of(data[TOTAL])
+                for key, value in zip(
+                    OUTPUTS, executor.run(main.clone(for_test=True), batch, OUTPUTS), strict=True
+                ):
+                    found[f"{key}{each.label}"] = value
+            last = trainings[-1]
+            save_for_inference(folder / "served", executor, singles[-1], last.of(data[TOTAL]))
+        else:
+            executor.save(at, mains, schedules)
+    save_file(found, folder / f"{'goes_on' if resumes else 'begins'}.safetensors")
+
+
+def transpiled(
+    model: nn.Module, mode: str, trainings: list[Training], batch: Batch, endpoints: str
+) -> tuple[list[Program], DistributeTranspiler]:
+    """The single-node programs, one for each optimizer, and what they were transpiled by."""
     configs = MODES[mode](model)
     strategy = None if configs is None else DistributedStrategy()
     if strategy is not None:
         strategy.a_sync, strategy.a_sync_configs = True, configs
-    with exactly(model), Executor() as executor:
-        single, startup = capture(model, step, optimizer, data[0], scheduler=schedule)
-        transpiler = DistributeTranspiler()
-        transpiler.transpile(0, single, endpoints, 1, startup_program=startup, strategy=strategy)
-        main = transpiler.get_trainer_program()
-        executor.run(transpiler.get_startup_program())
-        at, found = str(folder / "checkpoint"), {}
-        if resumes:
-            assert executor.load(at, main, schedule) == HALF
-        first = HALF if resumes else 0
-        for number in range(first, first + HALF):
-            torch.manual_seed(number)
-            (found[f"loss {number}"],) = executor.run(main, data[number], ["loss"])
-            executor.flush()
-            schedule.step()
-        if resumes:
-            test = main.clone(for_test=True)
-            outputs = ["loss", "prediction"]
-            found.update(zip(outputs, executor.run(test, data[TOTAL], outputs), strict=True))
-            save_for_inference(folder / "served", executor, single, data[TOTAL])
-        else:
-            executor.save(at, main, schedule)
-    save_file(found, folder / f"{'goes_on' if resumes else 'begins'}.safetensors")
+    singles, startups = zip(
+        *(
+            capture(model, each.step, each.optimizer, each.of(batch), scheduler=each.schedule)
+            for each in trainings
+        ),
+        strict=True,
+    )
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(
+        0, list(singles), endpoints, 1, startup_program=list(startups), strategy=strategy
+    )
+    return list(singles), transpiler
 
 
 def save_for_inference(folder: Path, executor: Executor, program: Any, batch: Batch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.seeded import seeded
 from tests.support.table_trainers import Trainer, at_once
 
 MODES: dict[str, dict[str, Any]] = {
@@ -26,12 +27,12 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(5)
-        self.layer = nn.Linear(3, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.register_buffer("seen", torch.zeros(2), persistent=False)
-        self.register_buffer("mask", torch.arange(5))
-        self.seen: Tensor
+        with seeded(5):
+            self.layer = nn.Linear(3, 4)
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("seen", torch.zeros(2), persistent=False)
+            self.register_buffer("mask", torch.arange(5))
+            self.seen: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:

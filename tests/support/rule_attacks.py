@@ -8,9 +8,10 @@ from typing import Any
 from tests.support.registered_rules import Lars
 from tests.support.server_programs import planned
 from transpiler.ir.graph import Block, Literal, Op, Ref, Role, Symbol, Variable, freeze
-from transpiler.ir.rules import Rule, registered
+from transpiler.ir.rules import Hparam, Rule, registered
 from transpiler.program import Program
 
+NUMBERS: dict[str, Hparam] = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.0}
 INPUTS = (
     Variable("param", ("n",), "float32", Role.PARAMETER),
     Variable("grad", ("n",), "float32", Role.GRADIENT),
@@ -133,5 +134,9 @@ ATTACKS: dict[str, tuple[Program, str]] = {
     "a norm of a slice": (
         planned(groups=(Rule("registered.Lars", {"lr": 0.1}, {}, registered[Lars].update),)),
         "variable 'w': expected one slice, because the rule 'registered.Lars'",
+    ),
+    "a norm of a slice, by a rule of the table": (
+        planned(groups=(Rule("lamb", NUMBERS, {}),)),
+        "variable 'w': expected one slice, because the rule 'lamb'",
     ),
 }

@@ -32,10 +32,16 @@ def other(name: str, setting: Setting) -> Any:
         "a_sync_configs.modes": {"emb.*": "async", "*": "sync"},
         "gradient_scale_configs.scale_strategy": "sum",
         "sharding_configs.sharding_segment_strategy": "segment_anchors",
+        "pipeline_configs.schedule_mode": "F-then-B",
         "hybrid_configs.order": ["mp", "sep", "sharding", "pp", "dp"],
         "dgc_configs.sparsity": [0.75, 0.9],
+        "recompute_configs.checkpoints": ["0"],
         "recompute_configs.checkpoint_shape": [100, 512],
         "amp_configs.decr_ratio": 0.25,
+        "amp_configs.custom_white_list": ["softmax", "conv2d"],
+        "amp_configs.custom_black_list": ["matmul"],
+        "amp_configs.custom_black_varnames": ["0.weight", "1.bias"],
+        "fs_client_param.uri": "ftp://host/folder",
     }
     if name in special:
         return special[name]

@@ -66,9 +66,9 @@ class Trainer:
         trainers: int,
         model: nn.Module,
         optimizer: Callable[[nn.Module], Any] = sgd,
+        strategy: DistributedStrategy | None = None,
         **configs: Any,
     ) -> None:
-        strategy = None
         if configs:
             strategy = DistributedStrategy()
             strategy.a_sync, strategy.a_sync_configs = True, configs

@@ -35,6 +35,8 @@ WORDS = {
     "processes": "that start processes",
     "slow": "that take long",
 }
+# a parameter like another one that ``make test`` takes, as both need seconds of processes
+RARE = functools.partial(pytest.param, marks=pytest.mark.matrix)
 _left_out = pytest.StashKey[Counter[str]]()
 _forbidden: list[str] = []  # the test that runs now, where it may not start processes
 

@@ -24,7 +24,7 @@ from transpiler import ParamAttr, capture, parameter_groups
 # what needs no example: data, whose arguments say all, and the original's life-cycle calls
 WITHOUT = {
     *("Constant", "Normal", "Uniform", "CountFilterEntry", "ProbabilityEntry", "ShowClickEntry"),
-    *("row_optimizers", "Executor", "DistributedStrategy", "Role", "CloudRoleMaker"),
+    *("asp", "row_optimizers", "Executor", "DistributedStrategy", "Role", "CloudRoleMaker"),
     *("init_worker", "init_server", "run_server", "stop_worker"),
 }
 
@@ -33,6 +33,8 @@ def calls() -> dict[str, Any]:
     """What scripts call, by name; the calls that rooms give to fleet are their rooms' own."""
     ours = {name: getattr(trainer, name) for name in trainer.__all__}
     ours |= {name: getattr(fleet, name) for name in fleet.__all__}
+    masks = ("set_excluded_layers", "reset_excluded_layers")
+    ours |= {name: getattr(trainer.asp, name) for name in masks}
     return {
         name: call
         for name, call in ours.items()

@@ -4,6 +4,7 @@ with a true reason.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +13,19 @@ import pytest
 import torch
 from torch import nn
 
+from pserver.storage.login import options_of
 from tests.support.eager_jobs import Servers
 from tests.support.settings import assign, other
 from trainer import fleet
 from trainer.collective.data_parallel import DataParallel
+from trainer.flags import WORKSPACE
+from trainer.hybrid import parallel
 from trainer.job import collective_job
+from trainer.job.collective_job import CollectiveJob, agreed
 from trainer.job.current import present
 from transpiler import DistributedStrategy
+from transpiler.plan.modes import COLLECTIVE
+from transpiler.precision.mixed_forward import mixed_forward
 from transpiler.strategy.fields import every_setting
 
 EVERY = dict(every_setting())
@@ -26,22 +33,119 @@ HYBRID = {"mp_degree": 1, "order": ["mp", "sep", "sharding", "pp", "dp"]}  # ano
 
 # what else a setting needs to act at all
 BESIDE: dict[str, dict[str, Any]] = {
+    "sync_batch_norm": {"a_sync": False},
+    "localsgd_configs.k_steps": {"localsgd": True},
+    "localsgd_configs.begin_step": {"localsgd": True, "localsgd_configs": {"k_steps": 2}},
+    "adaptive_localsgd_configs.init_k_steps": {"adaptive_localsgd": True},
+    "adaptive_localsgd_configs.begin_step": {"adaptive_localsgd": True},
     "a_sync_configs.outer_optimizer": {"a_sync_configs": {"k_steps": 3}},
-    "pipeline_configs.micro_batch_size": {"hybrid_configs": {"pp_degree": 2}},
-    "pipeline_configs.accumulate_steps": {"hybrid_configs": {"pp_degree": 2}},
+    "pipeline": {"hybrid_configs": {"pp_degree": 2}},
+    "tensor_parallel": {"hybrid_configs": {"mp_degree": 2}},
+    **{
+        f"pipeline_configs.{key}": {"hybrid_configs": {"pp_degree": 2}}
+        for key in ("micro_batch_size", "accumulate_steps", "schedule_mode")
+    },
+    **{
+        f"tensor_parallel_configs.{key}": {
+            "tensor_parallel": True,
+            "tensor_parallel_configs": {"tensor_parallel_degree": 2},
+        }
+        for key in ("tensor_parallel_degree", "tensor_init_seed")
+    },
+    **{
+        name: {"sharding": True}
+        for name in EVERY
+        if name.startswith("sharding_configs.") and name != "sharding_configs.optimize_cast"
+    },
+    "sharding_configs.pp_degree": {"sharding": True, "pipeline": True},
+    "sharding_configs.sharding_segment_strategy": {
+        "sharding": True,
+        "sharding_configs": {"segment_anchors": ["0"]},
+    },
+    "sharding_configs.segment_anchors": {
+        "sharding": True,
+        "sharding_configs": {"sharding_segment_strategy": "segment_anchors"},
+    },
+    "recompute": {"recompute_configs": {"checkpoints": ["1"]}},
+    "recompute_configs.checkpoints": {"recompute": True},
+    "recompute_configs.enable_offload": {
+        "recompute": True,
+        "recompute_configs": {"checkpoints": ["1"]},
+    },
+    "recompute_configs.checkpoint_shape": {
+        "recompute": True,
+        "recompute_configs": {"checkpoints": ["1"], "enable_offload": True},
+    },
+    "gradient_merge": {"gradient_merge_configs": {"k_steps": 3}},
+    "gradient_merge_configs.k_steps": {"gradient_merge": True},
+    "gradient_merge_configs.avg": {
+        "gradient_merge": True,
+        "gradient_merge_configs": {"k_steps": 3},
+    },
+    "gradient_scale_configs.scale_strategy": {"a_sync": False},  # which "collective" does not read
+    "fuse_grad_merge": {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}},
+    **dict.fromkeys(
+        (
+            "dgc_configs.rampup_begin_step",
+            "dgc_configs.rampup_step",
+            "dgc_configs.sparsity",
+        ),
+        {"dgc": True},
+    ),
+    "hierarchical_allreduce_inter_nranks": {"use_hierarchical_allreduce": True},
+    **{name: {"lars": True} for name in EVERY if name.startswith("lars_configs.")},
+    **{name: {"lamb": True} for name in EVERY if name.startswith("lamb_configs.")},
+    **{name: {"amp": True} for name in EVERY if name.startswith("amp_configs.")},
+    "amp_configs.use_fp16_guard": {"amp": True, "amp_configs": {"use_pure_fp16": True}},
 }
+HOST = "ftp://host/folder"
+BESIDE |= {
+    "fs_client_param.uri": {"fs_client_param": {"user": "ann"}},
+    "fs_client_param.user": {"fs_client_param": {"uri": HOST}},
+    "fs_client_param.passwd": {"fs_client_param": {"uri": HOST}},
+    "fs_client_param.hadoop_bin": {"fs_client_param": {"uri": HOST}},
+}
+DUMP = "memory://dumps"
+BESIDE |= {
+    "trainer_desc_configs.dump_fields_path": {"trainer_desc_configs": {"dump_fields": ["0"]}},
+    "trainer_desc_configs.dump_fields": {"trainer_desc_configs": {"dump_fields_path": DUMP}},
+    "trainer_desc_configs.dump_param": {"trainer_desc_configs": {"dump_fields_path": DUMP}},
+    "trainer_desc_configs.stat_var_names": {"trainer_desc_configs": {"dump_fields_path": DUMP}},
+}
+# What an error says of a setting that was read: it asks for more than one trainer, for a GPU, or
+# for a module of that name.
+READ = (
+    r"product is the 1 rank|pp_degree|match|at most the number of ranks|replicas only|a model on a "
+    r"GPU|a module below the model|hadoop_bin acts with|dump_param: no"
+)
+# with servers, what is about gradients that trainers average among themselves
+AVERAGED = {"a_sync_configs": {"modes": {"0.*": "sync", "*": "collective"}}}
 # The only reasons there are, by what a reason says.
 REASONS = (
-    r"acts only in (a job with .+|a job without .+), and this is (a job|a process) .+; leave it "
-    r"at its default",
-    r"no job reads it in this version; leave it at its default(, and .+)?",
-    r"fleet\.distributed_model moves embeddings, by the strategy of fleet\.init.*",
+    r"acts only in (a job|a program) with.+, and this is (a job|a process) .+; leave it "
+    r"at its default(, and .+)?",
+    r"no job reads it in this version(: .+)?; leave it at its default(, and .+)?",
+    r"fleet\.distributed_model reads it, from the strategy of fleet\.init.*",
+    r"has no effect with(out)? \w+=(True|False).*",
 )
 
 
-def strategy_with(*names: str, beside: bool = True) -> DistributedStrategy:
-    """These settings are not as by default, and with ``beside`` those that they need."""
+def averaged(place: str, name: str) -> bool:
+    """Whether the setting needs a job with servers in which trainers average gradients."""
+    return place.endswith("with servers") and EVERY[name].modes == (COLLECTIVE.name,)
+
+
+def strategy_with(
+    *names: str, beside: bool = True, more: dict[str, Any] | None = None
+) -> DistributedStrategy:
+    """These settings are not as by default, and with ``beside`` those that they need.
+
+    Args:
+        more: further ones.
+    """
     strategy = DistributedStrategy()
+    for field, values in (more or {}).items():
+        setattr(strategy, field, values)
     for name in names:
         needed = BESIDE.get(name, {}) if beside else {}
         owner, _, key = name.rpartition(".")
@@ -54,13 +158,55 @@ def strategy_with(*names: str, beside: bool = True) -> DistributedStrategy:
     return strategy
 
 
+def without(name: str) -> DistributedStrategy:
+    """What this setting needs, without it."""
+    strategy = DistributedStrategy()
+    for field, values in BESIDE.get(name, {}).items():
+        setattr(strategy, field, values)
+    return strategy
+
+
 def script(given_to: str, strategy: DistributedStrategy | None, **init: Any) -> Any:
     """A script that gives its strategy to one of two calls; its optimizer."""
     fleet.init(strategy=strategy if given_to == "init" else None, **init)
-    model = fleet.distributed_model(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layers = [nn.Embedding(5, 4), nn.Linear(4, 2), nn.BatchNorm1d(2)]
+    model = fleet.distributed_model(nn.Sequential(*layers))
+    adam = strategy is not None and (strategy.lamb or strategy.adam_d2sum)
+    optimizer = (
+        torch.optim.Adam(model.parameters(), lr=0.1)
+        if adam
+        else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
     return fleet.distributed_optimizer(
         optimizer, strategy=strategy if given_to == "optimizer" else None
+    )
+
+
+def recomputing() -> list[Any]:
+    """How the modules of the job compute again."""
+    modules = (module for model in present().models for module in model.modules())
+    return [vars(how) for each in modules if (how := each.__dict__.get("_recomputed"))]
+
+
+def of_the_whole_job() -> Any:
+    """What torch goes by in the present job, and what data the job gets."""
+    environment = os.environ.get(WORKSPACE)
+    flags = torch.backends.cudnn.benchmark, environment, torch.get_num_threads()
+    dump = present().optimizer.dump
+    dumped = None if dump is None else (dump._settings, len(dump._hooks))
+    fused = present().optimizer.param_groups[0].get("fused")
+    things = flags, fused, present().splits_data, options_of(f"{HOST}/job"), dumped
+    return *things, recomputing()
+
+
+def of_steps(optimizer: Any) -> Any:
+    """What its steps do besides an update: merge, compress, average."""
+    merge, dgc, local = optimizer._merge, optimizer.dgc, getattr(optimizer, "local_sgd", None)
+    return (
+        merge and (merge._k_steps, merge._avg, merge._fused),
+        dgc and repr(dgc.ramp),
+        local and repr(local._schedule),
+        str(optimizer.inner),
     )
 
 
@@ -74,8 +220,31 @@ def of_servers(given_to: str, strategy: DistributedStrategy | None, servers: Ser
         communicator._options,
         [client._start_timeout for client in communicator.clients],
         optimizer._overlap,
+        of_steps(optimizer),
         communicator.plan.averaged,
+        of_the_whole_job(),
+        classes(),
+        communicator.plan.groups,
+        communicator.dense_allreduce and communicator.dense_allreduce.exchange,
+        zeros(optimizer),
+        precision(),
     )
+
+
+def classes() -> list[str]:
+    """Of the registered model's layers."""
+    return [type(layer).__name__ for layer in present().models[0].children()]
+
+
+def zeros(optimizer: Any) -> int:
+    """How many elements of its parameters are 0."""
+    return sum(int((value == 0).sum()) for value in optimizer.trained().values())
+
+
+def precision() -> Any:
+    """Of the registered model's forward."""
+    amp = mixed_forward(present().models[0])
+    return None if amp is None else amp.precision
 
 
 def of_trainers(given_to: str, strategy: DistributedStrategy | None, servers: Servers) -> Any:
@@ -83,15 +252,24 @@ def of_trainers(given_to: str, strategy: DistributedStrategy | None, servers: Se
     made: list[Any] = []
 
     class Recorded(DataParallel):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            made.append((self._sizes, self.find_unused_parameters))
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective_job, "DataParallel", Recorded)
-        script(given_to, strategy, is_collective=True)
-    mesh = getattr(present(), "mesh", None)
-    return made, None if mesh is None else mesh.mesh_dim_names
+        patch.setattr(CollectiveJob, "_agree_on", lambda _, given: made.append(agreed(given)))
+        optimizer = script(given_to, strategy, is_collective=True)
+    divided = parallel._made.get(present().models[0])
+    return (
+        made,
+        classes(),
+        divided and (present().mesh.mesh_dim_names, divided.sharding),
+        of_the_whole_job(),
+        of_steps(optimizer),
+        zeros(optimizer),
+        precision(),
+    )
 
 
 Place = tuple[str, Callable[[str, DistributedStrategy | None, Servers], Any]]
@@ -108,9 +286,9 @@ def acts(place: str, name: str) -> bool:
     setting, without = EVERY[name], place.endswith("without servers")
     if name == "a_sync":  # trainers without servers step together, whatever it says
         return not without
-    if name == "a_sync_configs.embeddings":
-        return place == "fleet.init with servers"
-    if "hybrid" in setting.jobs:
+    if setting.early and place.startswith("distributed_optimizer"):
+        return False
+    if "hybrid" in setting.jobs and "collective" not in setting.jobs:
         return place == "fleet.init without servers"
     return bool("collective" in setting.jobs if without else setting.modes)
 
@@ -131,9 +309,11 @@ def test_every_setting_acts_or_is_refused_with_a_true_reason(place: str, servers
     """A refusal names the setting, says where it acts (or that nothing reads it), and what to
     write; a setting that is accepted changes what the job does.
     """
-    usual, _ = outcome(place, DistributedStrategy(), servers)
+    plain, _ = outcome(place, DistributedStrategy(), servers)
+    among, _ = outcome(place, strategy_with(more=AVERAGED), servers)
     for name in EVERY:
-        done, said = outcome(place, strategy_with(name), servers)
+        usual, more = (among, AVERAGED) if averaged(place, name) else (plain, {})
+        done, said = outcome(place, strategy_with(name, more=more), servers)
         if not acts(place, name):
             if name == "a_sync":  # trainers without servers step together, whatever it says
                 assert (done, said) == (usual, "")
@@ -142,52 +322,7 @@ def test_every_setting_acts_or_is_refused_with_a_true_reason(place: str, servers
             own = [each for each in sentences if name.rpartition(".")[2] in each]
             assert own and any(re.search(f"{reason}$", own[0]) for reason in REASONS), (name, said)
         elif said:
-            # it was read: these ask for more than one trainer, or for a module of that name
-            assert re.search("product is the 1 rank|pp_degree|match", said), (name, said)
+            assert re.search(READ, said), (name, said)
         else:
-            assert done != usual, name
-
-
-def test_all_offenders_are_named_in_one_error() -> None:
-    """Switches, keys of dictionaries, and keys that another one makes meaningless."""
-    strategy = DistributedStrategy()
-    strategy.amp, strategy.lamb, strategy.fuse_grad_size_in_MB = True, True, 8
-    strategy.hybrid_configs = {"mp_degree": 2}
-    strategy.a_sync, strategy.a_sync_configs = False, {"staleness": 3, "dc_asgd": 0.5}
-    with pytest.raises(ValueError) as raised:
-        fleet.init(strategy=strategy)
-
-    said = str(raised.value)
-    for name in ("amp", "lamb", "fuse_grad_size_in_MB", "hybrid_configs.mp_degree"):
-        assert f"strategy.{name}: " in said
-    assert "staleness=3 has no effect with a_sync=False" in said
-    assert "dc_asgd=0.5 has no effect with a_sync=False" in said
-    assert "torch.autocast" in said and "fleet.init(is_collective=True" in said
-
-
-def test_embeddings_of_the_optimizers_strategy_come_too_late(servers: Servers) -> None:
-    """They are refused; the same ones that fleet.init got are not."""
-    strategy = DistributedStrategy()
-    strategy.a_sync_configs = {"embeddings": ["0"]}
-    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
-    for early, late in ((strategy, strategy), (None, strategy)):
-        fleet.init(role, strategy=early)
-        model = fleet.distributed_model(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        if early is None:
-            with pytest.raises(ValueError, match="give the strategy to fleet.init"):
-                fleet.distributed_optimizer(optimizer, strategy=late)
-        else:
-            assert fleet.distributed_optimizer(optimizer, strategy=late).communicator is not None
-            assert list(fleet.table_status()) == ["0"]
-        fleet.finish()
-
-
-def test_a_strategy_reads_what_torch_does() -> None:
-    """The defaults of switches about torch are torch's own."""
-    strategy = DistributedStrategy()
-
-    assert strategy.cudnn_exhaustive_search is torch.backends.cudnn.benchmark
-    strategy.cudnn_exhaustive_search = True
-    with pytest.raises(ValueError, match="and set torch.backends.cudnn.benchmark in the script"):
-        fleet.init(strategy=strategy)
+            bare = outcome(place, without(name), servers)[0] if name in BESIDE else usual
+            assert done != bare, name

@@ -67,7 +67,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         hparams={}, norms=value
     ),
     "trainer.CompiledProgram.__init__.compile": lambda value: trainer.CompiledProgram(
-        transpiler.Program(()), value
+        transpiler.Program(()), compile=value
     ),
     "trainer.create_global_var.persistable": lambda value: trainer.create_global_var(
         [1], 0, "int64", value, name="never"

@@ -217,8 +217,8 @@ def test_what_cannot_be_sliced_raises_and_says_why(servers: Servers, cls: Any) -
 def test_a_strategys_unbuilt_switch_raises_and_names_itself() -> None:
     """A switch that is set and has no effect is a bug."""
     strategy = DistributedStrategy()
-    strategy.amp = True
-    with pytest.raises(ValueError, match="amp"):
+    strategy.qat = True
+    with pytest.raises(ValueError, match="qat"):
         fleet.init(strategy=strategy)
     strategy = DistributedStrategy()
     strategy.a_sync, strategy.a_sync_configs = False, {"runtime_split_send_recv": True}

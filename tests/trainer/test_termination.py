@@ -70,7 +70,8 @@ def test_a_handler_of_the_script_s_own_stays() -> None:
         script = install + add if own == "before" else add + install
         status, lines = ended(script.replace("print('own')", "print('own', flush=True)") + "wait()")
 
-        assert status == 7 and "own" in lines, own
+        # another thread tells the servers at the same time, and may be cut off in its line
+        assert status == 7 and any(line.endswith("own") for line in lines), (own, lines)
 
 
 def test_a_job_that_was_left_is_not_told() -> None:

@@ -79,10 +79,11 @@ def test_a_gan_trains_as_in_plain_torch(servers: Servers, modes: str) -> None:
 def test_two_trainers_train_a_gan_as_one_on_the_joint_batch(servers: Servers) -> None:
     """In sync mode, within 1e-6; the servers hold one step of each optimizer for both trainers."""
     endpoints, data = servers(2).split(","), batches(6, size=16)
+    both = [gan(seed=number, norm=False) for number in range(2)]  # here: a seed is of all threads
 
     def play(number: int) -> Gan:
         role = fleet.UserDefinedRoleMaker(number, worker_num=2, server_endpoints=endpoints)
-        job, nets = Job(role, None), gan(seed=number, norm=False)
+        job, nets = Job(role, None), both[number]
         job.models += nets
         pair = Pair(*(job.join(each) for each in optimizers(nets)))
         half = slice(8 * number, 8 * number + 8)

@@ -17,8 +17,8 @@ from transpiler.verify.untrusted_program import check_server_program
 
 @pytest.mark.parametrize("op_type", sorted(RULES))
 def test_the_rule_that_was_asked_for_runs(op_type: str) -> None:
-    """Every element-wise optimizer becomes its own op on the servers, with its numbers, flags and
-    states, and is admitted.
+    """Every optimizer of the table becomes its own op on the servers, with its numbers, flags and
+    states, and is admitted; where norms of whole tensors count the parameter is not cut.
     """
     extra = {"momentum": 0.9} if op_type == "momentum" else {}
     optimizer = RULES[op_type].cls([torch.zeros(4, 3)], lr=0.25, **extra)  # type: ignore[call-arg]
@@ -26,14 +26,15 @@ def test_the_rule_that_was_asked_for_runs(op_type: str) -> None:
     plan = plan_parameters(
         [("w", (4, 3), "float32", 0)], [rule], mode="sync", trainers=2, servers=2, min_block_size=1
     )
-    program = pserver_program(Deployment(plan, ("h:1", "h:2"), None, 1))
+    server, part, rows = (0, "", 4) if rule.whole else (1, ".block1", 2)
+    program = pserver_program(Deployment(plan, ("h:1", "h:2"), None, server))
     op = program.blocks[1].ops[-1]
     assert op.type == op_type and op.arguments["lr"] == 0.25
     assert {**op.arguments, **rule.hparams, **rule.flags} == op.arguments
-    states = {key: Ref(f"w@{key}.block1") for key in state_of(rule)}
+    states = {key: Ref(f"w@{key}{part}") for key in state_of(rule)}
     assert {key: op.arguments[key] for key in states} == states
-    shapes = {key: program.main.variables[f"w@{key}.block1"].shape for key in states}
-    assert shapes == {key: (2, 3) if shaped else () for key, shaped in state_of(rule).items()}
+    shapes = {key: program.main.variables[f"w@{key}{part}"].shape for key in states}
+    assert shapes == {key: (rows, 3) if shaped else () for key, shaped in state_of(rule).items()}
     for block in program.blocks:
         for each in block.ops:
             check(each)

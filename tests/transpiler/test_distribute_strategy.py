@@ -1,16 +1,20 @@
 """A strategy given to transpile: what it says beside the configuration, and what is refused."""
 
+import copy
+import re
 from typing import Any
 
 import pytest
 
 from tests.support.distributed import TWO, Single, captured, plan_in, transpiled
 from tests.support.settings import assign, other
+from trainer import fleet
 from transpiler import (
     ClipGradByGlobalNorm,
     DistributedStrategy,
     DistributeTranspiler,
     DistributeTranspilerConfig,
+    Program,
 )
 from transpiler.plan.plan import Lane
 from transpiler.plan.setting import Setting
@@ -61,7 +65,7 @@ def test_a_strategy_that_agrees_with_the_configuration_is_taken(single: Single) 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("amp", True, "strategy.amp: no job reads it"),
+        ("qat", True, "strategy.qat: no job reads it"),
         ("a_sync_configs", {"embeddings": ["emb"]}, "acts in fleet.init only"),
         ("a_sync_configs", {"outer_optimizer": {"type": "sgd"}}, "outer_optimizer=.* no effect"),
     ],
@@ -78,13 +82,25 @@ def test_a_strategy_whose_settings_cannot_act_in_a_program_raises(
         )
 
 
-def test_a_strategy_has_no_effect_without_servers(single: Single) -> None:
-    """The modes without servers are the configuration's."""
-    config = DistributeTranspilerConfig(mode="collective", collective_mode="local_sgd")
-    with pytest.raises(ValueError, match="strategy: expected none with mode='collective'"):
-        DistributeTranspiler(config).transpile(
-            0, single[0], trainers="a:1", strategy=DistributedStrategy()
+def test_settings_of_servers_are_refused_without_servers(single: Single) -> None:
+    """Each is named, with where it acts; a strategy that asks for nothing is taken."""
+    endpoints = "127.0.0.1:6170,127.0.0.1:6171"
+
+    def program(strategy: DistributedStrategy | None) -> Program:
+        transpiler = DistributeTranspiler(
+            DistributeTranspilerConfig(mode="collective", collective_mode="local_sgd")
         )
+        transpiler.transpile(0, single[0], trainers=endpoints, strategy=strategy)
+        found = transpiler.get_trainer_program()
+        assert isinstance(found, Program)
+        return found
+
+    assert program(DistributedStrategy()).main.ops == program(None).main.ops
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"k_steps": 4}
+    said = "a_sync_configs.k_steps: acts only in a job with parameter servers.*without servers"
+    with pytest.raises(ValueError, match=said):
+        program(strategy)
     with pytest.raises(TypeError, match="strategy: expected a DistributedStrategy, got dict"):
         DistributeTranspiler().transpile(0, single[0], strategy={})  # type: ignore[arg-type]
 
@@ -99,32 +115,90 @@ def test_overlap_needs_gradients_that_leave_early() -> None:
     transpiled(clipped, trainers=2, overlap=True)  # servers clip
 
 
-@pytest.mark.parametrize(("name", "setting"), dict(every_setting()).items())
+# what else a setting needs to act, and values of which no other one will do
+BESIDE: dict[str, dict[str, Any]] = {
+    "a_sync_configs.outer_optimizer": {"a_sync_configs": {"k_steps": 3}},
+    "a_sync_configs.modes": {"a_sync_configs": {"k_steps": 3}},
+    "gradient_scale_configs.scale_strategy": {"a_sync": False},
+    "gradient_merge": {"gradient_merge_configs": {"k_steps": 3}},
+    "gradient_merge_configs.k_steps": {"gradient_merge": True},
+    "gradient_merge_configs.avg": {
+        "gradient_merge": True,
+        "gradient_merge_configs": {"k_steps": 3},
+    },
+    "recompute": {"recompute_configs": {"checkpoints": ["loss"]}},
+    "recompute_configs.checkpoints": {"recompute": True},
+}
+VALUES: dict[str, Any] = {
+    "a_sync_configs.modes": {"*": "geo"},
+    "a_sync_configs.merge": "sum",
+    "recompute_configs.checkpoints": ["loss"],
+}
+# what they change depends on the program: rewrites/test_amp_programs.py
+OTHERS = {name: each for name, each in every_setting() if not name.startswith("amp")}
+
+
+@pytest.mark.parametrize(("name", "setting"), OTHERS.items())
 def test_every_setting_acts_in_a_program_or_is_refused(
     single: Single, name: str, setting: Setting
 ) -> None:
-    """What acts in fleet's jobs with servers changes the programs; ``overlap`` holds for every
-    program.  Anything else is refused by its name.
+    """What acts in programs changes them, or how they are run; ``overlap`` holds for every program.
+    Anything else is refused by its name.
     """
+    acts = name.startswith("a_sync") or "program" in setting.jobs
     made: list[Any] = []
+    acts = name.startswith("a_sync") or "program" in setting.jobs
     for changed in (False, True):
         strategy = DistributedStrategy()
         if name == "a_sync_configs.outer_optimizer":
             strategy.a_sync_configs = {"k_steps": 3}
+        strategy.lamb = name.startswith("lamb_configs")
         if changed:
-            special = {"a_sync_configs.modes": {"*": "geo"}, "a_sync_configs.merge": "sum"}
-            value = special.get(name) or other(name, setting)
-            beside = {"k_steps": 3} if name.endswith(("outer_optimizer", "modes")) else {}
+            needed, (owner, _, key) = BESIDE.get(name, {}), name.rpartition(".")
+            for field, values in needed.items():
+                setattr(strategy, field, values)
+            value = VALUES.get(name) or other(name, setting)
             assign(strategy, name, value)
-            if beside:
-                strategy.a_sync_configs = {**beside, name.rpartition(".")[2]: value}
+            if needed.get(owner):
+                setattr(strategy, owner, {**needed[owner], key: value})
         transpiler = DistributeTranspiler()
         try:
             transpiler.transpile(0, single[0], TWO, 2, startup_program=single[1], strategy=strategy)
         except ValueError as error:
             assert changed and name.rpartition(".")[2] in str(error)
-            assert not setting.modes or name == "a_sync_configs.embeddings", error
+            # it is read, and needs another optimizer, mode, or switch beside it
+            needs = (
+                "expected torch.optim|has no effect (with|without) |embeddings.* acts in fleet.init"
+            )
+            assert bool(re.search(needs, str(error))) == acts, error
             return
         made.append((transpiler.get_trainer_program(), transpiler.get_startup_program()))
 
-    assert setting.modes and made[0] != made[1] or name == "a_sync_configs.overlap"
+    assert acts and made[0] != made[1] or name == "a_sync_configs.overlap"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("last_comm_group_size_MB", 10**400, "last_comm_group_size_MB: expected a number"),
+        ("amp_configs", {"init_loss_scaling": 1e39}, "expected a number from 1e-30 to 1e38"),
+        ("fs_client_param", {"uri": "ftp://b", "user": "\ud800"}, "a text without surrogates"),
+    ],
+    ids=["float", "scale", "text"],
+)
+def test_a_value_that_cannot_be_kept_changes_nothing(name: str, value: Any, words: str) -> None:
+    """Larger than any float, than any loss scale, and no Unicode."""
+    strategy = DistributedStrategy()
+    strategy.fs_client_param = {"uri": "ftp://a", "user": "ann"}
+    before = copy.deepcopy(strategy)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        setattr(strategy, name, value)
+    assert strategy == before
+
+
+def test_a_pattern_behind_the_one_for_all_is_refused() -> None:
+    """It would match nothing."""
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"modes": {"*": "sync", "0.*": "async"}}
+    with pytest.raises(ValueError, match=r"'0\.\*': has no effect behind '\*'"):
+        fleet.init(strategy=strategy)

@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pserver.dense.compression import BLOCK, COMPRESSIONS, Compressor, decode, encode, layout
+from pserver.dense.compression import (
+    BLOCK,
+    COMPRESSIONS,
+    INDICES,
+    VALUES,
+    Compressor,
+    decode,
+    encode,
+    layout,
+    selected_layout,
+)
+from pserver.errors import CorruptFrame
 
-LOSSY = [scheme for scheme in COMPRESSIONS if scheme]
+LOSSY = [scheme for scheme in COMPRESSIONS if scheme not in ("", "sparse")]
 
 
 @pytest.mark.parametrize("shape", [(0,), (), (1,), (3, 5), (BLOCK,), (BLOCK + 1,), (7, 1000)])
@@ -77,3 +88,53 @@ def test_zeros_stay_zeros() -> None:
     assert torch.equal(
         decode("w", encode("w", torch.zeros(5), "int8"), "int8", torch.ones(5)), torch.zeros(5)
     )
+
+
+# ---- sparse ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (2,), (3,), (7, 1000)])
+def test_sparse_gradients_come_back_to_the_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """However many elements are zero; never in more bytes than the gradient itself."""
+    generator = torch.Generator().manual_seed(0)
+    for zeros in (0.0, 0.3, 0.49, 0.51, 0.9, 0.999, 1.0):
+        gradient = torch.randn(shape, generator=generator, dtype=dtype)
+        gradient[torch.rand(shape, generator=generator) < zeros] = 0.0
+        parts = Compressor().encode("w", gradient, "sparse")
+
+        assert torch.equal(decode("w", parts, "sparse", torch.ones(shape, dtype=dtype)), gradient)
+        assert sum(part.nbytes for part in parts.values()) <= gradient.nbytes
+        for name, (kind, most) in selected_layout("w", gradient, "sparse").items():
+            assert name not in parts or (parts[name].dtype, len(parts[name]) <= most) == (
+                kind,
+                True,
+            )
+
+
+def test_sparse_gradients_take_eight_bytes_an_element() -> None:
+    """Of float32: 2 (1 - sparsity) of the whole gradient's bytes."""
+    gradient = torch.zeros(100, 1000)
+    gradient.view(-1)[::1000] = float("nan")
+
+    parts = encode("w", gradient, "sparse")
+
+    assert parts.keys() == {"w" + INDICES, "w" + VALUES}
+    assert sum(part.nbytes for part in parts.values()) == 8 * 100 == gradient.nbytes * 2 // 1000
+
+
+@pytest.mark.parametrize(
+    ("indices", "values"),
+    [([-1], 1), ([9], 1), ([2, 2], 2), ([3, 1], 2), ([0, -(2**31)], 2), ([2**31 - 1], 1), ([1], 2)],
+)
+def test_sparse_gradients_with_wrong_positions_are_refused(indices: list[int], values: int) -> None:
+    """Outside the slice, twice, out of order, of another number: nothing is written."""
+    out = torch.ones(9)
+    parts = {
+        "w" + INDICES: torch.tensor(indices, dtype=torch.int32),
+        "w" + VALUES: torch.ones(values),
+    }
+
+    with pytest.raises(CorruptFrame, match="gradient of 'w': expected"):
+        decode("w", parts, "sparse", out)
+    assert torch.equal(out, torch.ones(9))

@@ -15,7 +15,9 @@ def supervisor(trainers: list[Any], servers: list[Any]) -> _Supervisor:
     """Of processes that have been started."""
     cluster = Cluster(__file__, (), ("127.0.0.1:0",), ("127.0.0.1:1",))
     parts = cast(Any, SimpleNamespace())
-    return _Supervisor(cluster, {}, parts, parts, parts, (), servers=servers, trainers=trainers)
+    return _Supervisor(
+        cluster, {}, parts, parts, parts, parts, (), servers=servers, trainers=trainers
+    )
 
 
 class Ended:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import socket
+import ssl
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+import pserver.security.enrolment
 from pserver.__main__ import main
+from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, Untrusted
 from pserver.security.certificates import Bearer
-from pserver.security.enrolment import WRONG_CODES, Enrolment, redeem
+from pserver.security.enrolment import MOST_OPEN, WRONG_CODES, Enrolment, redeem
 from pserver.security.key_folder import HOST_ROLES, KeyFolder
 from pserver.security.keys import Keys
 
@@ -129,3 +134,72 @@ def test_a_folder_with_keys_is_left_alone(folder: KeyFolder) -> None:
     with pytest.raises((ValueError, PServerError), match="expected a folder without keys"):
         redeem("h:1/" + 52 * "A", folder.path / "a")
     assert Bearer.of_pem((folder.path / "a" / "server.pem").read_bytes()).host == "a"
+
+
+def test_strangers_keep_no_host_waiting(
+    enrolment: Enrolment, waiting: Future[None], tmp_path: Path
+) -> None:
+    """Neither those that say nothing, nor one that says a byte now and then."""
+    host, port = split_endpoint(enrolment.code.partition("/")[0])
+    silent = [socket.create_connection((host, port), 10) for _ in range(3 * MOST_OPEN)]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((host, port), 10) as connection,
+        context.wrap_socket(connection) as dripping,
+    ):
+        dripping.sendall(b" ")
+        assert redeem(enrolment.code, tmp_path / "own", timeout_seconds=4.0) == "c"
+    waiting.result(SECONDS)
+    for each in silent:
+        each.close()
+
+
+def test_who_talks_for_long_is_sent_away(
+    enrolment: Enrolment, waiting: Future[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often he says a byte."""
+    monkeypatch.setattr(pserver.security.enrolment, "TALK_SECONDS", 0.5)
+    host, port = split_endpoint(enrolment.code.partition("/")[0])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((host, port), 10) as connection,
+        context.wrap_socket(connection) as dripping,
+        pytest.raises(OSError),  # noqa: PT011  # a reset, or TLS's own word for it
+    ):
+        for _ in range(100):
+            dripping.sendall(b" ")
+            dripping.settimeout(0.1)
+            with suppress(TimeoutError):
+                if not dripping.recv(1):
+                    raise OSError("the end")
+    enrolment._wrong = WRONG_CODES
+    with pytest.raises(Refused):
+        waiting.result(SECONDS)
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e9"])
+def test_a_time_that_is_none_is_refused(
+    folder: KeyFolder, minutes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a code is shown."""
+    words = ["keys", "enrol", str(folder.path), "--host", "c", "--listen", "127.0.0.1:0"]
+
+    assert main([*words, "--minutes", minutes]) == 2
+    told = capsys.readouterr()
+    assert "--minutes: expected a number above 0 and up to 1440, got" in told.err
+    assert "code" not in told.out
+
+
+def test_a_code_that_counts_no_more_gives_no_keys(enrolment: Enrolment, tmp_path: Path) -> None:
+    """Nor to a host that was there in time and had not said its word by then."""
+    with pytest.raises(TimedOut, match="it counts no more"):
+        enrolment.wait(0.01)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(redeem, enrolment.code, tmp_path / "own", 10.0)
+        connection, _ = enrolment._socket.accept()
+        enrolment._meet(connection)
+        with pytest.raises(PServerError):
+            late.result(SECONDS)
+    assert not (tmp_path / "own").exists()

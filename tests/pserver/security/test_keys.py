@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -113,3 +114,18 @@ def test_an_end_that_is_near_is_logged_at_the_start(
     trainer_of(folder)
 
     assert any("expires in" in line and "pserver keys renew" in line for line in caplog.messages)
+
+
+def test_a_certificate_of_tomorrow_does_not_count_yet(folder: KeyFolder) -> None:
+    """The message has both times: it is a clock that is wrong."""
+    server = Bearer.of_pem((folder.path / "a" / "server.pem").read_bytes())
+    with pytest.raises(Untrusted, match="of server a counts from .* UTC on, and here it is"):
+        trainer_of(folder).check(
+            replace(server, since=datetime.now(UTC) + timedelta(days=1)), "server"
+        )
+
+
+def test_nobody_else_looks_into_a_folder_of_keys(folder: KeyFolder) -> None:
+    """Neither into it nor into what is in it."""
+    folders = [folder.path, *(each for each in folder.path.iterdir() if each.is_dir())]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in folders] == [0o700] * len(folders)

@@ -192,7 +192,8 @@ def test_status_warns_of_an_end_that_is_near(tmp_path: Path) -> None:
     with Server(ServerConfig(keys=str(folder.path / "a"))) as running:
         for _ in range(2):
             console = Console(file=io.StringIO(), width=160)
-            assert status.show([running.endpoint], console, access_of=lambda _: access) == 0
+            answers = status.ask_each([running.endpoint], False, lambda _: access)
+            assert status.show(answers, console) == 0
             said.append(console.file.getvalue())  # type: ignore[attr-defined]
             folder.renew(["a"])
 

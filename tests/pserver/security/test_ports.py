@@ -12,10 +12,11 @@ from tests.support.sources import ROOT
 from trainer.role import Connection, World
 
 OPENS = re.compile(
-    r"\b(create_server|listening_socket|add_\w*secure_port|TCPStore|listening\.bind)\("
+    r"\b(create_server|listening_socket|add_\w*secure_port|TCPStore|listening\.bind|_Server)\("
 )
 # Files that open a port, and the rows of the table that they belong to.
 OPENERS = {
+    "pserver/metrics/exposition.py": "metrics",
     "pserver/launcher/free_port.py": "rendezvous",  # looks whether one is free
     "pserver/security/enrolment.py": "enrolment",
     "pserver/testing/network_path.py": "",  # for tests

@@ -93,8 +93,9 @@ def test_a_command_finds_the_key_by_the_servers_port(environ: dict[str, str]) ->
     """
     secret, other = Secret.make(), Secret.make()
     place = token_files.folder(environ)
-    token_files.write(place / token_files.name_of(6174), secret)
-    token_files.write(place / "other.token", other)
+    held = token_files.Held(place)
+    held.file(token_files.name_of(6174), secret)
+    held.file("other.token", other)
     named = {**environ, "PSERVER_TOKEN_FILE": str(place / "other.token")}
 
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
@@ -102,6 +103,46 @@ def test_a_command_finds_the_key_by_the_servers_port(environ: dict[str, str]) ->
     assert access_of("127.0.0.1:6175", environ) is OPEN
     assert access_of("192.0.2.1:6174", environ) is OPEN
     assert access_of("127.0.0.1:6175", named).secret == other
+    assert access_of("127.0.0.1:6174", {**environ, "PSERVER_TOKEN_FILE": ""}) is OPEN
+    held.remove()
+
+
+def test_what_a_killed_launch_has_left_is_nobodys(environ: dict[str, str]) -> None:
+    """Its locks went with it: commands pass its files by, and the next launch removes them, and
+    nothing of a launch that runs.
+    """
+    place = token_files.folder(environ)
+    dead, alive = token_files.Held(place), token_files.Held(place)
+    for held, port in ((dead, 1), (alive, 2)):
+        token_files.write(held.directory() / "operator.token", Secret.make())
+        held.file(token_files.name_of(port), Secret.make())
+    for descriptor, _ in dead._held:  # as the system does
+        os.close(descriptor)
+
+    assert token_files.published(1, environ) is None
+    assert token_files.published(2, environ) == place / "2.token"
+    assert len(list(place.iterdir())) == 4
+    token_files.Held(place)
+    assert len(list(place.iterdir())) == 2 and (place / "2.token").is_file()
+    alive.remove()
+    assert list(place.iterdir()) == []
+
+
+def test_a_pipe_is_read_when_something_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell makes one; one that nobody writes to is an error after some seconds, and no wait
+    for ever.
+    """
+    monkeypatch.setattr(token_files, "PIPE_SECONDS", 0.2)
+    path, secret = tmp_path / "pipe", Secret.make()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ValueError, match=f"the token file {path}: "):
+        token_files.read(str(path))
+    with open(os.open(path, os.O_RDWR), "w") as pipe:
+        pipe.write(secret.text + "\n")
+        pipe.flush()
+        assert token_files.read(str(path)) == secret
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770])

@@ -17,7 +17,7 @@ from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Busy, NotAllowed, Refused
-from pserver.launcher.status import show
+from pserver.launcher.status import ask_each, show
 from pserver.security import token_files
 from pserver.security.access import Access
 from pserver.security.role import Role
@@ -265,7 +265,7 @@ def test_a_key_is_asked_for_in_words(server: Server) -> None:
         control.status()
     control.close()
 
-    assert show([server.endpoint], Console(file=shown, width=200)) == 1
+    assert show(ask_each([server.endpoint]), Console(file=shown, width=200)) == 1
     assert "refused" in shown.getvalue() and "unreachable" not in shown.getvalue()
 
 

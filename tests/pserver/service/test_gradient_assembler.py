@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from pserver.dense.compression import encode
 from pserver.errors import CorruptFrame
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.transport import codec
@@ -20,10 +21,13 @@ from pserver.wire_pb2 import Kind
 SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 5), "b": (7,), "c": (), "d": (2, 0), "e": (1000,)}
 
 
-def assembler(dtypes: dict[str, torch.dtype] | None = None) -> GradientAssembler:
+def assembler(
+    dtypes: dict[str, torch.dtype] | None = None, compression: str = ""
+) -> GradientAssembler:
     updates: dict[str, Any] = {
         name: SimpleNamespace(
-            value=torch.zeros(shape, dtype=(dtypes or {}).get(name, torch.float32)), compression=""
+            value=torch.zeros(shape, dtype=(dtypes or {}).get(name, torch.float32)),
+            compression=compression,
         )
         for name, shape in SHAPES.items()
     }
@@ -115,3 +119,67 @@ def test_tensors_that_come_twice_in_a_step_are_refused() -> None:
         with pytest.raises(CorruptFrame, match="expected bytes from 60 on, got them from 0"):
             arrive(own, step, gradients("abe", step))
         own.complete(step, ("c", "d"))
+
+
+# ---- elements that are not 0 ----
+
+
+def sparse(names: str, seed: int, zeros: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = gradients(names, seed)
+    for value in found.values():
+        value[torch.rand(value.shape, generator=generator) < zeros] = 0.0
+    return found
+
+
+def encoded(sent: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        n: part for name, value in sent.items() for n, part in encode(name, value, "sparse").items()
+    }
+
+
+def test_sparse_gradients_may_have_another_size_in_every_step() -> None:
+    """And come whole where that is less; cut anywhere, with absent ones among them."""
+    own, rng = assembler(compression="sparse"), random.Random(0)
+    for step in range(1, 200):
+        names = rng.sample("abcde", rng.randint(0, 5))
+        sent = sparse("".join(names), step, rng.choice([0.0, 0.6, 0.95, 1.0]))
+        arrive(own, step, encoded(sent), rng.choice([16, 64, 2**21]))
+        check(own, step, sent)
+
+
+def test_a_sparse_gradient_that_is_not_finite_is_named() -> None:
+    """By its slice."""
+    own = assembler(compression="sparse")
+    sent = sparse("be", 1, 0.9)
+    sent["e"][17] = float("inf")
+    arrive(own, 1, encoded(sent))
+
+    assert own.nonfinite() == {"e"}
+
+
+def test_sparse_gradients_of_a_wrong_size_are_refused() -> None:
+    """Longer than a gradient that came whole, of two dimensions, of another dtype, in both forms,
+    half of it, or changed half-way: each names the tensor.
+    """
+    index = torch.arange(3, dtype=torch.int32)
+    for tensors, words in (
+        ({"e@indices": torch.arange(500, dtype=torch.int32)}, "up to 499 elements"),
+        ({"e@indices": index.view(3, 1)}, "one dimension"),
+        ({"e@values": index}, "expected dtype float32"),
+        ({"e@indices": index, "e@values": torch.ones(3), "e": torch.ones(1000)}, "got both"),
+        ({"e@indices": index}, "expected 0 bytes of the gradient of 'e@values'|got 0"),
+        ({"e@indices": index, "e@values": torch.ones(2)}, "as many values as positions"),
+    ):
+        own = assembler(compression="sparse")
+        with pytest.raises(CorruptFrame, match=words):
+            arrive(own, 1, tensors)
+            own.complete(1, "abcd")
+    own = assembler(compression="sparse")
+    first, *_ = codec.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(99).int()}.items(), 64)
+    other, *_ = codec.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(98).int()}.items(), 64)
+    own.begin(1)
+    codec.scatter(first[0], b"".join(first[1]), own.destination)
+    own.received(first[0])
+    with pytest.raises(CorruptFrame, match="as many as before"):
+        codec.scatter(other[0], b"".join(other[1]), own.destination)

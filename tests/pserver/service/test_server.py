@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -261,6 +262,28 @@ def test_a_trainer_that_does_not_listen_cannot_hold_a_server(transport: str) -> 
 
 
 # ---- this machine ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"store": "bogus://x/y"}, "store: bogus://x/y: Protocol not known"),
+        ({"data_dir": "/dev/null/nope"}, "data_dir: /dev/null/nope: Not a directory"),
+        ({"data_dir": "/dev/null"}, "data_dir: /dev/null: File exists"),
+    ],
+)
+def test_a_place_that_keeps_no_files_is_told_at_the_start(
+    settings: dict[str, str], message: str
+) -> None:
+    """Not by the first save, hours later."""
+    with pytest.raises(OSError, match=message):
+        Server(ServerConfig(**settings)).start()  # type: ignore[arg-type]
+
+
+def test_the_directory_of_files_is_made(tmp_path: Path) -> None:
+    """Where it is missing."""
+    with Server(ServerConfig(data_dir=str(tmp_path / "new" / "er"))):
+        assert (tmp_path / "new" / "er").is_dir()
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

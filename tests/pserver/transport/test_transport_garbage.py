@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
 def raw_grpc(port: int, method: str, message: bytes) -> None:
     """Any bytes to any method."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=grpc_stream.OPTIONS) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=grpc_stream.CLIENT_OPTIONS) as channel:
         try:
             list(channel.stream_stream(method)(iter([message]), timeout=SECONDS))
         except grpc.RpcError:

@@ -11,6 +11,7 @@ import torch
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Unreachable
 from pserver.job.lane_executor import LaneExecutor
+from pserver.job.lane_waits import LaneWaits
 from pserver.job.locked_table import LockedTable
 from pserver.job.membership import Member, Watermark
 from pserver.job.sync_round import SyncRound
@@ -212,7 +213,7 @@ def marks_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded staleness waits for nobody."""
-    monkeypatch.setattr(LaneExecutor, "_slowest", lambda steps: 2**63)
+    monkeypatch.setattr(LaneWaits, "slowest", lambda waits: 2**63)
 
 
 def forgets_overflows(monkeypatch: pytest.MonkeyPatch) -> None:

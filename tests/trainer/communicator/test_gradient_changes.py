@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.seeded import seeded
 from tests.support.table_trainers import Net, Trainer, at_once
 
 Servers = Callable[[int], str]
@@ -25,8 +26,8 @@ class Dense(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(7)
-        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+        with seeded(7):
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
 
     def loss(self, step: int, number: int, second: bool = True) -> Tensor:
         """Of a batch of this trainer."""

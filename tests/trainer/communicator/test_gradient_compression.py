@@ -139,7 +139,7 @@ def test_bytes_on_the_wire_are_counted_per_variable() -> None:
         ]
         console = Console(width=200)
         with console.capture() as shown:
-            assert status.show(endpoints, console, variables=True) == 0
+            assert status.show(status.ask_each(endpoints, True), console) == 0
         fleet.finish()
 
     def gone(name: str, direction: str) -> int:

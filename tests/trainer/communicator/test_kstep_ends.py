@@ -19,6 +19,7 @@ from pserver.config import ServerConfig
 from pserver.errors import JobFailed
 from pserver.service.server import Server
 from tests.support.eager_jobs import batches, train
+from tests.support.seeded import seeded
 from tests.support.table_trainers import Net, Servers, Trainer, at_once
 from trainer import Executor
 from trainer.job import save_load
@@ -33,8 +34,8 @@ Values = dict[str, torch.Tensor]
 
 
 def net(seed: int = 3) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 2))
+    with seeded(seed):
+        return nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 2))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -65,6 +65,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.observes("a_sync_configs.max_merge_var_num")
 @pytest.mark.slow
 def test_max_merge_var_num_merges_steps(server: Server) -> None:
     """Server held, 12 steps, 4: 3 messages arrive, and every step is in the sum."""
@@ -79,6 +80,7 @@ def test_max_merge_var_num_merges_steps(server: Server) -> None:
     assert bare.close() == 12.0
 
 
+@pytest.mark.observes("a_sync_configs.soft_wait_ms")
 @pytest.mark.slow
 def test_soft_wait_ms_bounds_how_far_a_trainer_runs_ahead(server: Server) -> None:
     """Server held, a queue with room: a step waits so long for the answer to the one before, and
@@ -99,6 +101,7 @@ def test_soft_wait_ms_bounds_how_far_a_trainer_runs_ahead(server: Server) -> Non
     assert seconds[1000] >= 0.95 and seconds[0] < seconds[1000]
 
 
+@pytest.mark.observes("a_sync_configs.merge")
 @pytest.mark.slow
 def test_merge_is_a_sum_or_a_mean(server: Server) -> None:
     """SGD sums its own steps unless told otherwise; ``merge`` decides."""
@@ -110,6 +113,7 @@ def test_merge_is_a_sum_or_a_mean(server: Server) -> None:
     assert bare.close() == 3.0
 
 
+@pytest.mark.observes("a_sync_configs.send_queue_size")
 def test_send_queue_size_blocks_the_step_that_finds_no_slot(server: Server) -> None:
     """2: the third step blocks, and the metric shows it."""
     bare = Bare(server.endpoint, send_queue_size=2)
@@ -127,6 +131,7 @@ def test_send_queue_size_blocks_the_step_that_finds_no_slot(server: Server) -> N
     assert bare.close() == 3.0
 
 
+@pytest.mark.observes("a_sync_configs.thread_pool_size")
 def test_thread_pool_size_bounds_the_sends_in_flight() -> None:
     """1: while the first server is held, the second one's message has not left; 2: it has."""
     for size, expected in ((1, 0), (2, 1)):
@@ -143,6 +148,7 @@ def test_thread_pool_size_bounds_the_sends_in_flight() -> None:
             assert bare.close() == 1.0
 
 
+@pytest.mark.observes("a_sync_configs.send_wait_times")
 def test_send_wait_times_0_does_not_wait_to_merge(server: Server) -> None:
     """A step that finds the sender idle leaves at once."""
     bare = Bare(server.endpoint, max_merge_var_num=4, send_wait_times=0, send_queue_size=4)
@@ -157,6 +163,7 @@ def test_send_wait_times_0_does_not_wait_to_merge(server: Server) -> None:
     assert bare.close() == 3.0
 
 
+@pytest.mark.observes("a_sync_configs.independent_recv_thread")
 @pytest.mark.slow
 def test_independent_recv_thread_brings_parameters_without_a_send(server: Server) -> None:
     """They change on the server by another trainer's step, and arrive here between steps only."""
@@ -176,6 +183,7 @@ def test_independent_recv_thread_brings_parameters_without_a_send(server: Server
     second.close()
 
 
+@pytest.mark.observes("a_sync_configs.min_send_grad_num_before_recv")
 def test_min_send_grad_num_before_recv_fetches_that_seldom(server: Server) -> None:
     """3: the answers to the first two messages bring no parameters."""
     bare = Bare(server.endpoint, send_queue_size=1, min_send_grad_num_before_recv=3)
@@ -188,6 +196,7 @@ def test_min_send_grad_num_before_recv_fetches_that_seldom(server: Server) -> No
     bare.close()
 
 
+@pytest.mark.observes("a_sync_configs.staleness")
 def test_no_trainer_runs_further_ahead_than_the_bound(server: Server) -> None:
     """Staleness 2: the third step of the fast trainer waits until the slow one has taken its
     first.
@@ -207,6 +216,7 @@ def test_no_trainer_runs_further_ahead_than_the_bound(server: Server) -> None:
     fast.close()
 
 
+@pytest.mark.observes("a_sync_configs.dc_asgd")
 def test_delay_compensation_adds_lambda_times_the_drift(server: Server) -> None:
     """g + lambda (w - w_then) g g, with w_then as this trainer last received it."""
     first, second = (
@@ -220,6 +230,7 @@ def test_delay_compensation_adds_lambda_times_the_drift(server: Server) -> None:
     first.close()
 
 
+@pytest.mark.observes("a_sync_configs.k_steps")
 def test_a_held_server_takes_a_geo_delta_while_training_goes_on(server: Server) -> None:
     """The trainer's own steps continue while the delta travels, and what the others changed moves
     it.
@@ -273,6 +284,7 @@ def test_send_queue_size_bounds_the_deltas_on_their_way(server: Server) -> None:
     bare.close()
 
 
+@pytest.mark.observes("a_sync_configs.outer_optimizer")
 def test_two_trainers_diloco_go_on_from_the_same_point(server: Server) -> None:
     """x := z: the outer optimizer steps with the mean of what the trainers changed."""
     pair = [

@@ -55,6 +55,7 @@ def test_with_one_trainer_every_mode_gives_what_plain_torch_gives(
     assert_equal(mine, reference)
 
 
+@pytest.mark.observes("a_sync_configs.runtime_split_send_recv")
 @pytest.mark.parametrize("configs", [{}, {"half_async": True}], ids=str)
 def test_runtime_split_send_recv_cuts_gradients_where_they_are_sent(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, configs: dict[str, Any]
@@ -105,6 +106,7 @@ def test_async_with_a_queue_applies_every_step(servers: Servers) -> None:
     assert any(not torch.equal(before[name], value) for name, value in mine.state_dict().items())
 
 
+@pytest.mark.observes("a_sync_configs.half_async")
 def test_half_async_averages_its_own_steps(servers: Servers) -> None:
     """``max_merge_var_num`` steps' gradients at the same parameters become one step with their
     mean.

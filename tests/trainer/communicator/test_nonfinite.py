@@ -127,6 +127,7 @@ def test_an_applied_step_is_what_plain_torch_does_and_says_so(
     mine.optimizer.close()
 
 
+@pytest.mark.observes("a_sync_configs.nonfinite")
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_stop_ends_the_job_and_names_trainer_step_and_variable(

@@ -29,6 +29,7 @@ class Quiesce(torch.autograd.Function):
         return grad, None
 
 
+@pytest.mark.observes("a_sync_configs.overlap")
 def test_overlap_sends_gradients_while_backward_runs(servers: Servers) -> None:
     """At least half of a step's bytes have left before backward ends, and the result is equal to
     the bit.

@@ -30,6 +30,14 @@ def test_a_reply_that_is_being_taken_in_is_not_over() -> None:
     assert own.take(lambda name, value, message: seen.append(name)) is None
 
 
+def test_a_message_of_rows_alone_is_taken_too() -> None:
+    """It brings no values, and has been answered all the same; once."""
+    own = staged()
+    own.put({}, {}, 3)
+    assert own.take(lambda name, value, message: None) == 3
+    assert own.take(lambda name, value, message: None) is None
+
+
 def test_a_failed_take_is_over() -> None:
     """The error is the caller's."""
     own = staged()

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pserver.errors import Refused
+from tests.support.seeded import seeded
 from tests.support.table_trainers import DIM, PATIENCE, Net, Servers, Trainer, at_once
 from trainer import CountFilterEntry, fleet
 
@@ -51,9 +52,9 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(5)
-        self.emb = nn.Embedding(30, 8)
-        self.fc = nn.Linear(16, 3)
+        with seeded(5):
+            self.emb = nn.Embedding(30, 8)
+            self.fc = nn.Linear(16, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.fc(torch.cat([self.emb(ids[:, 0]), self.emb(ids[:, 1])], 1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.seeded import seeded
 from tests.support.table_trainers import Trainer, at_once
 
 Servers = Callable[[int], str]
@@ -61,9 +62,9 @@ def test_transformers_trainer_is_told_that_it_clips_before_the_mean(
 
 def model(transformers: Any) -> nn.Module:
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=23, n_positions=4)
-    torch.manual_seed(0)
-    made: nn.Module = transformers.GPT2LMHeadModel(config)
-    return made
+    with seeded(0):
+        made: nn.Module = transformers.GPT2LMHeadModel(config)
+        return made
 
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:

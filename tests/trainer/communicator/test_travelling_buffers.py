@@ -111,6 +111,7 @@ def test_with_the_mean_trainer_0s_counts_are_its_own(servers: Servers, mode: str
     assert [each["norm.num_batches_tracked"] for each in ended] == [5, 5]
 
 
+@pytest.mark.observes("a_sync_configs.buffers")
 @pytest.mark.parametrize("mode", MODES)
 def test_with_own_nothing_travels(servers: Servers, mode: str) -> None:
     """Each trainer ends with what its own forwards have left."""

@@ -56,6 +56,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield deepctr.CASES[request.param]()
 
 
+@pytest.mark.observes("a_sync_configs.embeddings")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_third_party_models_equal_plain_training(servers: Servers, case: Any, name: str) -> None:
     """Without penalties on embeddings: every prediction, and the losses on the way."""

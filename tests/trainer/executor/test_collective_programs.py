@@ -180,10 +180,10 @@ def test_sums_are_on_their_way_while_backward_runs(monkeypatch: pytest.MonkeyPat
             notes.append(f"start {what}")
         return begin(world, operation, what)
 
-    def noted_wait(world: ProcessGroups, work: Any, what: str, device: Any) -> None:
+    def noted_wait(world: ProcessGroups, work: Any, what: str, *more: Any) -> None:
         if world.rank == 0 and "allreduce" in what:
             notes.append(f"wait {what}")
-        wait(world, work, what, device)
+        wait(world, work, what, *more)
 
     monkeypatch.setattr(ProcessGroups, "begin", noted_begin)
     monkeypatch.setattr(ProcessGroups, "wait", noted_wait)

@@ -140,8 +140,8 @@ def test_programs_of_one_module_share_their_values() -> None:
     [
         ({"loss_name": 3}, TypeError, "loss_name: expected text, got int"),
         ({"loss_name": "los"}, ValueError, "loss_name: .* got 'los'; close names: loss"),
-        ({"build_strategy": {}}, ValueError, "build_strategy: expected None, .*no such settings"),
-        ({"exec_strategy": 1}, ValueError, "exec_strategy: expected None, .*no such settings"),
+        ({"build_strategy": 3}, TypeError, "build_strategy: expected BuildStrategy, got int"),
+        ({"exec_strategy": 1}, TypeError, "execution_strategy: expected ExecutionStrategy, got"),
         ({"share_vars_from": "x"}, TypeError, "share_vars_from: expected a CompiledProgram"),
         ({"places": "cpu"}, TypeError, "places: expected a list of devices, got 'cpu'"),
         ({"places": ["cpu"] * 2}, ValueError, "places: expected one, got 2: a process computes on"),

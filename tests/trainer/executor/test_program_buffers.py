@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.support.eager_jobs import Servers
 from tests.support.normed_jobs import data, same, statistics
+from tests.support.seeded import seeded
 from tests.support.table_trainers import at_once
 from trainer import Executor
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
@@ -25,8 +26,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def net() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with seeded(5):
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 
 
 def _loss(model: nn.Module, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pserver.errors import FingerprintMismatch
+from tests.support.exchanges import recorded
 from tests.support.hybrid_nets import PLAN, SYMBOLS, TIME, Net, batches, loss_of, strategy_of
 from tests.support.many_ranks import on_ranks, summed
 from trainer import fleet
@@ -25,17 +26,23 @@ from trainer.hybrid import (
     split_sequence,
 )
 from trainer.hybrid.mesh import directions, parameter_mesh
-from transpiler import ClipGradByGlobalNorm
+from transpiler import LAMB, ClipGradByGlobalNorm
 
 
-def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> None:
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def check_equal_to_one_process(
+    rank: int, clip: Any = None, rule: Any = adamw, **degrees: int
+) -> None:
     """Trains a model made parallel so, and one process's; parameters, loss and state must be equal
     within 1e-5.
     """
     strategy = strategy_of(**degrees)
     mesh = hybrid_mesh(strategy)
     alone, plain_losses, losses = Net(), [], []
-    plain = torch.optim.AdamW(alone.parameters(), lr=1e-3)
+    plain = rule(alone.parameters())
     options: dict[str, Any] = {"tensor_plan": PLAN} if degrees.get("mp", 1) > 1 else {}
     if degrees.get("pp", 1) > 1:
         options |= {"stages": ["blocks.1"], "loss_fn": loss_of}
@@ -44,7 +51,7 @@ def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> N
         if rank
         else hybrid_parallel(Net(), strategy, **options)
     )
-    optimizer = hybrid_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, clip)
+    optimizer = hybrid_optimizer(rule(model.parameters()), model, clip)
     place, parts = data_place(mesh)
     for x, positions, target in batches():
         loss = loss_of(alone(x, positions), target)
@@ -84,6 +91,7 @@ def check_equal_to_one_process(rank: int, clip: Any = None, **degrees: int) -> N
 # ---- combinations ----
 
 
+@pytest.mark.observes("hybrid_configs.dp_degree", "hybrid_configs.mp_degree")
 @on_ranks(4)
 def test_dp_by_mp(rank: int, scratch: Path) -> None:
     """Data and tensor parallel, 2 x 2."""
@@ -102,18 +110,51 @@ def test_mp_by_pp(rank: int, scratch: Path) -> None:
     check_equal_to_one_process(rank, dp=1, mp=2, pp=2, clip=ClipGradByGlobalNorm(0.3))
 
 
+@pytest.mark.observes("hybrid_configs.sharding_degree")
 @on_ranks(4)
 def test_dp_by_sharding(rank: int, scratch: Path) -> None:
     """Two copies of a model sharded in two."""
     check_equal_to_one_process(rank, dp=2, sharding=2, clip=ClipGradByGlobalNorm(0.3))
 
 
+@pytest.mark.observes("fp16_allreduce")
+@on_ranks(4)
+def test_gradients_travel_as_float16(rank: int, scratch: Path) -> None:
+    """Within shards and between replicas; without a direction that they travel in it raises."""
+    switched = strategy_of(dp=2, sharding=2)
+    switched.fp16_allreduce = True
+    dtypes: dict[bool, set[tuple[str, str, int]]] = {}
+    for strategy in (strategy_of(dp=2, sharding=2), switched):
+        model = hybrid_parallel(Net(), strategy)
+        x, positions, target = batches()[0]
+        with recorded() as found:
+            loss_of(model(x, positions), target).backward()
+        dtypes[strategy.fp16_allreduce] = {(name, d, len(ranks)) for name, _, d, ranks, _ in found}
+    assert {d for _, d, _ in dtypes[False]} == {"float32"}
+    assert dtypes[True] == {(name, "float16", size) for name, _, size in dtypes[False]}
+    assert len(dtypes[True]) == 2  # the reduce-scatter of shards, the all-reduce of replicas
+    tensors = strategy_of(mp=4)
+    tensors.fp16_allreduce = True
+    with pytest.raises(ValueError, match="no gradient travels"):
+        hybrid_parallel(Net(), tensors, tensor_plan=PLAN)
+
+
 @on_ranks(4)
 def test_sharding_by_mp(rank: int, scratch: Path) -> None:
-    """Tensors cut in two directions."""
+    """Tensors cut in two directions; norms are those of the whole ones, for LAMB too."""
     check_equal_to_one_process(rank, dp=1, sharding=2, mp=2, clip=ClipGradByGlobalNorm(0.3))
+    check_equal_to_one_process(rank, dp=1, sharding=2, mp=2, rule=LAMB)
 
 
+@on_ranks(4)
+def test_replicas_reduce_in_the_update(rank: int, scratch: Path) -> None:
+    """Replicas of pipelines, and of shards, which backward reduces; clipped together."""
+    for other in ("pp", "sharding"):
+        degrees = {"dp": 2, other: 2, "in_update": True}
+        check_equal_to_one_process(rank, ClipGradByGlobalNorm(0.3), **degrees)
+
+
+@pytest.mark.observes("hybrid_configs.sep_degree")
 @on_ranks(4)
 def test_sep_by_dp(rank: int, scratch: Path) -> None:
     """Sequences cut in two, attention over the whole of them."""
@@ -182,7 +223,7 @@ def test_fleet_names_what_cannot_be_hybrid(rank: int, scratch: Path) -> None:
     fleet.finish()
     other = strategy_of(mp=2)
     other.amp, other.fuse_grad_size_in_MB = True, 8
-    with pytest.raises(ValueError, match="strategy.amp: no job reads it"):
+    with pytest.raises(ValueError, match="strategy.amp: acts only in .* and without hybrid"):
         fleet.init(is_collective=True, strategy=other)
     with pytest.raises(ValueError, match="fuse_grad_size_in_MB: acts only in .* without hybrid"):
         fleet.init(is_collective=True, strategy=other)
@@ -197,6 +238,7 @@ def test_fleet_names_what_cannot_be_hybrid(rank: int, scratch: Path) -> None:
 # ---- the mesh ----
 
 
+@pytest.mark.observes("hybrid_configs.order")
 @on_ranks(4)
 def test_the_mesh_has_the_directions_by_name_in_the_users_order(rank: int, scratch: Path) -> None:
     """The innermost direction has neighbouring ranks; a degree of -1 is what the others leave."""

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,19 +241,35 @@ def test_a_loader_without_batches_of_its_own_is_dealt_out_sample_by_sample() -> 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("data", [Numbers, Stream])
-def test_worker_processes_change_nothing(data: Any) -> None:
-    """num_workers, collate_fn and worker_init_fn go along."""
-
-    def collate(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values) * 10
-
-    workers = {Numbers: 2, Stream: 1}[data]
-    plain = parts(lambda: DataLoader(data(24), 4, collate_fn=collate), 2)
-
-    assert (
-        parts(lambda: DataLoader(data(24), 4, collate_fn=collate, num_workers=workers), 2) == plain
+def test_worker_processes_change_nothing() -> None:
+    """num_workers, collate_fn and worker_init_fn go along.  In a process of its own: workers are
+    forks, and this one has threads of other tests.
+    """
+    code = "from tests.trainer.job.test_data_shard import compare_workers as c; print(c())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
+    assert done.stdout == "[True, True]\n", done.stderr
+
+
+def compare_workers() -> list[bool]:
+    """Whether both kinds of data give with worker processes what they give without."""
+    same = []
+    for data, workers in ((Numbers, 2), (Stream, 1)):
+        plain, forked = (
+            parts(partial(DataLoader, data(24), 4, collate_fn=_tenfold, num_workers=count), 2)
+            for count in (0, workers)
+        )
+        same.append(plain == forked)
+    return same
+
+
+def _tenfold(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values) * 10
 
 
 def test_one_trainer_gets_the_loader_itself() -> None:

@@ -25,7 +25,7 @@ from tests.support.sharded_nets import (
 )
 from trainer.sharding import group_sharded_parallel, save_group_sharded_model
 from trainer.sharding.units import whole_of
-from transpiler import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from transpiler import LAMB, LARS, ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
 # ---- the same training ----
 
@@ -76,13 +76,15 @@ RULES: tuple[Any, ...] = (
     functools.partial(torch.optim.Adam, foreach=True),
     functools.partial(torch.optim.RMSprop, centered=True),
     torch.optim.Adagrad,
+    functools.partial(LARS, lars_coeff=0.1, weight_decay=0.1),
+    LAMB,
 )
 
 
 @on_ranks(4)
 def test_every_level_takes_element_wise_rules(rank: int, scratch: Path) -> None:
-    """SGD with momentum, AdamW, RMSprop, Adagrad, fused and foreach forms: as one process, within
-    1e-6.
+    """SGD with momentum, AdamW, RMSprop, Adagrad, fused and foreach forms; LARS and LAMB, whose
+    norms are those of whole tensors: as one process, within 1e-6.
     """
     for level in LEVELS:
         for rule in RULES:

@@ -36,11 +36,11 @@ def test_every_model_trains_at_every_level_as_in_one_process(
     ranks.run(train_at_level, model, level)
 
 
-@crossed("sharding", model=MODELS, direction=("dp", "sharding"))
+@crossed("sharding", model=MODELS, direction=("dp", "sharding", "segments"))
 def test_every_model_trains_in_the_directions_of_samples(
     ranks: StandingRanks, model: str, direction: str
 ) -> None:
-    """Hybrid data parallel, and sharded."""
+    """Hybrid data parallel, and sharded, unit by unit or in one segment."""
     ranks.run(train_in_direction, model, direction)
 
 

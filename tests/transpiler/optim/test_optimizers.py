@@ -10,6 +10,7 @@ from torch import Tensor, optim
 
 from pserver.dense.slice_optimizer import CHUNK, SliceUpdater, SmallSlices, slice_state
 from transpiler.ir.rules import RULES, Rule, hparams_of, rule_of, state_of
+from transpiler.optim.adam_d2sum import AdamD2Sum
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
 
@@ -60,6 +61,7 @@ VARIANTS: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
     ("ftrl", Ftrl, {"l1": 0.01, "l2": 0.1, "beta": 1.0}),
     ("decayed_adagrad", DecayedAdagrad, {}),
     ("decayed_adagrad", DecayedAdagrad, {"decay": 0.5}),
+    ("adam_d2sum", AdamD2Sum, {}),
 ]
 FUSED: list[tuple[str, type[optim.Optimizer], dict[str, Any]]] = [
     ("sgd", optim.SGD, {"fused": True}),

@@ -7,8 +7,11 @@ import torch
 from torch import optim
 
 from transpiler.ir.rules import RULES, Rule, hparams_of, make, rule_of, set_hparams
+from transpiler.optim.adam_d2sum import AdamD2Sum
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl
+from transpiler.optim.lamb import LAMB
+from transpiler.optim.lars import LARS
 
 
 def test_flags_left_to_torch_stay_left_to_torch() -> None:
@@ -75,6 +78,9 @@ def test_every_optimizer_of_torch_is_decided_upon() -> None:
     assert classes == ({spec.cls for spec in RULES.values()} | set(_REFUSED)) - {
         Ftrl,
         DecayedAdagrad,
+        LARS,
+        LAMB,
+        AdamD2Sum,
     }
 
 

@@ -28,15 +28,9 @@ def test_programs_travel_whole_and_are_the_same_everywhere(
             pair(single, "x:9,x:8,y:7,y:6", 3, **KINDS[kind])[number].fingerprint()
             == program.fingerprint()
         )
-        assert (
-            len(
-                {
-                    pair(single, FOUR, **settings)[number].fingerprint()
-                    for settings in KINDS.values()
-                }
-            )
-            == 3
-        )
+        assert len(
+            {pair(single, FOUR, **settings)[number].fingerprint() for settings in KINDS.values()}
+        ) == len(KINDS)
     main = transpiled(single, FOUR, **KINDS[kind]).get_trainer_program(wait_port=False)
     assert main.deployment is not None and not main.deployment.wait_port
 

@@ -11,8 +11,11 @@ import pytest
 from tests.support.collectives import FOUR, GRAD, KINDS, Single, pair
 from transpiler.ir.graph import Argument, Op, Ref
 from transpiler.program import Program
-from transpiler.verify import collective as collective_invariants
-from transpiler.verify.verify import IllegalProgram, invariants_of, verify
+from transpiler.verify import collective as main_invariants
+from transpiler.verify import rings as startup_invariants
+from transpiler.verify.verify import IllegalProgram, Invariant, invariants_of, verify
+
+CAST = "aten._to_copy"
 
 
 def edited(program: Program, change: Callable[[list[Op]], None]) -> Program:
@@ -57,6 +60,20 @@ def changed_in_flight(ops: list[Op]) -> None:
     ops.insert(index + 1, Op("scale", {"x": Ref("loss"), "scale": 1.0}, (name,)))
 
 
+def used_while_away(ops: list[Op]) -> None:
+    """The first cast back after the ops that read its gradient."""
+    index = next(i for i, op in enumerate(ops) if op.type == CAST and "@FP16" in op.inputs[0])
+    ops.append(ops.pop(index))
+
+
+def not_cast(ops: list[Op]) -> None:
+    """The first sum is of the gradient itself."""
+    index = where(ops, "c_allreduce_sum")
+    name = ops[index].outputs[0].removesuffix("@FP16")
+    arguments = {**ops[index].arguments, "x": Ref(name)}
+    ops[index] = replace(ops[index], arguments=arguments, outputs=(name,))
+
+
 BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
     (
         "nccl2",
@@ -80,6 +97,16 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
     ("local_sgd", 0, alter("scale", k_steps=3), "averaged_exactly_once"),
     ("local_sgd", 0, alter("c_allreduce_sum", k_steps=3), "averaged_exactly_once"),
     ("local_sgd", 0, alter("c_allreduce_sum", x=Ref("loss")), "averaged_exactly_once"),
+    ("float16", 0, used_while_away, "cast_both_ways"),
+    ("float16", 0, not_cast, "cast_both_ways"),
+    ("float16", 0, drop(CAST, last=True), "cast_both_ways"),
+    ("float16", 0, alter("c_allreduce_sum", x=Ref("loss")), "summed_exactly_once"),
+    ("float16", 0, alter("c_allreduce_sum", bucket=7), "buckets_in_bounds"),
+    ("adaptive", 0, alter("c_allreduce_sum", begin_step=3), "averaged_exactly_once"),
+    ("adaptive", 0, drop("c_adapt_k_steps"), "adapted_once"),
+    ("adaptive", 0, alter("c_adapt_k_steps", k_steps=4), "adapted_once"),
+    ("adaptive", 0, alter("c_adapt_k_steps", ring_id=1), "adapted_once"),
+    ("adaptive", 0, lambda ops: ops.insert(0, ops.pop()), "adapted_once"),
     ("grad_allreduce", 0, alter("c_allreduce_sum", bucket=7), "buckets_in_bounds"),
     ("grad_allreduce", 0, alter("c_allreduce_sum", ring_id=1), "buckets_in_bounds"),
     ("grad_allreduce", 0, drop("c_sync_comm_stream"), "awaited_before_use"),
@@ -97,6 +124,14 @@ BREAKS: list[tuple[str, int, Callable[[list[Op]], None], str]] = [
 ]
 
 
+INVARIANTS: dict[str, Invariant] = {
+    name: invariant
+    for module in (main_invariants, startup_invariants)
+    for name, invariant in vars(module).items()
+    if inspect.isgeneratorfunction(invariant)
+}
+
+
 @pytest.mark.parametrize(("kind", "number", "change", "invariant"), BREAKS)
 def test_a_broken_law_is_named(
     single: Single, kind: str, number: int, change: Callable[[list[Op]], None], invariant: str
@@ -109,10 +144,9 @@ def test_a_broken_law_is_named(
     plan = program.deployment.plan
     broken = edited(program, change)
     verify(program, plan)
-    sentence = " ".join(
-        (inspect.getdoc(getattr(collective_invariants, invariant)) or "").split("\n\n")[0].split()
-    ).rstrip(".")
-    violations = list(getattr(collective_invariants, invariant)(broken, plan))
+    said = inspect.getdoc(INVARIANTS[invariant]) or ""
+    sentence = " ".join(said.split("\n\n")[0].split()).rstrip(".")
+    violations = list(INVARIANTS[invariant](broken, plan))
     assert violations and all(violation.why for violation in violations)
     with pytest.raises(IllegalProgram) as caught:
         verify(broken, plan)
@@ -124,12 +158,7 @@ def test_a_broken_law_is_named(
 
 def test_every_law_has_a_program_that_breaks_it() -> None:
     """No invariant stands untested."""
-    invariants = {
-        name
-        for name, invariant in vars(collective_invariants).items()
-        if inspect.isgeneratorfunction(invariant)
-    }
-    assert invariants == {invariant for *_, invariant in BREAKS}
+    assert set(INVARIANTS) == {invariant for *_, invariant in BREAKS}
 
 
 def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
@@ -139,5 +168,5 @@ def test_a_bucket_that_is_too_full_breaks_the_law(single: Single) -> None:
     plan = replace(
         main.deployment.plan, collective=replace(main.deployment.plan.collective, bucket_bytes=8)
     )
-    violations = list(collective_invariants.buckets_in_bounds(main, plan))
+    violations = list(main_invariants.buckets_in_bounds(main, plan))
     assert "expected 8 bytes a bucket at most" in violations[0].why

@@ -281,3 +281,14 @@ def test_the_length_of_a_row(asked: int, endpoints: str, expected: int | str) ->
     else:
         with pytest.raises(ValueError, match=f"^hierarchical_allreduce_inter_nranks.*{expected}"):
             row_length(asked, endpoints.split(","))
+
+
+def test_ops_without_some_of_their_results_are_none_of_a_sums() -> None:
+    """A convolution whose input is not trained has a backward without a first result."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = (torch.randn(3, 4, 8, 8),)
+    single = capture(model, lambda model, x: model(x).square().mean(), optimizer, batch)
+    main, _ = pair(single, TWO, **GRAD)
+    backward = of_type(main, "aten.convolution_backward")
+    assert any("" in op.outputs for op in backward) and len(of_type(main, "c_allreduce_sum")) == 6

@@ -89,6 +89,13 @@ def reversed_parts(op: Op) -> list[Op]:
     return [replace(op, arguments={**op.arguments, "ids": parts[::-1]})]
 
 
+def asked_twice(op: Op) -> list[Op]:
+    """The first table takes the second one's place."""
+    tables = op.arguments["w"]
+    assert isinstance(tables, tuple)
+    return [replace(op, arguments={**op.arguments, "w": (tables[0], tables[0], *tables[2:])})]
+
+
 def early(program: Program) -> Program:
     """The first gradient of rows leaves before it has been made."""
     ops = list(program.main.ops)
@@ -128,6 +135,7 @@ BROKEN: list[tuple[str, str, str, Edit, str]] = [
         "no table of the plan",
     ),
     ("rows_pulled_once", "sync", "trainer", with_op("prefetch", reversed_parts), "in its order"),
+    ("rows_pulled_once", "sync", "trainer", with_op("prefetch", asked_twice), "prefetch once"),
     ("rows_pulled_once", "sync", "trainer", dropped("merge_ids", 2), "never merged"),
     (
         "rows_pulled_once",

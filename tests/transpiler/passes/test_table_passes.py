@@ -16,14 +16,15 @@ from transpiler.program import Program
 from transpiler.verify.untrusted_program import check_server_program
 
 
-def test_a_trainer_pulls_once_for_all_lookups_of_a_table() -> None:
-    """Split at compile time and at run time; gradients leave in parts or whole; the trainer updates
-    no row and holds none.
+def test_a_trainer_pulls_once_for_all_lookups() -> None:
+    """Of all tables where ids are split at compile time, of each at run time; gradients leave in
+    parts or whole; the trainer updates no row and holds none.
     """
     split, whole = job("sync"), job("run time")
     pulls = ("split_ids", "prefetch", "merge_ids")
 
-    assert types(split["trainer"], *pulls) == [*pulls * 3, *["split_ids"] * 3]
+    ids, pull, rows = ([each] * 3 for each in pulls)
+    assert types(split["trainer"], *pulls) == [*ids, *pull[:1], *rows, *ids]
     assert (
         types(whole["trainer"], *pulls, "distributed_lookup_table")
         == ["distributed_lookup_table"] * 3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.support.models import EIGHT, bert, convolution, several_inputs
 from tests.support.unusual_models import bare
 from trainer import Executor
-from transpiler import append_backward, capture, gradients, name
+from transpiler import InputSpec, append_backward, capture, gradients, name
 from transpiler.ir.graph import Role
 from transpiler.verify.invariants import defined_before_use
 
@@ -121,6 +121,33 @@ def test_what_the_step_keeps_out_of_autograd_stays_out():
         (gradient,) = executor.run(added, (fed,), ["fast.weight@GRAD"])
     model(fed).backward()
     assert torch.equal(gradient, model.fast.weight.grad)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_recurrent_layer_over_a_free_time_is_differentiated(frozen: bool) -> None:
+    """Its parameters have autograd's gradients at another length, to the bit; none where it runs
+    under ``torch.no_grad()``.
+    """
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not frozen):
+            states, _ = self.layer(x)
+        return self.out(states).mean()
+
+    torch.manual_seed(3)
+    model = bare(forward, layer=nn.LSTM(4, 5, batch_first=True), out=nn.Linear(5, 1))
+    free = InputSpec([None, None, 4], "float32", "x")
+    with torch.backends.mkldnn.flags(enabled=False):
+        program, _ = capture(model, lambda m, x: {"loss": m(x)}, example=(free,))
+        added, fed = append_backward(program), torch.randn(3, 9, 4)
+        found = {f"{v.of}": v.name for v in added.main.variables_of(Role.GRADIENT)}
+        with Executor() as executor:
+            came = executor.run(added, (fed,), list(found.values()))
+        model(fed).backward()
+    trained = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    assert set(found) == set(trained) and len(found) == (2 if frozen else 6)
+    for key, gradient in zip(found, came, strict=True):
+        assert torch.equal(gradient, trained[key]), key
 
 
 class _Straight(torch.autograd.Function):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.support.registered_rules import Lars, Lion
+from trainer.sharding.sharded_rule import sharded_rule
 from transpiler import register_rule
-from transpiler.ir.rules import element_wise, make, rule_of, state_of
+from transpiler.ir.rules import make, rule_of, state_of
 from transpiler.ir.update_block import MOST_OPS
 
 Update = Callable[..., Any]
@@ -29,7 +30,7 @@ def test_the_rule_of_an_optimizer_is_its_block() -> None:
     assert rule.type == "registered.Lion"
     assert rule.hparams == {"lr": 0.25, "betas": (0.9, 0.99)}
     assert state_of(rule) == {"exp_avg": True, "scale": True, "step": False}
-    assert element_wise(optimizer, optimizer.param_groups[0]) == rule
+    assert sharded_rule(optimizer, optimizer.param_groups[0]) == rule
 
 
 def test_a_rule_with_norms_may_not_be_cut() -> None:
@@ -37,7 +38,7 @@ def test_a_rule_with_norms_may_not_be_cut() -> None:
     optimizer = Lars([torch.zeros(3, requires_grad=True)])
 
     with pytest.raises(ValueError, match="Lars needs norms of whole tensors"):
-        element_wise(optimizer, optimizer.param_groups[0])
+        sharded_rule(optimizer, optimizer.param_groups[0])
 
 
 def test_a_step_is_the_updates() -> None:

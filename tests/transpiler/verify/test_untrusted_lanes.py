@@ -188,8 +188,9 @@ def test_what_the_transpiler_makes_is_accepted(mode: str, trainers: int, clip: C
         w = torch.zeros(2, requires_grad=True)
         optimizer = spec.cls([w], momentum=0.9) if op_type == "momentum" else spec.cls([w])
         rule = rule_of(optimizer, optimizer.param_groups[0])
+        slices = (Slice("w", 0, 12, (4, 3), 0),) if rule.whole else SLICES
         placements = (
-            Placement("w", (4, 3), "float32", 0, SLICES),
+            Placement("w", (4, 3), "float32", 0, slices),
             Placement("b", (3,), "bfloat16", 0, (Slice("b", 0, 3, (3,), 1),)),
             Placement("e", (0, 4), "float32", 0, (Slice("e", 0, 0, (0, 4), 0),)),
             PLACED[1],

@@ -1,0 +1,81 @@
+"""``pserver status`` for programs, and again and again."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+
+import pytest
+from rich.console import Console
+
+from pserver.config import ServerConfig
+from pserver.launcher import status
+from pserver.launcher.free_port import free_port
+from pserver.service.server import Server
+from tests.support.one_parameter import Trainer
+
+
+@pytest.fixture
+def running() -> Iterator[Server]:
+    with Server(ServerConfig()) as server:
+        yield server
+
+
+def shown(endpoints: list[str]) -> tuple[int, dict[str, object]]:
+    """The exit status, and the first server's object."""
+    console = Console(file=io.StringIO(), width=40)
+    code = status.show_json(status.ask_each(endpoints, variables=True), console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("\n") == 1
+    (found,) = json.loads(text)["servers"]
+    return code, found
+
+
+def test_json_has_what_a_server_says(running: Server) -> None:
+    """In one line: numbers are numbers, and lists and maps are there when they are empty."""
+    code, empty = shown([running.endpoint])
+    assert (code, empty["endpoint"], empty["error"]) == (0, running.endpoint, "")
+    assert (empty["state"], empty["trainers"], empty["variables"]) == ("empty", [], {})
+
+    trainer = Trainer(running.endpoint)
+    trainer.step(1, 1.0)
+    code, busy = shown([running.endpoint])
+    assert (code, busy["state"], busy["version"], busy["bytes_held"]) == (0, "serving", 1, 4000)
+    assert isinstance(busy["trainers"], list) and isinstance(busy["variables"], dict)
+    assert (busy["trainers"][0]["state"], busy["trainers"][0]["step"]) == ("joined", 1)
+    assert busy["variables"]["w"]["bytes_in"] == 8000  # its value, and a gradient
+    trainer.client.leave()
+
+
+def test_json_of_a_server_that_is_not_there() -> None:
+    """It has its endpoint and the error, and the exit status is 1."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    code, found = shown([endpoint])
+    assert code == 1 and set(found) == {"endpoint", "error", "warnings"}
+    assert endpoint in str(found["error"])
+
+
+def test_it_is_shown_until_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the servers are asked first, and only then is the terminal cleared; the last exit
+    status is the command's.
+    """
+    codes, happened, out = [0, 0, 1], list[str](), Console(file=io.StringIO())
+
+    def wait(seconds: float) -> None:
+        happened.append(f"wait {seconds}")
+        if not codes:
+            raise KeyboardInterrupt
+
+    def asked() -> Iterator[status.Answer]:
+        happened.append("ask")
+        yield status.Answer("here:1", None)
+
+    def show(answers: Iterable[status.Answer], console: Console) -> int:
+        happened.append(f"show {len(list(answers))}")
+        return codes.pop(0)
+
+    monkeypatch.setattr(status.time, "sleep", wait)
+    monkeypatch.setattr(out, "clear", lambda: happened.append("clear"))
+    assert status.watch(0.5, asked, show, out) == 1
+    assert happened == ["ask", "clear", "show 1", "wait 0.5"] * 3

@@ -1,0 +1,79 @@
+"""Settings of a strategy that come too late, or cannot act: all of them are named at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.eager_jobs import Servers
+from trainer import fleet
+from transpiler import DistributedStrategy
+
+
+def test_all_offenders_are_named_in_one_error() -> None:
+    """Switches, keys of dictionaries, and keys that another one makes meaningless."""
+    strategy = DistributedStrategy()
+    strategy.qat, strategy.auto, strategy.fuse_grad_size_in_MB = True, True, 8
+    strategy.hybrid_configs = {"mp_degree": 2}
+    strategy.a_sync, strategy.a_sync_configs = False, {"staleness": 3, "dc_asgd": 0.5}
+    with pytest.raises(ValueError) as raised:
+        fleet.init(strategy=strategy)
+
+    said = str(raised.value)
+    for name in ("qat", "auto", "fuse_grad_size_in_MB", "hybrid_configs.mp_degree"):
+        assert f"strategy.{name}: " in said
+    assert "staleness=3 has no effect with a_sync=False" in said
+    assert "dc_asgd=0.5 has no effect with a_sync=False" in said
+    assert "no job reads it in this version" in said and "fleet.init(is_collective=True" in said
+
+
+def test_embeddings_of_the_optimizers_strategy_come_too_late(servers: Servers) -> None:
+    """They are refused; the same ones that fleet.init got are not."""
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"embeddings": ["0"]}
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
+    for early, late in ((strategy, strategy), (None, strategy)):
+        fleet.init(role, strategy=early)
+        model = fleet.distributed_model(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if early is None:
+            with pytest.raises(ValueError, match="give the strategy to fleet.init"):
+                fleet.distributed_optimizer(optimizer, strategy=late)
+        else:
+            assert fleet.distributed_optimizer(optimizer, strategy=late).communicator is not None
+            assert list(fleet.table_status()) == ["0"]
+        fleet.finish()
+
+
+def test_a_strategy_reads_what_torch_does() -> None:
+    """The defaults of switches about torch are torch's own."""
+    strategy = DistributedStrategy()
+
+    assert strategy.cudnn_exhaustive_search is torch.backends.cudnn.benchmark
+
+
+def test_what_comes_too_late_is_named_with_the_others() -> None:
+    """One error for both reasons."""
+    fleet.init()
+    model = fleet.distributed_model(nn.Linear(4, 4))
+    strategy = DistributedStrategy()
+    strategy.qat = strategy.amp = strategy.asp = True
+    with pytest.raises(ValueError, match="strategy.qat: no job .*amp, strategy.asp: fleet"):
+        fleet.distributed_optimizer(torch.optim.SGD(model.parameters()), strategy=strategy)
+
+
+def test_a_change_that_nothing_reads_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """After fleet.distributed_optimizer, until the job ends."""
+    strategy = DistributedStrategy()
+    fleet.init(strategy=strategy)
+    model = fleet.distributed_model(nn.Linear(4, 4))
+    strategy.gradient_merge = False
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters()))
+    assert "assigned after" not in caplog.text
+    strategy.gradient_merge = True
+    assert "strategy.gradient_merge: assigned after fleet.distributed_optimizer" in caplog.text
+    caplog.clear()
+    fleet.finish()
+    strategy.gradient_merge = False
+    assert "assigned after" not in caplog.text
