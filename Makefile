@@ -11,7 +11,7 @@
 #
 # The complete matrices, of which `make test` takes a part.  An interrupted one goes on where it was; its table is docs/checks/NAME.md:
 #   check-equalities   every optimizer, clip and schedule, on 1 to 3 servers, eagerly and as a program, against plain torch
-#   check-pairs        every model with every optimizer, against plain torch; and every model's life in every
+#   check-pairs        every model with every optimizer, against plain torch; every model's life in every
 #                      mode: resumed on other servers, evaluated, served by a process of its own
 #   check-faults       every fault of the network in every mode over every transport, and every death
 #                      and stop of a process in every mode and phase
@@ -68,8 +68,8 @@ check-faults: .venv/.dev
 	done; exit $$status
 
 check-pairs: .venv/.dev
-	@echo "== the complete matrices of models, with optimizers and in modes, two combinations at a time"
-	@status=0; for check in pairs lives; do \
+	@echo "== the complete matrices of models, optimizers, modes and strategies, two combinations at a time"
+	@status=0; for check in pairs lives strategies; do \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 
