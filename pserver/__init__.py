@@ -133,6 +133,7 @@ The threads of a server::
     exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
     accepts shm N, tcp N    accept connections
+    proxy N                 accepts for gRPC, and passes bytes on; see transport/tcp_proxy.py
     metrics                 accepts readers of metrics; a thread answers each
 
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each

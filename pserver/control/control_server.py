@@ -27,9 +27,9 @@ from pserver.security.access import OPEN, Access
 from pserver.security.guard import Guard, check
 from pserver.security.nonces import Stale
 from pserver.transport.call_threads import Answer, CallThreads
-from pserver.transport.endpoint import check_free, of_peer, spell
-from pserver.transport.grpc_security import bearer_of, listen_on
-from pserver.transport.grpc_stream import SERVICE, Exchanges, server_options
+from pserver.transport.grpc_port import GrpcPort
+from pserver.transport.grpc_security import bearer_of
+from pserver.transport.grpc_stream import SERVICE, Exchanges
 from pserver.transport.health_service import HealthService
 
 log = logging.getLogger(__name__)
@@ -69,18 +69,18 @@ class ControlServer:
         insecure: bool = False,
     ) -> None:
         self._reflects = insecure or access.keys is not None
-        check_free(host, port)
         # of reflection, whose calls may last; all others have threads of their own
         self._pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="reflection")
-        self._server = grpc.server(self._pool, options=server_options(limits))
-        self._threads = CallThreads(limits)
-        self._health = HealthService()
+        self._grpc = GrpcPort(host, port, self._pool, access.keys, limits)
+        self._threads = CallThreads(limits, self._grpc.peer)
+        self._health = HealthService(self._welcome)
         self._exchanges: Exchanges | None = None
+        self.port = self._grpc.port
         try:
-            self.port = listen_on(self._server, spell(host, port), access.keys)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {spell(host, port)}: {error}") from error
-        self.guard = Guard(access, self.port)
+            self.guard = Guard(access, self.port)
+        except ValueError:
+            self.stop(0.0)
+            raise
 
     def start(self, job: Controlled, exchanges: Exchanges | None) -> None:
         """Answers calls from here on, with the methods of ``job``."""
@@ -89,20 +89,20 @@ class ControlServer:
             for name, (method, _, _) in CALLS.items()
         }
         methods["Challenge"] = self._threads.handler("Challenge", self._challenge)
-        self._server.add_generic_rpc_handlers(
+        self._grpc.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods),)
         )
-        self._health.add_to(self._server, self._threads)
+        self._health.add_to(self._grpc.server, self._threads)
         self._exchanges = exchanges
         for name in GRPC_LOGGERS:
             logging.getLogger(name).addFilter(of_grpc.filter)
         if exchanges is not None:
-            exchanges.add_to(self._server)
+            exchanges.add_to(self._grpc)
         if self._reflects:  # with keys to those who have some: they are asked for by TLS
             reflection.enable_server_reflection(
-                (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+                (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc.server
             )
-        self._server.start()
+        self._grpc.start()
         for service in ("", SERVICE):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
@@ -117,7 +117,7 @@ class ControlServer:
     def stop(self, grace_seconds: float) -> None:
         """Refuses new calls, gives running ones ``grace_seconds`` to end, then cancels them."""
         self._health.enter_graceful_shutdown()
-        self._server.stop(grace_seconds).wait(grace_seconds + 1)
+        self._grpc.stop(grace_seconds)
         self._threads.close()
         self._pool.shutdown(wait=False)
         if self._exchanges is not None:
@@ -146,6 +146,13 @@ class ControlServer:
 
         return answer
 
+    def _welcome(self, context: grpc.ServicerContext) -> None:
+        """A call that needs no proof, and may last: it may where there is nothing to prove, or the
+        caller has a certificate.
+        """
+        if self.guard.is_open or bearer_of(context) is not None:
+            self._grpc.admit(context)
+
     def _say(self, name: str, text: str) -> None:
         """Logs a call; where anybody may call, not each."""
         if self.guard.is_open:
@@ -161,8 +168,9 @@ class ControlServer:
         role = self.guard.admit(name, received, proof, bearer)
         request = kind.FromString(received)
         check(role, permissions.role_for_call(name, request), name)
+        self._grpc.admit(context)
         if permissions.is_logged(name, request):
             key = "without a key" if self.guard.is_open else f"with the {role.word}'s key"
             key = key if bearer is None else f"with the key of {bearer}"
-            self._say(name, f"{name}, {key}, from {of_peer(context.peer())}")
+            self._say(name, f"{name}, {key}, from {self._grpc.peer(context)}")
         return request

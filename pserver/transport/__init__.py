@@ -13,6 +13,8 @@ In reading order::
     tcp_listener     its accepting end; ``tcp_greeting``: what is said before the first frame
     frame_socket     one TCP connection: prefixes, checksums, landing
     grpc_stream      plain grpcio on the control port
+    grpc_port        a gRPC server on a port, behind a proxy that bounds its connections
+    tcp_proxy        the proxy; ``proxied_connection``: bytes both ways; ``private_socket``: to gRPC
     grpc_security    its channels and credentials, with keys or without
     dialled_channel  a gRPC channel that can be dialled again, for control calls
     shm              shared memory between processes of one host: how they find each other

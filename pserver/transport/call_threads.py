@@ -22,7 +22,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from pserver.limits import PART_BYTES, SLACK_BYTES, Limits
-from pserver.transport.endpoint import of_peer
 from pserver.transport.half_open import HalfOpen, address_of
 
 THREADS = 32  # of a pool whose calls do not wait for other trainers
@@ -50,10 +49,11 @@ class CallThreads:
 
     Args:
         limits: how many there may be of what, and how large.
+        peer: HOST:PORT of whoever calls.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, peer: Callable[[grpc.ServicerContext], str]) -> None:
+        self._limits, self._peer = limits, peer
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._waiting: dict[str, HalfOpen] = {}
         for name in {*POOLS.values(), OTHERS}:
@@ -105,7 +105,7 @@ class CallThreads:
         context: grpc.ServicerContext,
     ) -> bytes:
         """A call's message."""
-        number = waiting.begin(address_of(of_peer(context.peer())), context.cancel)
+        number = waiting.begin(address_of(self._peer(context)), context.cancel)
         try:
             message = next(messages, None)
         finally:

@@ -14,8 +14,8 @@ import grpc
 from pserver.errors import Unreachable
 from pserver.security.keys import Keys
 from pserver.transport.endpoint import spell
+from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.grpc_security import open_channel
-from pserver.transport.grpc_stream import CLIENT_OPTIONS
 
 
 class DialledChannel:

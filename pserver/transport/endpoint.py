@@ -62,34 +62,19 @@ def is_here(host: str) -> bool:
     return True
 
 
-def check_free(host: str, port: int) -> None:
-    """Returns if this process may listen there.  Called before gRPC listens, which only logs a
-    failure.
-
-    Raises:
-        OSError: one sentence that names HOST:PORT and the system's reason.
-    """
-    _bound(host, port).close()
-
-
 def listening_socket(host: str, port: int) -> socket.socket:
     """A TCP socket that listens; port 0 is any free one.
 
     Raises:
         OSError: one sentence that names HOST:PORT and the system's reason.
     """
-    bound = _bound(host, port)
-    bound.listen()
-    return bound
-
-
-def _bound(host: str, port: int) -> socket.socket:
     bound = None
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(info[0], info[1])
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(info[4])
+        bound.listen()
     except OSError as error:
         if bound is not None:
             bound.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event, Thread
 
 import grpc
@@ -24,46 +25,16 @@ from pserver.security import tls
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
 from pserver.transport.codec import decode, encode_header
-from pserver.transport.endpoint import check_free, of_peer, spell
-from pserver.transport.grpc_security import bearer_of, listen_on, open_channel
+from pserver.transport.endpoint import spell
+from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
+from pserver.transport.grpc_security import bearer_of, open_channel
 from pserver.transport.open_streams import OpenStreams
 from pserver.transport.pipe import Pipe
-from pserver.transport.stream import Buffer, Handler, Land
+from pserver.transport.stream import Buffer, Handler, Land, Stream
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"
 CANCEL_NOTICE_SECONDS = 0.05  # grpcio may tell the end of input so long before the cancellation
-CALLS_OF_CONNECTION = 128  # at a time, as many as strangers may have in all
-KEEPALIVE_MILLISECONDS = 60_000  # without a word, until a peer is asked for a sign
-# what a client takes: a reply may have a whole program, with many slices
-MESSAGE_BYTES = 2**26
-OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # a cluster's hosts are not behind the proxy that fetches packages
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.so_reuseport", 0),  # two servers on one port are a mistake
-    # a connection for each stream, so that tensors never delay a heartbeat
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
-
-CLIENT_OPTIONS = [*OPTIONS, ("grpc.max_receive_message_length", MESSAGE_BYTES)]
-
-
-def server_options(limits: Limits) -> list[tuple[str, int]]:
-    """The options of a server that accepts from strangers, too."""
-    milliseconds = int(1000 * limits.hello_seconds)
-    return [
-        *OPTIONS,
-        ("grpc.max_receive_message_length", limits.message_bytes),
-        ("grpc.max_allowed_incoming_connections", limits.connections),
-        ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION),
-        ("grpc.server_handshake_timeout_ms", milliseconds),
-        # a trainer's heartbeat keeps its connection busy
-        ("grpc.max_connection_idle_ms", milliseconds),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-        ("grpc.keepalive_timeout_ms", 20_000),
-    ]
 
 
 class GrpcStream:
@@ -89,6 +60,7 @@ class GrpcStream:
         self._incoming: Iterator[bytes] = iter(())
         self._end: Callable[[], object] = lambda: None
         self._release: Callable[[], object] = lambda: None
+        self._admitted: Callable[[], object] = lambda: None
         self._over = Event()  # the call has ended, for any reason
         self._most = first_bytes  # of the next frame
         self._cancelled = False
@@ -98,6 +70,7 @@ class GrpcStream:
         incoming: Iterator[bytes],
         end: Callable[[], object],
         release: Callable[[], object] | None,
+        admitted: Callable[[], object] = lambda: None,
     ) -> None:
         """Gives the stream its call.
 
@@ -105,7 +78,9 @@ class GrpcStream:
             incoming: the messages that arrive.
             end: cancels the call.
             release: closes the connection; None at the accepting end.
+            admitted: is told when the peer has been admitted.
         """
+        self._admitted = admitted
         self._incoming, self._end, self._accepting = incoming, end, release is None
         self._release = release or (lambda: None)
 
@@ -136,6 +111,7 @@ class GrpcStream:
     def admit(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         self._most = MESSAGE_BYTES
+        self._admitted()
 
     def close(self) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -175,25 +151,27 @@ class Exchanges:
         self._most = limits.hello_bytes
         self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="grpc exchange")
 
-    def add_to(self, server: grpc.Server) -> None:
+    def add_to(self, port: GrpcPort) -> None:
         """Adds the method to a server, which may have others of the same service."""
 
         def exchange(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self.exchange(requests, context)
+            return self._exchange(requests, context, port)
 
         # grpc's own health service chooses its threads in the same way
         exchange.experimental_thread_pool = self._pool  # type: ignore[attr-defined]
         # no serializers: bytes in and out
         method = grpc.stream_stream_rpc_method_handler(exchange)
-        server.add_generic_rpc_handlers(
+        port.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method}),)
         )
 
-    def exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _exchange(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, port: GrpcPort
+    ) -> Iterator[bytes]:
         """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
-        stream = GrpcStream(of_peer(context.peer()), self._most)
+        stream = GrpcStream(port.peer(context), self._most)
         stream.bearer = bearer_of(context)
-        stream.attach(requests, context.cancel, None)
+        stream.attach(requests, context.cancel, None, partial(port.admit, context))
         if not context.add_callback(stream.ended):
             return
         Thread(
@@ -220,19 +198,22 @@ class GrpcListener:
     """
 
     def __init__(self, handle: Handler, host: str, port: int, keys: Keys | None) -> None:
-        check_free(host, port)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grpc")  # its method has its own
-        self._server = grpc.server(self._pool, options=server_options(Limits()))
-        self._exchanges = Exchanges(handle)
-        self._exchanges.add_to(self._server)
-        self.port = listen_on(self._server, spell(host, port), keys)
-        self._server.start()
+        self._grpc = GrpcPort(host, port, self._pool, keys, Limits())
+        self.port = self._grpc.port
+
+        def admitted(stream: Stream) -> None:
+            stream.admit()  # nobody has to say HELLO here
+            handle(stream)
+
+        self._exchanges = Exchanges(admitted)
+        self._exchanges.add_to(self._grpc)
+        self._grpc.start()
 
     def close(self, grace_seconds: float) -> None:
         """See :class:`pserver.transport.stream.Listener`."""
-        stopped = self._server.stop(grace_seconds)  # refuses new calls from here on
         self._exchanges.close(grace_seconds)
-        stopped.wait(grace_seconds + 1)
+        self._grpc.stop(grace_seconds)
         self._exchanges.end_threads()
         self._pool.shutdown(wait=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -15,10 +16,15 @@ MOST_WATCHES = 64  # calls of Watch, at a time
 
 
 class HealthService(health.HealthServicer):  # type: ignore[misc]  # it has no types
-    """Health checks with threads of their own, and few calls of Watch at a time, as each lasts."""
+    """Health checks with threads of their own, and few calls of Watch at a time, as each lasts.
 
-    def __init__(self) -> None:
+    Args:
+        welcome: is told of each call that lasts.
+    """
+
+    def __init__(self, welcome: Callable[[grpc.ServicerContext], None]) -> None:
         super().__init__()
+        self._welcome = welcome
         self._watching = 0  # calls of Watch
         self._counting = Lock()  # guards it
 
@@ -49,6 +55,7 @@ class HealthService(health.HealthServicer):  # type: ignore[misc]  # it has no t
             what = f"expected at most {MOST_WATCHES} calls of Watch at a time"
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
         context.add_callback(self._watched)
+        self._welcome(context)
         return super().Watch(request, context, send)
 
     def _watched(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,16 +16,18 @@ import grpc
 from pserver.transport import shm_ring
 from pserver.transport.codec import PAYLOAD_TAG
 from pserver.transport.frame_socket import PREFIX
-from pserver.transport.grpc_stream import CLIENT_OPTIONS, SERVICE
+from pserver.transport.grpc_port import CLIENT_OPTIONS
+from pserver.transport.grpc_stream import SERVICE
 from pserver.transport.shm import GREETING
 from pserver.transport.shm_stream import INLINE, PRELUDE
 from pserver.transport.tcp_greeting import Greeting
 from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
+from tests.fuzz.http2 import UnfinishedCall, greeting
 from tests.fuzz.inputs import FrameInput, Inputs
 
 SECONDS = 5.0
-HALF_OPEN = 1500  # connections that stay open and say nothing
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0x04, 0, 0)[1:] + bytes(1)
+HALF_OPEN = 1500  # connections that stay open and say nothing, or little
+UNFINISHED = 32  # calls whose message does not end
 LENGTHS = (0, 1, 4096, 4097, 2**22, 2**26, 2**26 + 1, 2**31, 2**32 - 1)
 # what anybody may do where no key is asked for; an observer may let the job pause
 OPEN_CALLS = ("Drain", "Reset", "Announce", "Join", "Save", "Load", "Observe")
@@ -57,6 +58,7 @@ class Attacker:
         self._observer = ""  # a session with which one reads, where anybody may
         self._channel = grpc.insecure_channel(endpoint, options=CLIENT_OPTIONS)
         self._half_open: deque[socket.socket] = deque()
+        self._unfinished: deque[UnfinishedCall] = deque()
         self.attacks: list[Callable[[Inputs], int]] = [
             self.tcp_bytes,
             self.tcp_frames,
@@ -66,6 +68,7 @@ class Attacker:
             self.grpc_frames,
             self.control_bytes,
             self.half_open,
+            self.unfinished,
             self.shm_frames,
         ]
 
@@ -100,7 +103,7 @@ class Attacker:
             return attack.__name__, 1
 
     def close(self) -> None:
-        for each in self._half_open:
+        for each in (*self._half_open, *self._unfinished):
             each.close()
         self._channel.close()
 
@@ -151,7 +154,7 @@ class Attacker:
     def control_bytes(self, inputs: Inputs) -> int:
         """Bytes in place of HTTP/2, or HTTP/2 with some changed."""
         with self._connect(control=True) as connection:
-            data = PREFACE + inputs.random.randbytes(inputs.random.choice((0, 9, 200)))
+            data = greeting() + inputs.random.randbytes(inputs.random.choice((0, 9, 200)))
             if inputs.random.random() < 0.5:
                 data = inputs.mutated(data)
             connection.sendall(data)
@@ -161,12 +164,26 @@ class Attacker:
     def half_open(self, inputs: Inputs) -> int:
         """Connections that stay, and have said little."""
         for _ in range(10):
-            connection = self._connect(control=inputs.random.random() < 0.3)
-            connection.sendall(b"pstcp\0\0\1"[: inputs.random.randrange(9)])
+            control = inputs.random.random() < 0.5
+            connection = self._connect(control)
+            said = greeting() if control else b"pstcp\0\0\1"
+            connection.sendall(said[: inputs.random.randrange(len(said) + 1)])
             self._half_open.append(connection)
         while len(self._half_open) > HALF_OPEN:
             self._half_open.popleft().close()
         return 10
+
+    def unfinished(self, inputs: Inputs) -> int:
+        """A call of up to 4 MB, of which the end does not come."""
+        host, _, port = self._endpoint.rpartition(":")
+        size = inputs.random.choice((2**16, 2**20, 2**22))
+        method = f"/{SERVICE}/{inputs.random.choice(('Join', 'Install', 'Barrier', 'Exchange'))}"
+        call = UnfinishedCall((host, int(port)), method, size, 0.5)
+        self._unfinished.append(call)
+        if len(self._unfinished) > UNFINISHED:
+            self._unfinished.popleft().close()
+        call.send(inputs.random.randrange(size))
+        return 1
 
     def shm_frames(self, inputs: Inputs) -> int:
         """A good greeting or a bad one, and frames."""

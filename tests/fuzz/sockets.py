@@ -69,7 +69,6 @@ def fuzz(
         before, logged, began = victim.memory()[0], victim.log.stat().st_size, time.monotonic()
         _attack(victim, seed, seconds, found, say)
         took = time.monotonic() - began
-        found.join = victim.joined_in()
         time.sleep(REST_SECONDS)
         victim.finish()
         now, peak = victim.memory()
@@ -99,6 +98,8 @@ def _attack(
     threads = [threading.Thread(target=run, args=(which,)) for which in range(ATTACKERS)]
     for thread in threads:
         thread.start()
+    time.sleep(seconds / 2)
+    found.join = victim.joined_in()  # in the middle of it
     while any(thread.is_alive() for thread in threads):
         for thread in threads:
             thread.join(5 / ATTACKERS)

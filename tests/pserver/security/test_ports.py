@@ -24,6 +24,7 @@ OPENERS = {
     "pserver/transport/grpc_security.py": "control",
     "pserver/transport/shm.py": "shared memory",
     "pserver/transport/tcp_listener.py": "tensors",
+    "pserver/transport/tcp_proxy.py": "control",
     "trainer/collective/membership.py": "rendezvous",
     "trainer/collective/rendezvous.py": "rendezvous",
     "trainer/collective/spawn.py": "rendezvous",

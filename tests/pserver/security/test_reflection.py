@@ -11,8 +11,8 @@ from pserver.control.control_server import ControlServer
 from pserver.job.job import Job
 from pserver.security.access import OPEN, Access
 from pserver.security.secret import Secret
+from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.grpc_security import open_channel
-from pserver.transport.grpc_stream import CLIENT_OPTIONS
 from tests.support.cluster_keys import keys_of
 
 SECONDS = 10.0

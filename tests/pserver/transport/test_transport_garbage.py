@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from pserver.errors import CorruptFrame
-from pserver.transport import grpc_stream
 from pserver.transport.frame_socket import PREFIX
+from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
 from pserver.transport.tcp_greeting import Greeting, Welcome
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
 def raw_grpc(port: int, method: str, message: bytes) -> None:
     """Any bytes to any method."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=grpc_stream.CLIENT_OPTIONS) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
         try:
             list(channel.stream_stream(method)(iter([message]), timeout=SECONDS))
         except grpc.RpcError:
