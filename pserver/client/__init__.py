@@ -10,8 +10,9 @@ In reading order::
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there
+    report            what a trainer says of its training with each heartbeat
     observer          reads what a server holds, without taking part
 
-The trainer imports these five and no generated message.  This room imports transports, the control
+The trainer imports these files and no generated message.  This room imports transports, the control
 calls, errors and the pure gradient of rows; nothing of the server's service, job or tables.
 """

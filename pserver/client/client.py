@@ -55,6 +55,7 @@ from pserver.client.channel import Channel
 from pserver.client.greeting import greet
 from pserver.client.install_requests import install_requests
 from pserver.client.replies import Joined, TableStatus
+from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
@@ -68,7 +69,6 @@ from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
     FinishRequest,
-    HeartbeatRequest,
     Hello,
     JoinReply,
     JoinRequest,
@@ -125,6 +125,7 @@ class Client:
         tables: the channel on which rows are read and loaded, if any.
         meanwhile: called while :meth:`join` waits; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
+        reported: called for each heartbeat: what the trainer says of its training.
         traffic: payload bytes by name on the wire.
     """
 
@@ -144,6 +145,7 @@ class Client:
         self.index = index
         self.transport = ""
         self.activity = ""
+        self.reported: Callable[[], Report] = Report
         self.channels: list[Channel] = []
         self.traffic = ByteCounters()
         self.tables: Channel | None = None
@@ -302,9 +304,8 @@ class Client:
         Returns:
             The address; "" while trainer 0 has not told it.
         """
-        return self._control.rendezvous(
-            RendezvousRequest(session=self._reply.session, address=address)
-        ).address
+        request = RendezvousRequest(session=self._reply.session, address=address)
+        return self._control.rendezvous(request).address
 
     def agree(self, topic: str, text: str) -> str:
         """Says something about a topic; the first trainer to do so is right.
@@ -312,9 +313,8 @@ class Client:
         Returns:
             What the first one said: ``text``, where that is this trainer.
         """
-        return self._control.rendezvous(
-            RendezvousRequest(session=self._reply.session, address=text, topic=topic)
-        ).address
+        request = RendezvousRequest(session=self._reply.session, address=text, topic=topic)
+        return self._control.rendezvous(request).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Applies time decay to the server's rows, then drops those below the score threshold or
@@ -457,7 +457,8 @@ class Client:
             begun = time.monotonic()
             left = max(self._heartbeat_timeout - (begun - answered), LAST_BEAT_SECONDS)
             seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
-            request = HeartbeatRequest(session=self._reply.session, activity=self.activity)
+            session, said, streams = self._reply.session, self.reported(), self.every_channel
+            request = heartbeat(session, self.activity, said, self.index, streams)
             try:
                 reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
             except PServerError as error:

@@ -6,6 +6,8 @@ In reading order::
     attendance         announcing, joining, finishing, leaving; how a job ends
     announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock
+    events             what has happened, for who watches
+    reports            what is kept of what trainers say of themselves
     job_identity       which trainers belong to the job
     membership         trainers, their watermarks and timeouts
     blocking_waits     waits of trainers for one another

@@ -23,8 +23,10 @@ from pserver.errors import (
     PServerError,
     TrainerLost,
 )
+from pserver.job import reports
 from pserver.job.announcements import Announcements
 from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.events import EventLog
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.job_identity import (
     JobIdentity,
@@ -36,11 +38,9 @@ from pserver.job.job_identity import (
 from pserver.job.lifecycle import JobState, Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.observations import Observations
-from pserver.repeated_lines import LimitedLog
 
 log = logging.getLogger(__name__)
 
-ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
 FINISH_SECONDS = 1.0  # the longest that Finish waits
 
@@ -72,7 +72,7 @@ class Attendance(ABC):
         self._identity = JobIdentity()
         self._members = Membership(1, clock())
         self._announcements = Announcements()
-        self.log = LimitedLog(log)
+        self.log = EventLog(log, self.lifecycle.events)
         self.observations = Observations()
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Attendance(ABC):
         with self.condition:
             now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
             for lost in self._members.lose_silent(now, timeout):
-                self.lifecycle.fail(lost)
+                self.lifecycle.lose(lost)
             self._announcements.lose_silent(now, timeout)
             self.observations.lose_silent(now, timeout)
             if self._members.by_trainer and self.failure is None:
@@ -134,11 +134,11 @@ class Attendance(ABC):
         """Fails the job where a trainer will not join any more."""
         for trainer in self._members.not_joined():
             if (lost := self._lost(trainer, self._members.began)) is not None:
-                self.lifecycle.fail(lost)
+                self.lifecycle.lose(lost)
         start = self.config.start_timeout_seconds
         names = ", ".join(map(str, self._members.missing(now, start)))
         if names:
-            self.lifecycle.fail(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
+            self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
 
     def shut_down(self) -> None:
         """Takes no new trainers and no new steps; every trainer is told, those that wait at once
@@ -331,7 +331,7 @@ class Attendance(ABC):
         """A heartbeat; the reply says whether the job still runs."""
         with self.condition:
             member = self.member(request.session)
-            member.activity = request.activity[:ACTIVITY_LENGTH]
+            member.activity, member.report = reports.kept(request, self.config.limits)
             if self.failure is None:
                 return wire.HeartbeatReply()
             return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)

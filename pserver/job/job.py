@@ -27,7 +27,13 @@ from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.program_parts import ProgramParts
-from pserver.job.status_report import observed, program_status, trainer_statuses
+from pserver.job.status_report import (
+    lane_statuses,
+    observed,
+    program_status,
+    trainer_statuses,
+)
+from pserver.metrics.resident_memory import resident_bytes
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage
@@ -254,12 +260,14 @@ class Job(Attendance):
         installed = self.installed()
         with installed.steps.checkpoint.time():
             path = job_files.save(self._directory(request.path), installed, self._members)
+        self.lifecycle.events.add("saved", f"saved to {shown(path)}")
         return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held)
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
         path = job_files.load(self._directory(request.path), self.installed(), self._members)
+        self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
         return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
 
     def _directory(self, path: str) -> str:
@@ -289,6 +297,13 @@ class Job(Attendance):
                 transports=sorted(self.transports),
                 failure=str(self.failure or ""),
                 trainers=trainer_statuses(self._members, self._clock()),
+                lanes=() if self.program is None else lane_statuses(self.program),
+                events=self.lifecycle.events.all(),
+                time=time.time(),
+                memory_bytes=resident_bytes(),
+                server_index=self.server_index,
+                trainers_expected=self._members.expected,
+                run=self.run,
             )
             if self.failure is not None:
                 reply.failed_seconds = self._clock() - self.lifecycle.failed_at

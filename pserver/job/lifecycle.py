@@ -31,8 +31,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError
-from pserver.repeated_lines import LimitedLog
+from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError, TrainerLost
+from pserver.job.events import EventLog, Events
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Lifecycle:
         succeeded: the last job has ended, and every trainer has said that it is done.
         draining: the server is shutting down and takes no new step.
         ended: set when a job ends here, because its trainers left or because it failed.
+        events: what has happened on this server.
 
     Args:
         clock: seconds that never go back.
@@ -75,7 +76,8 @@ class Lifecycle:
         self.succeeded = False
         self.draining = False
         self.ended = threading.Event()
-        self._log = LimitedLog(log)
+        self.events = Events()
+        self._log = EventLog(log, self.events)
 
     def begin(self) -> None:
         """Trainer 0 has joined an empty server: a new job begins."""
@@ -110,6 +112,12 @@ class Lifecycle:
                 self._log.say("failed", f"the job failed: {error}", logging.ERROR)
             self.condition.notify_all()
 
+    def lose(self, error: TrainerLost) -> None:
+        """Ends the job, because a trainer is lost."""
+        with self.condition:
+            self.events.add("lost", str(error))
+            self.fail(error)
+
     def or_fail(self, work: Callable[[], None]) -> None:
         """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
         disagree.
@@ -126,6 +134,8 @@ class Lifecycle:
     def drain(self) -> None:
         """The server is shutting down: from here on every wait and every new step raises."""
         with self.condition:
+            if not self.draining:
+                self.events.add("draining", "the server is shutting down")
             self.draining = True
             self.condition.notify_all()
             self.ended.set()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
@@ -133,6 +134,7 @@ class Member:
         state: whether it takes part.
         watermarks: by lane.
         activity: what it says that it does ("step 12", "saving").
+        report: what it says of its training.
         waits: what it waits for, by place; see blocking_waits.py.
         leaving: its last step has come, and it leaves when that is applied.
         finished: it takes no further step, and waits for the others to say the same.
@@ -147,6 +149,7 @@ class Member:
     state: MemberState = MemberState.JOINED
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
+    report: wire.TrainerReport = field(default_factory=wire.TrainerReport)
     waits: dict[str, Wait] = field(default_factory=dict)
     leaving: bool = False
     finished: bool = False

@@ -64,4 +64,7 @@ class NonFiniteSteps:
             contribution.refused = self._action == "refuse"
             self.refused += contribution.refused
             done = "refused" if contribution.refused else "applied"
+            self._job.events.add(
+                "refused" if contribution.refused else "nonfinite", f"{step}: {done}"
+            )
             self._warning.warn(step.trainer, f"{step}: {done}")

@@ -22,9 +22,33 @@ def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus
             transport=member.transport,
             silence_seconds=now - member.last_heard,
             activity=member.waiting or member.activity,
+            report=member.report,
         )
         for _, member in sorted(members.by_trainer.items())
     ]
+
+
+def lane_statuses(installed: InstalledProgram) -> list[wire.LaneStatus]:
+    """One for each lane.  The caller holds the job's lock."""
+    found = []
+    for lane in installed.lanes:
+        totals = installed.steps.lanes[lane.index].totals
+        found.append(
+            wire.LaneStatus(
+                mode=lane.lane.mode,
+                version=lane.version,
+                queued=lane.queued,
+                steps=totals.steps,
+                step_seconds=totals.step_seconds,
+                updates=totals.updates,
+                update_seconds=totals.update_seconds,
+                wait_seconds=totals.wait_seconds,
+                stale_pushes=totals.stale_pushes,
+                stale_steps=totals.stale_steps,
+                most_stale_steps=totals.most_stale_steps,
+            )
+        )
+    return found
 
 
 def program_status(installed: InstalledProgram) -> wire.StatusReply:

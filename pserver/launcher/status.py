@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,8 @@ def show_json(answers: Iterable[Answer], console: Console) -> int:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message's fields as JSON has them, numbers as numbers.
+    """A message's fields as JSON has them, numbers as numbers; those that JSON does not have are
+    "nan", "inf" and "-inf".
 
     Example:
         >>> plain(TrainerStatus(trainer_id=1, state="joined", step=7))["step"]
@@ -127,6 +129,8 @@ def plain(message: Message) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Message):
         return plain(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return value if isinstance(value, str | int | float) else [_plain(each) for each in value]

@@ -4,6 +4,7 @@ In reading order::
 
     histograms   how long, and how many steps: their buckets
     job_steps    what a server measures of one job's steps
+    resident_memory    how much memory this process has
     labels       the constant labels of a process
     exposition   GET /metrics
     json_log     log lines with the same labels

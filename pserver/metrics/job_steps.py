@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.metrics_core import Metric
@@ -22,9 +23,11 @@ class JobSteps(Collector):
     Attributes:
         checkpoint: of the seconds that a save took.
         pause: of the seconds in which no step ran, because of a save, a load or a shrink.
+        lanes: those of each lane, by index.
     """
 
     def __init__(self) -> None:
+        self.lanes: dict[int, LaneSteps] = {}
         self._step = in_seconds(
             "pserver_step_seconds",
             "From a step's first commit on this server until it is applied.",
@@ -63,7 +66,10 @@ class JobSteps(Collector):
 
     def lane(self, index: int) -> LaneSteps:
         """Those of one lane."""
-        return LaneSteps(index, self._step, self._wait, self._update, self._staleness, self._pushes)
+        self.lanes[index] = LaneSteps(
+            index, self._step, self._wait, self._update, self._staleness, self._pushes
+        )
+        return self.lanes[index]
 
     def nonfinite(self, trainer: int) -> None:
         """A trainer has committed a step that is not finite."""
@@ -78,12 +84,38 @@ class JobSteps(Collector):
             yield from each.collect()
 
 
+@dataclass(slots=True)
+class LaneTotals:
+    """Running totals of one lane, from the job's start.
+
+    Attributes:
+        steps, step_seconds: from a step's first commit until it is applied.
+        updates, update_seconds: the arithmetic.
+        wait_seconds: by trainer: for how long a step's first trainer waited for this one.
+        stale_pushes, stale_steps, most_stale_steps: pushes whose staleness was measured, its sum in
+            steps, and the most.
+    """
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    updates: int = 0
+    update_seconds: float = 0.0
+    wait_seconds: dict[int, float] = field(default_factory=dict)
+    stale_pushes: int = 0
+    stale_steps: int = 0
+    most_stale_steps: int = 0
+
+
 class LaneSteps:
-    """What a server measures of one lane's steps.  Times are of :func:`now`.
+    """What a server measures of one lane's steps.  Times are of :func:`now`.  The caller holds the
+    job's lock.
 
     Args:
         lane: its index.
         step, wait, update, staleness, pushes: of the job.
+
+    Attributes:
+        totals: for ``pserver status``.
     """
 
     def __init__(
@@ -95,6 +127,7 @@ class LaneSteps:
         staleness: Histogram,
         pushes: Counter,
     ) -> None:
+        self.totals = LaneTotals()
         self._lane, self._wait = str(lane), wait
         self._waits: dict[int, Histogram] = {}  # by trainer
         self._step, self._update = step.labels(self._lane), update.labels(self._lane)
@@ -106,6 +139,8 @@ class LaneSteps:
         if trainer not in self._waits:
             self._waits[trainer] = self._wait.labels(self._lane, f"trainer {trainer}")
         self._waits[trainer].observe(after)
+        waited = self.totals.wait_seconds
+        waited[trainer] = waited.get(trainer, 0.0) + after
 
     def repeated(self) -> None:
         """A step has come again that was applied before, or is in progress."""
@@ -117,15 +152,24 @@ class LaneSteps:
 
     def applied(self, since: float) -> None:
         """A step is applied whose first commit came at ``since``."""
-        self._step.observe(now() - since)
+        seconds = now() - since
+        self._step.observe(seconds)
+        self.totals.steps += 1
+        self.totals.step_seconds += seconds
 
     def updated(self, since: float) -> None:
         """An update that began at ``since`` has ended."""
-        self._update.observe(now() - since)
+        seconds = now() - since
+        self._update.observe(seconds)
+        self.totals.updates += 1
+        self.totals.update_seconds += seconds
 
     def stale(self, steps: int) -> None:
         """So many updates of others lie between two of one trainer."""
         self._staleness.observe(steps)
+        self.totals.stale_pushes += 1
+        self.totals.stale_steps += steps
+        self.totals.most_stale_steps = max(self.totals.most_stale_steps, steps)
 
 
 def now() -> float:

@@ -13,11 +13,13 @@ from prometheus_client.registry import Collector
 
 from pserver.client.client import Client
 from pserver.client.replies import Reply
+from pserver.client.report import LaneTotals, Report
 from pserver.config import metrics_place
 from pserver.metrics.exposition import Exposition
 from pserver.metrics.histograms import in_seconds
 from pserver.metrics.json_log import LINES, write_json
 from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
+from pserver.metrics.resident_memory import resident_bytes
 from pserver.security.access import Access
 from trainer.communicator.lane import LaneSender
 from trainer.role import LOOPBACK, Connection
@@ -28,6 +30,9 @@ class TrainerSteps(Collector):
     """What a trainer measures of its steps.
 
     The script's thread closes and finishes steps; the connections' threads hear answers.
+
+    Attributes:
+        totals: of each lane, by index, for whom the trainer reports to.
     """
 
     def __init__(self) -> None:
@@ -46,6 +51,7 @@ class TrainerSteps(Collector):
             registry=None,
         )
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
+        self.totals: dict[int, LaneTotals] = {}
         self._closed: dict[int, float] = {}  # by lane: when its last step was
         self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
 
@@ -56,18 +62,32 @@ class TrainerSteps(Collector):
             self._lanes[lane] = self._step.labels(str(lane)), self._blocked.labels(str(lane))
         else:
             self._lanes[lane][0].observe(now - before)
+            self.lane(lane).step_seconds += now - before
+        self.lane(lane).steps += 1
         self._closed[lane] = now
 
     def blocked(self, lane: int, finish: Callable[[], Reply]) -> Reply:
         """Finishes a step of a lane; the time counts as blocked."""
         began = time.perf_counter()
         reply = finish()
-        self._lanes[lane][1].inc(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._lanes[lane][1].inc(seconds)
+        self.lane(lane).blocked_seconds += seconds
         return reply
+
+    def lane(self, index: int) -> LaneTotals:
+        """The totals of one lane."""
+        return self.totals.setdefault(index, LaneTotals())
 
     def answered(self, lane: int, server: int) -> Callable[[float], None]:
         """Told the seconds that an answer of a server took."""
-        return self._wait.labels(str(lane), f"server {server}").observe
+        histogram, totals = self._wait.labels(str(lane), f"server {server}"), self.lane(lane)
+
+        def tell(seconds: float) -> None:
+            histogram.observe(seconds)
+            totals.answered(server, seconds)
+
+        return tell
 
     def save(self) -> AbstractContextManager[object]:
         """A save of the whole job lasts as long as this."""
@@ -92,6 +112,7 @@ class TrainerMetrics(Collector):
         steps: what is measured of them.
         run: names this run of the job; "" before a server has said it.
         more: collectors of whoever has more to show.
+        said: what the script has said of its training: samples, and values by name.
     """
 
     def __init__(
@@ -110,6 +131,7 @@ class TrainerMetrics(Collector):
         self.steps = TrainerSteps()
         self.run = ""
         self.more: list[Collector] = []
+        self.said: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
 
     def open(self, clients: Sequence[Client]) -> None:
         """Serves the page from here on, if it is asked for.
@@ -118,6 +140,8 @@ class TrainerMetrics(Collector):
             OSError: it cannot listen there.
         """
         self._clients = clients
+        for client in clients:
+            client.reported = self.report
         given = self._connection
         LINES.labels = self._labels
         if given.log_json:
@@ -137,6 +161,12 @@ class TrainerMetrics(Collector):
         for client in self._clients:
             for lane, channel in enumerate(client.channels):
                 channel.heard = self.steps.answered(lane, client.index)
+
+    def report(self) -> Report:
+        """What servers are told with each heartbeat."""
+        samples, values = self.said()
+        lanes = [self.steps.lane(index) for index in range(len(self._lanes))]
+        return Report(samples, values, resident_bytes(), lanes)
 
     def close(self) -> None:
         """Ends the page; harmless when called twice."""

@@ -337,6 +337,7 @@ class Job:
             incarnation="" if self._arrival is None else self._arrival.incarnation,
         )
         communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
+        communicator.page.said = self.reported.now
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
         self._connect_trainers(communicator, plan, strategy)

@@ -10,9 +10,10 @@ from trainer.job.current import present
 
 
 def report(samples: int = 0, **values: Any) -> None:
-    """Tells whoever reads this trainer's metrics how training goes.
+    """Tells whoever watches the job, or reads this trainer's metrics, how training goes.
 
-    It costs microseconds, and nothing travels: metrics are read where PSERVER_METRICS says.
+    It costs microseconds: the last values travel with heartbeats, once a second and up to 64 of
+    them, for ``pserver status`` and ``pserver web``; metrics are read where PSERVER_METRICS says.
 
     Args:
         samples: that this trainer has trained on since the last call; they are added up.

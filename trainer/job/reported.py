@@ -22,6 +22,10 @@ class Reported(Collector):
         self._samples += samples
         self._values = {**self._values, **values}
 
+    def now(self) -> tuple[int, dict[str, float]]:
+        """The samples, and the last value of each name."""
+        return self._samples, self._values
+
     def collect(self) -> Iterator[Metric]:
         """See :class:`Collector`."""
         samples: dict[tuple[str, ...], float] = {(): float(self._samples)}

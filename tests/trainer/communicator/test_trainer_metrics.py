@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from pserver.config import ServerConfig
+from pserver.launcher.status import ask
 from pserver.service.server import Server
+from pserver.wire_pb2 import TrainerReport
 from tests.support.scraped import Scraped
 from tests.support.table_programs import Tables, batches, begun, transpiled
 from tests.support.table_trainers import Net, Trainer
+from tests.support.waiting import eventually
 from trainer import DistributedEmbedding, Executor, fleet
 from trainer.communicator.communicator import Communicator
 
@@ -51,6 +54,31 @@ def test_a_trainers_steps_are_measured(servers: Servers) -> None:
     counted = communicator.metrics()
     assert found.value("pserver_bytes_total", direction="out") == counted["bytes_out"]
     assert found.value("pserver_bytes_total", direction="in") == counted["bytes_in"]
+    trainer.optimizer.close()
+
+
+def test_servers_are_told_how_training_goes(servers: Servers) -> None:
+    """With heartbeats, within seconds: each server, of its own part; and it tells who asks."""
+    endpoints = servers(2)
+    trainer = Trainer(endpoints, 0, 1, Net())
+    trainer.job.reported.add(64, {"loss": 0.5})
+    for _ in range(4):
+        trainer.add([1, 2, 3], 1.0, 1.0)
+    for endpoint in endpoints.split(","):
+
+        def report(endpoint: str = endpoint) -> TrainerReport:
+            (found,) = ask(endpoint).trainers
+            return found.report
+
+        eventually(lambda report=report: report().lanes and report().lanes[0].steps == 4)
+        found = report()
+        assert (found.samples, dict(found.values)) == (64, {"loss": 0.5})
+        assert found.memory_bytes > 2**20 and found.bytes_in > 0 and found.bytes_out > 0
+        assert found.lanes[0].waits == 4 and found.lanes[0].step_seconds > 0
+        assert 0 < found.lanes[0].blocked_seconds and 0 < found.lanes[0].wait_seconds
+        (lane,) = ask(endpoint).lanes
+        assert (lane.version, lane.updates, lane.mode) == (4, 4, "sync")
+        assert 0 < lane.update_seconds <= lane.step_seconds
     trainer.optimizer.close()
 
 

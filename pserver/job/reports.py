@@ -1,0 +1,34 @@
+"""What a server keeps of what a trainer says of itself."""
+
+from __future__ import annotations
+
+from pserver import wire_pb2 as wire
+from pserver.limits import Limits
+
+ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
+VALUES = 64  # numbers of a script
+LANES = 256
+
+
+def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.TrainerReport]:
+    """A heartbeat's activity and report, cut to what is kept: the first 64 values by name, each
+    name to the bytes that a name may have.
+    """
+    said = request.report
+    report = wire.TrainerReport(
+        samples=said.samples,
+        values={
+            _cut(name, limits.name_bytes): said.values[name]
+            for name in sorted(said.values)[:VALUES]
+        },
+        memory_bytes=said.memory_bytes,
+        lanes=said.lanes[:LANES],
+        bytes_in=said.bytes_in,
+        bytes_out=said.bytes_out,
+        reconnects=said.reconnects,
+    )
+    return request.activity[:ACTIVITY_LENGTH], report
+
+
+def _cut(name: str, most: int) -> str:
+    return name.encode()[:most].decode(errors="ignore")
