@@ -11,7 +11,8 @@
     |   `-- TrainerLost
     |-- TimedOut               a wait reached its timeout, though heartbeats went on
     |-- JobFailed              another process of the job ended it, and said why
-    |   `-- NonFinite          a step had a NaN or an infinity, and the job was to stop at one
+    |   |-- NonFinite          a step had a NaN or an infinity, and the job was to stop at one
+    |   `-- Outlier            a norm was far beyond its history, and the job was to stop at one
     |-- Refused                the peer understood and said no
     |   |-- Busy               the server has another job
     |   |-- NotAllowed         no key, another job's, or one whose role may not
@@ -74,6 +75,12 @@ class JobFailed(PServerError):
 
 class NonFinite(JobFailed):
     """A step had a NaN or an infinity in it, and ``a_sync_configs["nonfinite"]`` is "stop"."""
+
+
+class Outlier(JobFailed):
+    """A norm in a step was far beyond its trainer's history, and ``a_sync_configs["outlier_push"]``
+    is "stop".
+    """
 
 
 class Refused(PServerError):

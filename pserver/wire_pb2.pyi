@@ -344,7 +344,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +376,7 @@ class StatusReply(_message.Message):
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REFUSED_OUTLIER_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -400,7 +401,8 @@ class StatusReply(_message.Message):
     server_index: int
     trainers_expected: int
     run: str
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+    steps_refused_outlier: int
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("mode", "version", "queued", "steps", "step_seconds", "updates", "update_seconds", "wait_seconds", "stale_pushes", "stale_steps", "most_stale_steps")
@@ -625,7 +627,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -656,6 +658,7 @@ class Commit(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -666,8 +669,19 @@ class Commit(_message.Message):
     written: _containers.ScalarMap[str, int]
     nonfinite: _containers.RepeatedScalarFieldContainer[str]
     buffers: _containers.RepeatedScalarFieldContainer[str]
+    norms: _containers.RepeatedCompositeFieldContainer[PushNorm]
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class PushNorm(_message.Message):
+    __slots__ = ("variable", "norm", "rows")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    norm: float
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, variable: _Optional[str] = ..., norm: _Optional[float] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GroupHparams(_message.Message):
     __slots__ = ("group", "values")
@@ -685,7 +699,7 @@ class GroupHparams(_message.Message):
     def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite")
+    __slots__ = ("version", "committed", "overflow", "cursor", "metadata", "checksums", "refused", "nonfinite", "outliers")
     class ChecksumsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -701,6 +715,7 @@ class Done(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    OUTLIERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     committed: int
     overflow: bool
@@ -709,7 +724,8 @@ class Done(_message.Message):
     checksums: _containers.ScalarMap[str, int]
     refused: bool
     nonfinite: _containers.RepeatedCompositeFieldContainer[NonFinite]
-    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ...) -> None: ...
+    outliers: _containers.RepeatedCompositeFieldContainer[OutlierPush]
+    def __init__(self, version: _Optional[int] = ..., committed: _Optional[int] = ..., overflow: _Optional[bool] = ..., cursor: _Optional[int] = ..., metadata: _Optional[str] = ..., checksums: _Optional[_Mapping[str, int]] = ..., refused: _Optional[bool] = ..., nonfinite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., outliers: _Optional[_Iterable[_Union[OutlierPush, _Mapping]]] = ...) -> None: ...
 
 class NonFinite(_message.Message):
     __slots__ = ("trainer_id", "step", "variables")
@@ -720,6 +736,18 @@ class NonFinite(_message.Message):
     step: int
     variables: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, trainer_id: _Optional[int] = ..., step: _Optional[int] = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OutlierPush(_message.Message):
+    __slots__ = ("trainer_id", "step", "norm", "history")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    step: int
+    norm: PushNorm
+    history: float
+    def __init__(self, trainer_id: _Optional[int] = ..., step: _Optional[int] = ..., norm: _Optional[_Union[PushNorm, _Mapping]] = ..., history: _Optional[float] = ...) -> None: ...
 
 class Norms(_message.Message):
     __slots__ = ("squared",)

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
+from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
 from pserver.client.retrying_stream import NamedTensors, RetryingStream
 from pserver.table.gradient import RowGradient
 from pserver.transport.array_assembler import row_parts
 from pserver.transport.assignment import Assignment
+from pserver.transport.push_norms import PushNorm
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Hparam
@@ -72,6 +74,7 @@ class Channel(RetryingStream):
         omit_values: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
         nonfinite: Collection[str] = (),
+        norms: Mapping[str, PushNorm] = MappingProxyType({}),
         last: bool = False,
         buffers: Collection[str] = (),
     ) -> None:
@@ -85,6 +88,8 @@ class Channel(RetryingStream):
                 this trainer's script has written.
             nonfinite: parameters and tables in which this trainer has found a value that is not
                 finite, whichever server they are on.
+            norms: how large what the step brings is, by parameter and table, over all servers,
+                where the lane's ``outlier_push`` is set.
             last: this trainer leaves after the step, and nobody is to wait for it.
             buffers: those of the assigned slices that are a model's buffers.
         """
@@ -99,6 +104,10 @@ class Channel(RetryingStream):
             omit_values=omit_values,
             written=dict(written),
             nonfinite=sorted(nonfinite),
+            norms=[
+                wire.PushNorm(variable=name, norm=each.norm, rows=each.rows)
+                for name, each in sorted(norms.items())
+            ],
             last=last,
             buffers=buffers,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pserver.finite import NonFiniteStep
+from pserver.transport.push_norms import OutlierPush, PushNorm
 from pserver.wire_pb2 import Done, JoinReply
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 
@@ -23,8 +24,10 @@ class Reply:
         overflow: some trainer saw an overflow, and nothing was applied.
         cursor: of a scan: where the next chunk begins; -1 after the last one.
         metadata: of a scan: what the server knows of the table besides its rows.
-        refused: a value was not finite, and nothing of this trainer's step was applied.
+        refused: a value was not finite, or a norm an outlier, and nothing of this trainer's step was
+            applied.
         nonfinite: the steps in this update with such values.
+        outliers: what in this update is far beyond its trainer's history.
         checksums: of the variables that were asked for, by name.
     """
 
@@ -36,6 +39,7 @@ class Reply:
     checksums: Mapping[str, int] = field(default_factory=dict)
     refused: bool = False
     nonfinite: tuple[NonFiniteStep, ...] = ()
+    outliers: tuple[OutlierPush, ...] = ()
 
     @classmethod
     def from_message(cls, done: Done) -> Reply:
@@ -56,6 +60,16 @@ class Reply:
             tuple(
                 NonFiniteStep(each.trainer_id, each.step, tuple(each.variables))
                 for each in done.nonfinite
+            ),
+            tuple(
+                OutlierPush(
+                    each.trainer_id,
+                    each.step,
+                    each.norm.variable,
+                    PushNorm(each.norm.norm, tuple(each.norm.rows)),
+                    each.history,
+                )
+                for each in done.outliers
             ),
         )
 

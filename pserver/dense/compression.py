@@ -26,6 +26,7 @@ from collections.abc import Mapping
 import torch
 
 from pserver.errors import CorruptFrame
+from pserver.transport.push_norms import l2_norm
 from transpiler.plan.plan import COMPRESSIONS as COMPRESSIONS
 
 BLOCK = 1024  # elements that share a scale
@@ -122,6 +123,23 @@ def decode(
         return out.copy_(parts[name])
     scales = parts[name + SCALE].repeat_interleave(BLOCK)[: out.numel()]
     return out.view(-1).copy_(parts[name].view(-1)).mul_(scales).view(out.shape)
+
+
+def encoded_norm(name: str, parts: Mapping[str, torch.Tensor], scheme: str) -> float:
+    """The L2 norm of a gradient as it is when it has been decoded; nothing is decoded.
+
+    Args:
+        name: of the slice.
+        parts: what :func:`encode` returned; for ``""`` the gradient itself under its name.
+        scheme: of the table above.
+
+    Example:
+        >>> encoded_norm("w", encode("w", torch.tensor([0.0, 3.0, 4.0]), "sparse"), "sparse")
+        5.0
+    """
+    if scheme != "int8":
+        return l2_norm(parts.get(name + VALUES, parts.get(name)))
+    return l2_norm(_blocks(parts[name]).norm(dim=1).mul_(parts[name + SCALE]))
 
 
 def _select(name: str, gradient: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -18,6 +18,8 @@ In reading order::
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share
     nonfinite_steps    what becomes of a step with a NaN or an infinity
+    norm_history       what the norms of one trainer's pushes of one variable have been
+    outlier_pushes     what becomes of a step with a norm far beyond its history
     outcome            what a step has led to
     async_slices       slices that are read while another trainer's step updates them
     update_task        a committed step's update, in batches

@@ -36,9 +36,10 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
+from pserver.job.outlier_pushes import OutlierPushes
 from pserver.job.quiesce import Quiesce
 from pserver.job.shared_buffers import SharedBuffers
-from pserver.job.step_checks import check_groups, check_written
+from pserver.job.step_checks import check_groups, check_norms, check_written
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
@@ -76,6 +77,7 @@ class LaneExecutor:
         version: updates applied so far, counted in steps.
         hparams: of the last step, by group.
         nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
+        outliers: the same of steps with a norm far beyond its history.
         buffers: of models, which trainers share.
     """
 
@@ -118,6 +120,7 @@ class LaneExecutor:
         self._sizes = [_size(batch, updates) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
+        self.outliers = OutlierPushes(lane, job, steps.outlier)
         self._steps = steps.lane(index)
         self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
@@ -139,7 +142,7 @@ class LaneExecutor:
         Raises:
             Refused: a step out of order.
             FingerprintMismatch: sync trainers disagree on a hyper-parameter.
-            NonFinite: a value is not finite, and the job is to stop.
+            NonFinite, Outlier: a value is not finite, or a norm an outlier, and the job is to stop.
             PServerError: the job failed meanwhile.
         """
         watermark = member.watermark(self.index)
@@ -156,6 +159,7 @@ class LaneExecutor:
             check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
             known = self.variables.keys() | self.tables.keys()
             check_written(step, member.trainer, contribution, self.updates, known, self.lane.kind)
+            check_norms(step, member.trainer, contribution, self.updates, self.lane)
             self.buffers.check(step, member.trainer, contribution.buffers)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
@@ -164,6 +168,7 @@ class LaneExecutor:
                 self._steps.repeated()
             else:
                 self.nonfinite.judge(contribution)
+                self.outliers.judge(member.trainer, step, contribution, watermark.histories)
                 if self.lane.kind.waits_for_all:
                     self._add(current, member, contribution)
             if again and not self.lane.kind.waits_for_all:
@@ -281,7 +286,8 @@ class LaneExecutor:
             self.version += 0 if contribution.skipped else 1
             self._steps.pushed(refused=contribution.skipped)
             self._steps.applied(began)
-            watermark.apply(1, contribution.overflow, contribution.refused, contribution.nonfinite)
+            seen = contribution.nonfinite, contribution.outliers
+            watermark.apply(1, contribution.overflow, contribution.refused, *seen)
             watermark.version = self.version
 
         return self._run(self._new_task(update, applied, contribution.assigned))
@@ -381,7 +387,7 @@ class LaneExecutor:
             refuses = current.refuses(trainer)
             self._steps.pushed(refused=refuses or current.overflow)
             self._members.by_trainer[trainer].watermark(self.index).apply(
-                current.committed, current.overflow, refuses, current.nonfinite
+                current.committed, current.overflow, refuses, current.nonfinite, current.outliers
             )
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
 

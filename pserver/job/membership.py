@@ -20,8 +20,10 @@ from typing import Any
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
 from pserver.finite import NonFiniteStep
+from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
 from pserver.metrics.labels import public_name
+from pserver.transport.push_norms import OutlierPush
 
 
 class MemberState(enum.Enum):
@@ -46,14 +48,15 @@ class Watermark:
 
     Attributes:
         applied: the last step that was applied; 0 before the first.
-        committed, overflow, refused, nonfinite: the outcome of that step, for when it is asked for
-            again.
+        committed, overflow, refused, nonfinite, outliers: the outcome of that step, for when it is
+            asked for again.
         version: the lane's version with that step; 0: not known, or all trainers step together.
         taking: the step in progress, from its COMMIT until it is applied.
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
         end_stream: breaks that stream.
         loading: a thread copies a part of an upload into the slices.
+        histories: of norms, by parameter and table; never saved, so another start begins anew.
     """
 
     applied: int = 0
@@ -61,12 +64,14 @@ class Watermark:
     overflow: bool = False
     refused: bool = False
     nonfinite: tuple[NonFiniteStep, ...] = ()
+    outliers: tuple[OutlierPush, ...] = ()
     version: int = 0
     taking: int = 0
     uploaded: int = 0
     stream: int = 0
     end_stream: Callable[[], None] | None = None
     loading: bool = False
+    histories: dict[str, NormHistory] = field(default_factory=dict)
 
     def apply(
         self,
@@ -74,10 +79,11 @@ class Watermark:
         overflow: bool,
         refused: bool = False,
         nonfinite: tuple[NonFiniteStep, ...] = (),
+        outliers: tuple[OutlierPush, ...] = (),
     ) -> None:
         """The step in progress has been applied, or refused."""
         self.applied, self.committed, self.overflow = self.taking, committed, overflow
-        self.refused, self.nonfinite = refused, nonfinite
+        self.refused, self.nonfinite, self.outliers = refused, nonfinite, outliers
 
     def outcome(self, version: int) -> Outcome:
         """Of the last step that was applied.
@@ -85,7 +91,8 @@ class Watermark:
         Args:
             version: of the lane.
         """
-        return Outcome(version, self.committed, self.overflow, self.refused, self.nonfinite)
+        seen = self.nonfinite, self.outliers
+        return Outcome(version, self.committed, self.overflow, self.refused, *seen)
 
     def saved(self) -> list[int]:
         """What a saved job keeps of it: applied, committed, overflow."""

@@ -65,6 +65,7 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         bytes_held=installed.slices.bytes_held + sum(table.bytes_held for table in tables),
         version=installed.version,
         steps_refused_nonfinite=sum(lane.nonfinite.refused for lane in installed.lanes),
+        steps_refused_outlier=sum(lane.outliers.refused for lane in installed.lanes),
         tables=tables,
     )
 

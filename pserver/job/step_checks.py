@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
 from pserver.job.sync_round import Contribution
 from transpiler.plan.modes import Mode
+from transpiler.plan.plan import Lane
 
 
 def check_groups(who: str, contribution: Contribution, groups: Collection[int]) -> None:
@@ -21,6 +23,32 @@ def check_groups(who: str, contribution: Contribution, groups: Collection[int]) 
     missing = set(groups) - set(contribution.hparams)
     if missing:
         raise Refused(f"{who} has no hyper-parameters for group {min(missing)}")
+
+
+def check_norms(
+    step: int,
+    trainer: int,
+    contribution: Contribution,
+    updates: Mapping[str, SliceUpdate],
+    lane: Lane,
+) -> None:
+    """Returns if a step says how large everything is that it brings, where its lane looks at that.
+
+    Args:
+        updates: how the lane's slices are updated, by slice name.
+
+    Raises:
+        Refused: a norm is missing.
+    """
+    if lane.outlier_push == "off" or contribution.overflow:
+        return
+    brought = {updates[name].parameter for name in contribution.gradients}
+    brought.update(name for name, rows in contribution.row_gradients.items() if len(rows.ids))
+    if missing := brought - contribution.norms.keys():
+        raise Refused(
+            f"step {step} of trainer {trainer}: expected the norm of what it brings of "
+            f"{min(missing)!r}, as outlier_push is {lane.outlier_push!r}, got none"
+        )
 
 
 def check_written(

@@ -29,6 +29,7 @@ from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch
 from pserver.finite import NonFiniteStep
 from pserver.job.update_task import UpdateTask
+from pserver.transport.push_norms import OutlierPush, PushNorm
 from pserver.table.gradient import RowGradient, total_of
 from pserver.transport.assignment import Assignment, checksum
 from transpiler.ir.rules import Hparam
@@ -63,7 +64,9 @@ class Contribution:
         written: the checksums of that, by slice name, where all trainers must have written the
             same; and of rows that it has loaded, by table name.
         nonfinite: the step itself, where values are not finite.
-        refused: nothing of it is applied, because of those.
+        norms: how large its parts are, by variable, where the lane looks at that.
+        outliers: those of them that are far beyond their history.
+        refused: nothing of it is applied, because of values that are not finite, or of outliers.
         buffers: of the model, which its forward has changed, by slice name.
     """
 
@@ -74,6 +77,8 @@ class Contribution:
     assignments: dict[str, Assignment] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)
     nonfinite: tuple[NonFiniteStep, ...] = ()
+    norms: Mapping[str, PushNorm] = field(default_factory=dict)
+    outliers: tuple[OutlierPush, ...] = ()
     refused: bool = False
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -153,8 +158,8 @@ class SyncRound:
         self.contributions[trainer] = contribution
 
     def refuses(self, trainer: int) -> bool:
-        """Whether nothing of a trainer's step is applied because of values that are not finite, its
-        own or, where the round is skipped, another's.
+        """Whether nothing of a trainer's step is applied because of values that are not finite, or
+        outliers, its own or, where the round is skipped, another's.
         """
         others = () if self.goes_on_without else self.contributions.values()
         return self.contributions[trainer].refused or any(each.refused for each in others)
@@ -164,6 +169,12 @@ class SyncRound:
         """The steps in which a value is not finite, in the order of the trainers."""
         in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
         return tuple(found for each in in_order for found in each.nonfinite)
+
+    @property
+    def outliers(self) -> tuple[OutlierPush, ...]:
+        """What is far beyond its trainer's history, in the order of the trainers."""
+        in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
+        return tuple(found for each in in_order for found in each.outliers)
 
     @property
     def buffers(self) -> dict[str, dict[int, torch.Tensor | None]]:

@@ -221,6 +221,8 @@ def more(reply: StatusReply) -> Iterator[str]:
     yield from map(table_line, reply.tables)
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
+    if refused := reply.steps_refused_outlier:
+        yield f"{refused} steps refused because a norm was far beyond its history"
     busiest = sorted(
         reply.variables.items(),
         key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0]),

@@ -58,6 +58,12 @@ class JobSteps(Collector):
             ("trainer",),
             registry=None,
         )
+        self._outliers = Counter(
+            "pserver_outlier_pushes",
+            "Steps of which a norm was far beyond its trainer's history.",
+            ("trainer",),
+            registry=None,
+        )
         self.checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
         self.pause = in_seconds(
             "pserver_checkpoint_pause_seconds",
@@ -75,11 +81,15 @@ class JobSteps(Collector):
         """A trainer has committed a step that is not finite."""
         self._nonfinite.labels(str(trainer)).inc()
 
+    def outlier(self, trainer: int) -> None:
+        """A trainer has committed a step with a norm far beyond its history."""
+        self._outliers.labels(str(trainer)).inc()
+
     def collect(self) -> Iterator[Metric]:
         """See :class:`Collector`."""
         for each in (
             *(self._step, self._wait, self._update, self._staleness, self._pushes),
-            *(self._nonfinite, self.checkpoint, self.pause),
+            *(self._nonfinite, self._outliers, self.checkpoint, self.pause),
         ):
             yield from each.collect()
 

@@ -1,4 +1,5 @@
-"""The frames that end an answer, and what they say of values that are not finite."""
+"""The frames that end an answer, and what they say of values that are not finite, and of outliers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pserver.errors import PServerError
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
 from pserver.transport.stream import Stream
-from pserver.wire_pb2 import Done, Failure, Frame, Kind, NonFinite
+from pserver.wire_pb2 import Done, Failure, Frame, Kind, NonFinite, OutlierPush, PushNorm
 
 
 def done_of(outcome: Outcome) -> Done:
@@ -21,6 +22,15 @@ def done_of(outcome: Outcome) -> Done:
         nonfinite=[
             NonFinite(trainer_id=each.trainer, step=each.step, variables=each.variables)
             for each in outcome.nonfinite
+        ],
+        outliers=[
+            OutlierPush(
+                trainer_id=each.trainer,
+                step=each.step,
+                norm=PushNorm(variable=each.variable, norm=each.norm.norm, rows=each.norm.rows),
+                history=each.history,
+            )
+            for each in outcome.outliers
         ],
     )
 

@@ -29,6 +29,7 @@ from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Clipping, Contribution
 from pserver.malloc import trim_memory
+from pserver.transport.push_norms import PushNorm
 from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_steps
 from pserver.service.first_frame import EXPECTED, kind_of, next_frame
@@ -245,6 +246,7 @@ class TensorService:
             {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
             nonfinite_steps(self._member.trainer, step, found),
+            norms={each.variable: PushNorm(each.norm, tuple(each.rows)) for each in commit.norms},
             buffers=whole_values(commit.buffers, assigned),
         )
 

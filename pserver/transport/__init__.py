@@ -7,6 +7,7 @@ In reading order::
     sequenced        a stream with numbered frames, over any other
     array_assembler  named arrays of one request, from parts (rows of tables)
     assignment       what a script has written into variables, from arrays
+    push_norms       how large a step is, and what of it is far too large
     byte_counters    payload bytes by variable, for ``pserver status``
     socket_stream    what streams over sockets share: who may send, and how they end
     tcp              plain sockets on a port of its own: the default between hosts

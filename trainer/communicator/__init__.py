@@ -12,7 +12,9 @@ In reading order::
     async_sender       async and half-async: a queue and a thread
     kstep_senders      geo and diloco
     request_pipeline   messages that the script does not wait for
+    push_checks        what is looked at in each step before it leaves
     nonfinite_steps    steps with a NaN or an infinity
+    push_norms         how large each step is, and steps that are far too large
     merged_steps       closed steps that leave in one message
     parameter_slices   slices as parts of live tensors
     written_values     what the script has written into parameters

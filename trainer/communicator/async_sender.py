@@ -277,7 +277,7 @@ class AsyncSender:
                 "steps_merged": self._merged,
                 "steps_queued": self._unanswered,
                 "blocked_seconds": self._blocked_seconds,
-                "steps_refused_nonfinite": self._pipeline.nonfinite.refused,
+                **self._pipeline.checks.metrics(),
             }
 
     # ---- the sending thread ----

@@ -16,7 +16,8 @@ def counters(
     steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
     steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
     queue took), steps_refused_nonfinite (messages with a NaN or an infinity, of which servers have
-    applied nothing).
+    applied nothing), steps_refused_outlier (the same of messages with a norm far beyond its
+    history).
     """
     channels = [channel for client in clients for channel in client.every_channel]
     total = {
@@ -28,6 +29,7 @@ def counters(
         "steps_queued": 0.0,
         "blocked_seconds": 0.0,
         "steps_refused_nonfinite": 0.0,
+        "steps_refused_outlier": 0.0,
     }
     for lane in lanes:
         for name, value in lane.metrics().items():

@@ -82,6 +82,7 @@ class GeoRows:
         self._asked_in = Memory(0, np.int64)  # windows, by slot
         self._trained_in = Memory(0, np.int64)
         self._window = 1
+        self._restarted = 0  # rows last asked for up to this window are the servers' again
         self._trained: list[Array] = []  # slots, step by step, each once in this window
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
         self._trainers = plan.trainers
@@ -131,6 +132,8 @@ class GeoRows:
             mine[old] = self._rows(ids[old]) + moved
             # the servers refuse what is not finite
             mine = torch.where(mine.isfinite(), mine, served)
+            again = old[self._asked_in.array[slots[old]] <= self._restarted]
+            mine[again] = served[again]
         self._own.assign(ids, mine.numpy(), current=not self._ranged)
         slots = self._with_slots(ids, slots)
         self._known.array[slots] = served.numpy()
@@ -220,6 +223,12 @@ class GeoRows:
         self._trained.append(first)
         if statistics is not None:
             self._counted.append(RowGradient(ids, torch.empty(len(ids), 0), statistics))
+
+    def restart(self) -> None:
+        """The servers have refused changes as outliers: rows that are asked for from here on, in
+        this window or later, become the servers'.
+        """
+        self._restarted = self._window - 1
 
     def note_moved(self) -> bool:
         """Notes the rows that have moved without being trained in this window: they leave with it.

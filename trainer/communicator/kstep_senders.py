@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,7 +88,7 @@ class KStepSender:
         return {
             "messages": self.step,
             "steps_queued": self._taken,
-            "steps_refused_nonfinite": self._pipeline.nonfinite.refused,
+            **self._pipeline.checks.metrics(),
         }
 
 
@@ -134,8 +135,20 @@ class DiLoCoSender(KStepSender):
     replace them while the script waits.
 
     The server knows the value that every trainer started from, and takes the change: see
-    [Note: what arrives] in pserver/dense/slice_update.py.
+    [Note: what arrives] in pserver/dense/slice_update.py.  Where it looks for outliers, a copy of
+    that value is kept here, too: the change is what is measured.
     """
+
+    _known: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+    def start(self, channels: list[Channel], step: int) -> None:
+        """See :class:`LaneSender`."""
+        super().start(channels, step)
+        self._note_known()
+
+    def _note_known(self) -> None:
+        if self._lane.outlier_push != "off":
+            self._known = {name: self._slices.read(name).clone() for name in self._slices.names}
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The parameter's own memory, or a buffer beside it."""
@@ -151,8 +164,12 @@ class DiLoCoSender(KStepSender):
     def _exchange(self, last: bool) -> None:
         steps, self._taken = self._taken, 0
         own = {name: self._slices.read(name) for name in self._slices.names}
-        self._last, _ = self._pipeline.exchange(own, self._hparams, False, steps=steps, last=last)
+        changes = {name: own[name] - known for name, known in self._known.items()}
+        self._last, _ = self._pipeline.exchange(
+            own, self._hparams, False, steps=steps, last=last, changes=changes
+        )
         self._slices.flush_buffers()
+        self._note_known()
 
     def refresh(self) -> None:
         """Nothing arrives between steps."""
@@ -188,7 +205,9 @@ class GeoSender(KStepSender):
     left of the difference when it drains: then the servers hold what it has, to the bit.
 
     What is not finite is refused by the servers, and their values take its place: after the first
-    such message, wherever x would not be finite, it becomes z.
+    such message, wherever x would not be finite, it becomes z.  After a message that is refused as
+    an outlier x becomes y whole, with the rows of tables: what the trainer has computed from its
+    own values since does not count, but for what has left.
 
     The values of a reply arrive in the memory of its delta, unless an earlier reply is still
     staged, or is being taken in: that one has to be moved by this delta first.
@@ -221,6 +240,10 @@ class GeoSender(KStepSender):
         self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
         self._left = 0  # messages that have left
         self._refused = False  # whether the servers have ever refused one
+        # the numbers of those that they have refused as outliers, until x has become y; how many
+        # there have been, and of how many the tables have been told
+        self._outliers: deque[int] = deque()
+        self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -242,6 +265,10 @@ class GeoSender(KStepSender):
         """Waits until every message that has left is answered; takes nothing in."""
         for _, _, reply in self._under_way:
             reply.result()
+        if self._told < self._refused_outliers:
+            self._told = self._refused_outliers
+            for rows in self.tables.values():
+                rows.restart()
 
     def drop_changes(self) -> None:
         """What is here will take the place of what the servers have: steps that were taken leave,
@@ -300,6 +327,9 @@ class GeoSender(KStepSender):
             changed, hparams, False, self._staged.idle, tables, steps
         )
         self._refused |= reply.refused
+        if reply.refused and reply.outliers:
+            self._outliers.append(number)
+            self._refused_outliers += 1
         self._staged.put(values, values, number)
         return reply
 
@@ -321,6 +351,8 @@ class GeoSender(KStepSender):
         """Takes in the last reply; its message, and those before, are no longer under way."""
         last = self._staged.take(self._move)
         self._slices.flush_buffers()
+        while self._outliers and self._outliers[0] <= (last or 0):
+            self._outliers.popleft()
         while self._under_way and (self._under_way[0][0] <= (last or 0)):
             self._under_way.popleft()
 
@@ -333,7 +365,9 @@ class GeoSender(KStepSender):
                 value.add_(delta if served is None else delta.nan_to_num(0.0, 0.0, 0.0))
         known = self._known[name]
         moved = known.sub_(value).neg_().add_(self._slices.read(name))
-        if served is not None:
+        if self._outliers and self._outliers[0] <= message:
+            moved = value
+        elif served is not None:
             moved = torch.where(moved.isfinite(), moved, served)
         self._slices.write(name, moved)
         known.copy_(value)

@@ -85,7 +85,7 @@ class NonFiniteSteps:
             return reply
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         with self._lock:
-            self.refused += reply.refused
+            self.refused += reply.refused and self._lane.on_nonfinite == "refuse"
             for each in reply.nonfinite:
                 self._warning.warn(
                     each.trainer,

@@ -27,8 +27,8 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
-from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.push_checks import PushChecks
 from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.plan.plan import Lane
 
@@ -94,7 +94,7 @@ class RequestPipeline:
     Attributes:
         step: messages sent.
         versions: of the servers' lane, in their last replies, by server.
-        nonfinite: steps with values that are not finite.
+        checks: what is looked at in each step.
         turn: held during a request; also taken by other requests on the lane's channels.
     """
 
@@ -111,7 +111,7 @@ class RequestPipeline:
         self._slices = slices
         self._buffers = buffers
         self._model_buffers = model_buffers
-        self.nonfinite = NonFiniteSteps(lane, slices)
+        self.checks = PushChecks(lane, slices)
         self._steps = 0  # of the script that messages have brought
         self._channels: list[Channel] = []
         # what the values of the request under way may overwrite
@@ -123,7 +123,7 @@ class RequestPipeline:
     def start(self, channels: list[Channel], step: int) -> None:
         """The channels, by server, and the last step that they have applied."""
         self._channels, self.step = channels, step
-        self.nonfinite.start(len(channels))
+        self.checks.start(len(channels))
 
     def destination(self, name: str) -> torch.Tensor:
         """Where a slice's value goes: memory that no other thread reads."""
@@ -144,6 +144,7 @@ class RequestPipeline:
         last: bool = False,
         assignments: Mapping[str, Assignment] = MappingProxyType({}),
         leaves: Callable[[int], None] = lambda number: None,
+        changes: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
         the replies.
@@ -158,6 +159,7 @@ class RequestPipeline:
             last: this trainer leaves after the message.
             assignments: what the script has written, by slice.
             leaves: called with the message's number before it leaves.
+            changes: what is new in the gradients, by slice, where they are whole parameters.
 
         Returns:
             The first server's reply, and the values that came, by slice.
@@ -171,11 +173,13 @@ class RequestPipeline:
                 name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
             }
             encoded = {
-                name: self.nonfinite.look(name, list(self._slices.encoded(name, gradient)))
+                name: self.checks.look(
+                    name, list(self._slices.encoded(name, gradient)), changes.get(name)
+                )
                 for name, gradient in gradients.items()
             }
-            self.nonfinite.look_at_rows(tables.items())
-            nonfinite = self.nonfinite.take_out()
+            self.checks.look_at_rows(tables.items())
+            found = self.checks.take_out(steps)
             leaving = self._model_buffers.take_out()
             for server, channel in enumerate(self._channels):
                 self._wait_for_room(replies)
@@ -191,12 +195,13 @@ class RequestPipeline:
                     hparams,
                     absent,
                     omit_values=omit_values,
-                    nonfinite=nonfinite,
+                    nonfinite=found.nonfinite,
+                    norms=found.norms,
                     last=last,
                     buffers=names,
                 )
             first, self._steps = self._steps + 1, self._steps + steps
-            reply = self.nonfinite.hear(first_of(replies), first, self._steps)
+            reply = self.checks.hear(first_of(replies), first, self._steps)
             self.versions = {index: each.result().version for index, each in enumerate(replies)}
             self._model_buffers.arrived()
             return reply, self._values

@@ -17,8 +17,8 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment, checksum
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.landed_values import LandedValues
-from trainer.communicator.nonfinite_steps import NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.push_checks import PushChecks
 from trainer.communicator.request_pipeline import checksums_of
 from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.rules import Clip
@@ -92,7 +92,7 @@ class SyncSender:
         buffers: TravellingBuffers,
     ) -> None:
         self._model_buffers = buffers
-        self._nonfinite = NonFiniteSteps(lane, slices)
+        self._checks = PushChecks(lane, slices)
         self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
         self._trainer = trainer
         self._assignments: dict[str, Assignment] = {}  # of the step under way
@@ -124,7 +124,7 @@ class SyncSender:
         self._channels, self._step = channels, step
         if self._loads is not None:
             self._loads.forget(self._index)
-        self._nonfinite.start(len(channels))
+        self._checks.start(len(channels))
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
         """Sends one slice's gradient; one on a GPU when its copy has been made."""
@@ -146,7 +146,7 @@ class SyncSender:
     def _push(self, name: str, gradient: torch.Tensor) -> None:
         channel = self._channels[self._slices.server(name)]
         parts = list(self._slices.encoded(name, gradient))
-        channel.push(self.step + 1, self._nonfinite.look(name, parts))
+        channel.push(self.step + 1, self._checks.look(name, parts))
 
     def _push_copied(self, everything: bool) -> None:
         """Sends the gradients that have come from a GPU; with ``everything`` it waits for all."""
@@ -161,7 +161,7 @@ class SyncSender:
         A server counts the steps of a table, so it hears of those that touch none of its rows, too.
         """
         self._begin()
-        self._nonfinite.look_at_rows([(table, gradient)])
+        self._checks.look_at_rows([(table, gradient)])
         for channel, part in zip(self._channels, gradient.divide(len(self._channels)), strict=True):
             channel.push_rows(self.step + 1, table, part)
 
@@ -172,7 +172,7 @@ class SyncSender:
         self._begin()
         self._push_copied(everything=True)
         self._step += 1
-        nonfinite = self._nonfinite.take_out()
+        found = self._checks.take_out()
         assignments, self._assignments = self._assignments, {}
         leaving = self._model_buffers.take_out()
         tables = {} if self._loads is None else self._loads.close(self._index)
@@ -190,7 +190,8 @@ class SyncSender:
                 absent,
                 overflow,
                 written=written,
-                nonfinite=nonfinite,
+                nonfinite=found.nonfinite,
+                norms=found.norms,
                 buffers=buffers,
             )
         self._sent = set()
@@ -200,7 +201,7 @@ class SyncSender:
         replies, self._replies = self._replies, []
         if self._clip is not None:
             self._scale(self._clip, replies)
-        reply = self._nonfinite.hear(first_of(replies), self.step, self.step)
+        reply = self._checks.hear(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
         self._model_buffers.arrived()
         if self._loads is not None:
@@ -260,4 +261,4 @@ class SyncSender:
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
-        return {"messages": self.step, "steps_refused_nonfinite": self._nonfinite.refused}
+        return {"messages": self.step, **self._checks.metrics()}

@@ -191,6 +191,23 @@ A_SYNC_CONFIGS = table(
         lane="nonfinite",
     ),
     Setting(
+        "outlier_push",
+        "off",
+        text("off", "refuse", "apply", "stop"),
+        "What servers do with a step of which a norm is far beyond its trainer's own history: "
+        "refuse it, apply it and say so, or stop the job.  off: norms are not looked at.",
+        _names(MODES.values()),
+        lane="outlier_push",
+    ),
+    Setting(
+        "outlier_factor",
+        100.0,
+        above(1.0),
+        "How many times its history a norm must exceed to be an outlier.",
+        _names(MODES.values()),
+        lane="outlier_factor",
+    ),
+    Setting(
         "buffers",
         "trainer0",
         text("trainer0", "mean", "own"),

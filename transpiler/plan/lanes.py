@@ -51,6 +51,10 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
             )
         elif setting.lane != "outer":
             _NARROWER.get(setting.lane, setting.kind).check(name, value)
+    if lane.outlier_push == "off":
+        default = _DEFAULTS["outlier_factor"]
+        reason = f"{default!r}, because outlier_push is 'off'"
+        _expect(lane.outlier_factor == default, f"{what}, outlier_factor", reason, got=lane.outlier_factor)
     scales = SCALES if lane.kind.merges_gradients else SCALES[:1]
     _expect(
         lane.gradient_scale in scales,

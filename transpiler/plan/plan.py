@@ -20,8 +20,15 @@ from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8", "sparse")
 # Fields of a lane that manifests and messages leave out where they have these values.
-UNSAID: Mapping[str, str | int] = MappingProxyType(
-    {"nonfinite": "auto", "buffers": "trainer0", "optimizer": 0, "gradient_scale": "avg"}
+UNSAID: Mapping[str, str | float] = MappingProxyType(
+    {
+        "nonfinite": "auto",
+        "buffers": "trainer0",
+        "optimizer": 0,
+        "gradient_scale": "avg",
+        "outlier_push": "off",
+        "outlier_factor": 100.0,
+    }
 )
 
 
@@ -58,6 +65,9 @@ class Lane:
         optimizer: whose steps it takes: the number of one of the script's optimizers.
         gradient_scale: of the gradients that servers merge: "avg": the mean over trainers; "sum":
             their sum; "customized": their sum, which the script has scaled.
+        outlier_push: what servers do with a step of which a norm is far beyond its trainer's
+            history: "refuse", "apply" or "stop"; "off": nobody looks at norms.
+        outlier_factor: how many times its history such a norm exceeds.
     """
 
     mode: str
@@ -76,6 +86,8 @@ class Lane:
     buffers: str = "trainer0"
     optimizer: int = 0
     gradient_scale: str = "avg"
+    outlier_push: str = "off"
+    outlier_factor: float = 100.0
 
     @property
     def averages(self) -> bool:

@@ -125,6 +125,8 @@ def _has_effect(key: str, modes: Sequence[Mode], own: Mode, settings: Mapping[st
     Args:
         modes: of all parameters; ``own``: of those that no pattern names.
     """
+    if key == "outlier_factor" and settings["outlier_push"] == "off":
+        return False
     if key == "half_async" and own is not HALF_ASYNC:  # it chooses the strategy's own mode
         return False
     if key == "staleness" and settings[key] == 0:  # it makes sync mode of async
@@ -199,6 +201,8 @@ def _of_other_modes(strategy: DistributedStrategy, modes: Sequence[str], by: str
 
 
 def _readers(key: str) -> str:
+    if key == "outlier_factor":
+        return "it is read where outlier_push is not 'off'"
     if key == "half_async":
         return "it chooses the strategy's own mode, beside a_sync=True"
     return f"it is read in mode {', '.join(A_SYNC_CONFIGS[key].modes)}"

@@ -107,11 +107,21 @@ _UNITS = "FSDP2 reduces the gradients of a unit (a repeated block) together"
 _STREAMS = "FSDP2 has its own groups and streams, and overlaps what it can"
 _HSDP = "a sharding_degree beside a dp_degree reduces within shards first, then between replicas"
 _AT_ONCE = "the gradients that such a program averages are one sum, which nothing hides"
+_NO_SERVER = (
+    "an all-reduce sums what trainers send, and nobody sees one trainer's part; clip the sum "
+    "(grad_clip of fleet.distributed_optimizer)"
+)
+_OUTLIERS = dict.fromkeys(
+    ("a_sync_configs.outlier_push", "a_sync_configs.outlier_factor"), _NO_SERVER
+)
 _EXCHANGE = tuple(row.key for row in EXCHANGE_SWITCHES if COLLECTIVE.name in row.modes)
 # The same for settings that act in other kinds of jobs, by the kind of this one.
 INSTEAD_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
+        "collective": _OUTLIERS,
+        "collective_program": _OUTLIERS,
         "hybrid": {
+            **_OUTLIERS,
             "fuse_all_reduce_ops": _UNITS,
             "fuse_grad_size_in_MB": _UNITS,
             "fuse_grad_size_in_num": _UNITS,

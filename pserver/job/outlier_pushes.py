@@ -1,0 +1,109 @@
+"""Steps with a norm far beyond its history: what a lane does with one, and how often it has.
+
+[Note: outliers]  A wrong label, a broken file or a loss that diverges makes a gradient that is
+finite and ruins the parameters all the same.  So where a lane's ``outlier_push`` is set, a server
+compares each norm of a step with the history of the same trainer and variable, before anything of
+the step is applied, and treats the step as one with a NaN (see [Note: NaN] in nonfinite_steps.py):
+
+- *refuse*: nothing of the step is applied, of nobody's in a sync round; in diloco the round goes on
+  without the parameters of that trainer.
+- *apply*: the step is applied.
+- *stop*: the job fails.
+
+A history learns only of steps that are whole: not of one that is not finite or overflows, and of no
+variable of a step in which another one is an outlier.  See [Note: far beyond its history] in
+norm_history.py.
+
+[Note: one measure]  The trainer measures, and every server judges.  A server sees the slices that
+it holds and does not know how many steps a message has merged.  Of the same norms in the same order
+all servers come to the same decision, so that what one refuses all refuse.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from pserver.errors import Outlier
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.norm_history import NormHistory
+from pserver.job.sync_round import Contribution
+from pserver.repeated_lines import RepeatedWarning
+from pserver.transport.push_norms import OutlierPush, said
+from transpiler.plan.plan import Lane
+
+log = logging.getLogger(__name__)
+
+
+class OutlierPushes:
+    """Decides what becomes of such steps in one lane.  The caller holds the job's lock.
+
+    Args:
+        lane: says what.
+        job: fails where it is to stop.
+        count: told the trainer of each such step.
+
+    Attributes:
+        refused: how many were.
+    """
+
+    def __init__(
+        self, lane: Lane, job: Lifecycle, count: Callable[[int], None] = lambda trainer: None
+    ) -> None:
+        self._action, self._factor = lane.outlier_push, lane.outlier_factor
+        self._job = job
+        self._count = count
+        self._warning = RepeatedWarning(log)
+        self.refused = 0
+
+    def judge(
+        self,
+        trainer: int,
+        step: int,
+        contribution: Contribution,
+        histories: dict[str, NormHistory],
+    ) -> None:
+        """Refuses a trainer's step, or lets it pass; a warning says so.
+
+        Args:
+            trainer, step: whose, and its number in the lane.
+            contribution: it; gets ``outliers`` and ``refused``.
+            histories: of this trainer in this lane, by parameter and table; they learn.
+
+        Raises:
+            Outlier: the job is to stop, and has failed.
+        """
+        if self._action == "off" or contribution.skipped:
+            return
+        norms = {n: each for n, each in contribution.norms.items() if 0 < each.norm < math.inf}
+        for name in norms.keys() - histories.keys():
+            histories[name] = NormHistory(self._factor)
+        contribution.outliers = tuple(
+            OutlierPush(trainer, step, name, each, histories[name].expected)
+            for name, each in sorted(norms.items())
+            if histories[name].beyond(each.norm)
+        )
+        found = {each.variable for each in contribution.outliers}
+        # on every server alike, whichever holds the value
+        whole = not found and all(math.isfinite(each.norm) for each in contribution.norms.values())
+        for name, each in norms.items():
+            if name in found:
+                histories[name].pass_over(each.norm)
+            elif whole:
+                histories[name].learn(each.norm)
+            else:
+                histories[name].interrupt()
+        if found:
+            self._act(trainer, contribution)
+
+    def _act(self, trainer: int, contribution: Contribution) -> None:
+        self._count(trainer)
+        text = said(contribution.outliers)
+        if self._action == "stop":
+            error = Outlier(f'{text}, and a_sync_configs["outlier_push"] is "stop"')
+            self._job.fail(error)
+            raise error
+        contribution.refused = self._action == "refuse"
+        self.refused += contribution.refused
+        self._warning.warn(trainer, f"{text}: {'refused' if contribution.refused else 'applied'}")
