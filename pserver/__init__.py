@@ -271,7 +271,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/locked_table.py           the table's lock
     job/membership.py             exactly once
     job/nonfinite_steps.py        NaN
+    job/norm_history.py           far beyond its history
     job/observations.py           one moment
+    job/outlier_pushes.py         outliers
+    job/outlier_pushes.py         one measure
     job/shared_buffers.py         whose buffers
     job/snapshot.py               reading beside an update
     job/workers.py                torch's threads
@@ -305,6 +308,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     transport/frame_socket.py     bytes land once
     transport/grpc_stream.py      two threads a stream, on the accepting end
     transport/memory_file.py      memory may come from a stranger
+    transport/push_norms.py       norms of 32 bits
     transport/sequenced.py        a loss shows
     transport/shm.py              finding each other
     transport/stream.py           who owns a payload

@@ -128,9 +128,9 @@ class DistributeTranspilerConfig:
         k_steps, max_merge_var_num, send_queue_size, independent_recv_thread, thread_pool_size,
             min_send_grad_num_before_recv, send_wait_times, soft_wait_ms, launch_barrier, merge,
             staleness, dc_asgd, outer_optimizer, nonfinite, outlier_push, outlier_factor, buffers,
-            modes, overlap: as the keys of a strategy's ``a_sync_configs`` (docs/strategy.md).  ``send_queue_size`` is 1 unless
-            assigned: a step waits for its own result.  ``k_steps`` and ``dc_asgd`` above 0 say the
-            mode themselves.
+            modes, overlap: as the keys of a strategy's ``a_sync_configs`` (docs/strategy.md).
+            ``send_queue_size`` is 1 unless assigned: a step waits for its own result.  ``k_steps``
+            and ``dc_asgd`` above 0 say the mode themselves.
         compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",
             "int8", "sparse" (the elements that are not 0), or "" for as they are.
         mode: "pserver"; or without servers: "collective", whose programs share by themselves, and

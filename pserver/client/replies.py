@@ -24,8 +24,8 @@ class Reply:
         overflow: some trainer saw an overflow, and nothing was applied.
         cursor: of a scan: where the next chunk begins; -1 after the last one.
         metadata: of a scan: what the server knows of the table besides its rows.
-        refused: a value was not finite, or a norm an outlier, and nothing of this trainer's step was
-            applied.
+        refused: a value was not finite, or a norm an outlier, and nothing of this trainer's step
+            was applied.
         nonfinite: the steps in this update with such values.
         outliers: what in this update is far beyond its trainer's history.
         checksums: of the variables that were asked for, by name.

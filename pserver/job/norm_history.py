@@ -4,8 +4,8 @@ Pure arithmetic.
 [Note: far beyond its history]  Norms are compared by their logarithms x, because they change by
 factors.  The history is a mean m and a deviation s of x.
 
-- The first ``WARM_UP`` pushes are not judged.  Then m is their median, and s 1.4826 times the median
-  of their distances from it, so that a large one among them does not count.
+- The first ``WARM_UP`` pushes are not judged.  Then m is their median, and s 1.4826 times the
+  median of their distances from it, so that a large one among them does not count.
 - A push is an outlier where x - m > max(ln factor, ``DEVIATIONS`` s): it is ``factor`` times its
   history, and that is unusual here, too.
 - Of every other push the history learns: with d = x - m, cut to +-max(3 s, 1), m grows by a d, and

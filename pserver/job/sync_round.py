@@ -29,9 +29,9 @@ from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch
 from pserver.finite import NonFiniteStep
 from pserver.job.update_task import UpdateTask
-from pserver.transport.push_norms import OutlierPush, PushNorm
 from pserver.table.gradient import RowGradient, total_of
 from pserver.transport.assignment import Assignment, checksum
+from pserver.transport.push_norms import OutlierPush, PushNorm
 from transpiler.ir.rules import Hparam
 
 if TYPE_CHECKING:

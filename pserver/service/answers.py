@@ -1,15 +1,16 @@
-"""The frames that end an answer, and what they say of values that are not finite, and of outliers.
-"""
+"""The frames that end an answer, and what steps say of values that are not finite, and of norms."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pserver.errors import PServerError
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
+from pserver.table.gradient import RowGradient
+from pserver.transport.push_norms import PushNorm as Norm
 from pserver.transport.stream import Stream
-from pserver.wire_pb2 import Done, Failure, Frame, Kind, NonFinite, OutlierPush, PushNorm
+from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, NonFinite, OutlierPush, PushNorm
 
 
 def done_of(outcome: Outcome) -> Done:
@@ -40,6 +41,16 @@ def nonfinite_steps(
 ) -> tuple[NonFiniteStep, ...]:
     """The step, if values of some variables in it are not finite."""
     return (NonFiniteStep(trainer, step, tuple(sorted(variables))),) if variables else ()
+
+
+def nonfinite_rows(gradients: Mapping[str, RowGradient]) -> set[str]:
+    """The tables whose gradients have a value that is not finite."""
+    return {name for name, gradient in gradients.items() if not gradient.is_finite()}
+
+
+def norms_of(commit: Commit) -> dict[str, Norm]:
+    """How large a step is, by parameter and table, as its trainer says."""
+    return {each.variable: Norm(each.norm, tuple(each.rows)) for each in commit.norms}
 
 
 def tell(stream: Stream, error: PServerError) -> None:

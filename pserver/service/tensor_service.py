@@ -29,9 +29,8 @@ from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Clipping, Contribution
 from pserver.malloc import trim_memory
-from pserver.transport.push_norms import PushNorm
 from pserver.security.role import Role
-from pserver.service.answers import done_of, nonfinite_steps
+from pserver.service.answers import done_of, nonfinite_rows, nonfinite_steps, norms_of
 from pserver.service.first_frame import EXPECTED, kind_of, next_frame
 from pserver.service.gradient_assembler import GradientAssembler
 from pserver.service.table_service import TABLES, TableService
@@ -235,8 +234,7 @@ class TensorService:
         gradients = assembler.complete(step, commit.absent)
         hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
         rows = self._row_gradients()
-        found = {self._executor().updates[name].parameter for name in odd} | set(commit.nonfinite)
-        found.update(name for name, gradient in rows.items() if not gradient.is_finite())
+        odd = {self._executor().updates[name].parameter for name in odd} | nonfinite_rows(rows)
         assigned = {} if self._assignments is None else self._assignments.assignments(step)
         return Contribution(
             gradients,
@@ -245,8 +243,8 @@ class TensorService:
             rows,
             {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
-            nonfinite_steps(self._member.trainer, step, found),
-            norms={each.variable: PushNorm(each.norm, tuple(each.rows)) for each in commit.norms},
+            nonfinite_steps(self._member.trainer, step, odd | set(commit.nonfinite)),
+            norms=norms_of(commit),
             buffers=whole_values(commit.buffers, assigned),
         )
 

@@ -1,9 +1,9 @@
 """How large what a step brings of one parameter or table is; and what of it is far too large.
 
-[Note: norms of 32 bits]  A norm is summed in 32 bits, at the speed of memory; in 64 bits torch takes
-fifty times as long, and what it is compared with is a factor.  Squares leave the range of 32 bits
-above 1e19: where the sum has, it is taken again in 64 bits, of elements divided by the largest.  Squares
-below 1e-45 are 0.
+[Note: norms of 32 bits]  A norm is summed in 32 bits, at the speed of memory; in 64 bits torch
+takes fifty times as long, and what it is compared with is a factor.  Squares leave the range of 32
+bits above 1e19: where the sum has, it is taken again in 64 bits, of elements divided by the
+largest.  Squares below 1e-45 are 0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def l2_norm(tensor: torch.Tensor) -> float:
         >>> l2_norm(torch.tensor([3.0, 4.0])), l2_norm(torch.tensor([3e30, 4e30]))
         (5.0, 5e+30)
     """
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    norm = float(torch.linalg.vector_norm(tensor, dtype=dtype))
+    norm = float(torch.linalg.vector_norm(tensor, dtype=_summed(tensor)))
     if math.isfinite(norm):
         return norm
     wide = tensor.double()
@@ -41,6 +40,11 @@ def l2_norm(tensor: torch.Tensor) -> float:
     if not math.isfinite(largest):
         return largest
     return min(largest * float(torch.linalg.vector_norm(wide / largest)), sys.float_info.max)
+
+
+def _summed(tensor: torch.Tensor) -> torch.dtype:
+    """In what squares are summed.  See [Note: norms of 32 bits]."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class PushNorm:
         """
         if not len(ids):
             return cls(0.0)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=_summed(rows))
+        if not bool(norms.isfinite().all()):
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         largest = ids[norms.topk(min(ROWS, len(ids))).indices]
         return cls(l2_norm(norms) / math.sqrt(len(ids)), tuple(largest.tolist()))
 

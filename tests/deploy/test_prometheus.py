@@ -16,6 +16,7 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
+from pserver.job.norm_history import WARM_UP
 from pserver.security.key_folder import KeyFolder
 from pserver.service.server import Server
 from pserver.wire_pb2 import SaveRequest
@@ -153,6 +154,15 @@ def ruined(scene: Scene) -> None:
     scene.stack.callback(trainer.client.leave)
 
 
+def enormous(scene: Scene) -> None:
+    """A trainer sends a gradient a million times as large as those before."""
+    trainer = scene.trainer(scene.server(), configs={"outlier_push": "apply"})
+    for _ in range(WARM_UP):
+        trainer.add([1], 1.0, 1.0)
+    trainer.add([1], 1e6, 1.0)
+    trainer.optimizer.flush()
+
+
 def full(scene: Scene) -> None:
     """A table is too small for its ids."""
     trainer = scene.trainer(scene.server(), capacity=4)
@@ -189,6 +199,7 @@ FAULTS: dict[str, tuple[Fault, dict[str, str]]] = {
     "PServerStraggler": (straggling, {"peer": "trainer 1"}),
     "PServerStale": (stale, {"lane": "0"}),
     "PServerNonFinite": (ruined, {"trainer": "0"}),
+    "PServerOutlierPushes": (enormous, {"trainer": "0"}),
     "PServerEvicting": (full, {"table": "emb"}),
     "PServerLinkBreaks": (cut, {"peer": "server 0"}),
     "PServerCertificateExpires": (expiring, {"process": "server"}),
@@ -293,6 +304,7 @@ def whole_job(scene: Scene) -> None:
     request = SaveRequest(session=client._reply.session, path="x")
     scene.again(lambda: client._control.save(request), 0.1)  # type: ignore[arg-type, return-value]
     ruined(scene)
+    enormous(scene)
 
 
 def test_no_query_of_the_dashboard_is_dead(scene: Scene) -> None:

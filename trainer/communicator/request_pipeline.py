@@ -172,12 +172,7 @@ class RequestPipeline:
             divided = {
                 name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
             }
-            encoded = {
-                name: self.checks.look(
-                    name, list(self._slices.encoded(name, gradient)), changes.get(name)
-                )
-                for name, gradient in gradients.items()
-            }
+            encoded = self._encoded(gradients, changes)
             self.checks.look_at_rows(tables.items())
             found = self.checks.take_out(steps)
             leaving = self._model_buffers.take_out()
@@ -205,6 +200,17 @@ class RequestPipeline:
             self.versions = {index: each.result().version for index, each in enumerate(replies)}
             self._model_buffers.arrived()
             return reply, self._values
+
+    def _encoded(
+        self, gradients: Mapping[str, torch.Tensor], changes: Mapping[str, torch.Tensor]
+    ) -> dict[str, list[tuple[str, torch.Tensor]]]:
+        """Gradients as they travel, by slice; looks at each."""
+        return {
+            name: self.checks.look(
+                name, list(self._slices.encoded(name, gradient)), changes.get(name)
+            )
+            for name, gradient in gradients.items()
+        }
 
     def _of_server(
         self, server: int, encoded: Mapping[str, Iterable[tuple[str, torch.Tensor]]]

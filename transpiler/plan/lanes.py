@@ -54,7 +54,12 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
     if lane.outlier_push == "off":
         default = _DEFAULTS["outlier_factor"]
         reason = f"{default!r}, because outlier_push is 'off'"
-        _expect(lane.outlier_factor == default, f"{what}, outlier_factor", reason, got=lane.outlier_factor)
+        _expect(
+            lane.outlier_factor == default,
+            f"{what}, outlier_factor",
+            reason,
+            got=lane.outlier_factor,
+        )
     scales = SCALES if lane.kind.merges_gradients else SCALES[:1]
     _expect(
         lane.gradient_scale in scales,

@@ -23,6 +23,7 @@ def noisy(level: float, count: int, seed: int = 0, width: float = 0.5) -> list[f
 
 
 def test_nothing_is_judged_before_the_warm_up_is_over() -> None:
+    """Then a hundred times is far."""
     history = NormHistory(100.0)
     for _ in range(WARM_UP):
         assert not history.beyond(1e30)
@@ -32,6 +33,7 @@ def test_nothing_is_judged_before_the_warm_up_is_over() -> None:
 
 @pytest.mark.parametrize("place", [0, 7, WARM_UP - 1])
 def test_an_outlier_in_the_warm_up_does_not_count(place: int) -> None:
+    """Wherever it is."""
     norms = noisy(3.0, WARM_UP)
     norms[place] = 1e9
     history = warm(norms)
@@ -67,6 +69,7 @@ def test_a_few_tiny_norms_do_not_blind_it() -> None:
 
 
 def test_of_an_outlier_it_does_not_learn() -> None:
+    """Nor of several, where pushes lie between them."""
     history = warm([1.0] * WARM_UP)
     for _ in range(RENEWED - 1):
         assert history.beyond(1e6)
@@ -83,6 +86,7 @@ def test_of_an_outlier_it_does_not_learn() -> None:
 
 
 def test_as_many_outliers_in_a_row_that_are_alike_become_the_history() -> None:
+    """Norms have changed for good."""
     history = warm([1.0] * WARM_UP)
     norms = noisy(1e6, RENEWED)
     for norm in norms:

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from pserver.config import ServerConfig
+from pserver.launcher.status import ask, more
 from pserver.metrics.labels import public_name
 from pserver.service.server import Server
 from pserver.wire_pb2 import SaveRequest
+from tests.support import outlier_jobs
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer
 from tests.support.scraped import Scraped
 from tests.support.table_trainers import Net
@@ -103,6 +105,20 @@ def test_a_step_that_is_not_finite_is_counted(server: Server) -> None:
     assert found.value("pserver_pushes_total", result="refused") == 1
     assert found.value("pserver_pushes_total", result="applied") == 1
     trainer.client.leave()
+
+
+def test_a_step_far_beyond_its_history_is_counted(server: Server) -> None:
+    """By its trainer; ``pserver status`` says how many were refused."""
+    trainer = outlier_jobs.trainer(server.endpoint, "async", outlier_push="refuse")
+    outlier_jobs.play(trainer, planted=outlier_jobs.PLANTED)
+    found = scraped(server)
+
+    assert found.value("pserver_outlier_pushes_total", trainer="0") == 1
+    assert found.value("pserver_pushes_total", result="refused") == 1
+    assert found.value("pserver_pushes_total", result="applied") == outlier_jobs.STEPS - 1
+    said = list(more(ask(server.endpoint)))
+    assert "1 steps refused because a norm was far beyond its history" in said
+    trainer.optimizer.close()
 
 
 def test_who_holds_up_whom(server: Server) -> None:

@@ -1,17 +1,18 @@
-"""Steps with a norm far beyond its history, by ``a_sync_configs["outlier_push"]``: every mode, every
-value of the key, dense parameters and tables, against real servers in this process.
+"""Steps with a norm far beyond its history, by ``a_sync_configs["outlier_push"]``: every mode,
+every value of the key, dense parameters and tables, against real servers in this process.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pserver.errors import JobFailed, Outlier
+from pserver.errors import JobFailed, Outlier, Refused
 from pserver.job.norm_history import RENEWED, WARM_UP
 from pserver.launcher.status import ask
 from tests.support.outlier_jobs import (
@@ -36,7 +37,7 @@ from transpiler import (
     capture,
 )
 
-WITH_TABLES = [name for name in MODES if name not in ("delay compensation", "diloco")]
+WITH_TABLES = ["sync", "async", "geo"]  # half-async and staleness are async to a server
 WITHOUT = [number for number in range(1, STEPS + 1) if number != PLANTED]
 
 
@@ -68,7 +69,7 @@ def test_a_refused_push_leaves_what_a_job_without_it_has(
 
 
 def _planted(mode: str) -> str:
-    """How a line on it begins.  In geo mode messages count, also those of what rounding has left."""
+    """How a line on it begins.  In geo mode messages count, those of rounding too."""
     return "step " if mode == "geo" else f"step {PLANTED} of trainer 0 brings the norm"
 
 
@@ -93,6 +94,7 @@ def _without(
 def test_an_applied_push_changes_nothing_but_what_is_said(
     servers: Servers, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
+    """A warning, and a count."""
     endpoints = servers(1)
     mine = trainer(endpoints, mode, outlier_push="apply")
     with caplog.at_level(logging.WARNING):
@@ -108,7 +110,9 @@ def test_an_applied_push_changes_nothing_but_what_is_said(
 def test_stop_ends_the_job_and_every_trainer_is_told(servers: Servers, mode: str) -> None:
     """Trainer, step and variable; nothing of the step is applied before."""
     endpoints = servers(2)
-    pair = at_once(*(lambda n=n: trainer(endpoints, mode, n, 2, outlier_push="stop") for n in (0, 1)))
+    pair = at_once(
+        *(lambda n=n: trainer(endpoints, mode, n, 2, outlier_push="stop") for n in (0, 1))
+    )
     before = range(1, PLANTED)
     at_once(*(lambda each=each: play(each, before) for each in pair))
 
@@ -235,6 +239,7 @@ def test_merged_steps_are_no_outlier_and_gradients_that_stay_large_are_none_for_
 
 @pytest.mark.parametrize("scheme", ["bfloat16", "int8", "sparse"])
 def test_compressed_gradients_are_measured_as_they_travel(servers: Servers, scheme: str) -> None:
+    """In two slices' worth of bytes, of every scheme."""
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"outlier_push": "refuse", "send_queue_size": 1}
     role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(2).split(","))
@@ -265,7 +270,7 @@ def test_half_precision_is_measured_in_32_bits(servers: Servers) -> None:
 
 
 def test_a_trainer_that_joins_again_begins_a_history(servers: Servers) -> None:
-    """So does a job that takes over the values of the one before."""
+    """Its first pushes are not judged."""
     endpoints = servers(1)
     for first in (1.0, HUGE):
         mine = trainer(endpoints, "async", outlier_push="stop")
@@ -275,6 +280,35 @@ def test_a_trainer_that_joins_again_begins_a_history(servers: Servers) -> None:
             mine.optimizer.step()
             mine.optimizer.flush()
         mine.optimizer.close()
+
+
+def test_a_job_that_resumes_begins_a_history(servers: Servers, tmp_path: Path) -> None:
+    """Values and steps are in a checkpoint, and histories are not."""
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"outlier_push": "stop", "send_queue_size": 1}
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
+    for size in (1.0, HUGE):
+        fleet.init(role, strategy=strategy)
+        model = fleet.distributed_model(Halves())
+        optimizer = fleet.distributed_optimizer(plain(model))
+        if size == HUGE:
+            fleet.load(str(tmp_path))
+        for _ in range(WARM_UP + 1):
+            model.w.grad, model.v.grad = torch.full((20_000,), size), torch.full((3,), size)
+            optimizer.step()
+        fleet.save(str(tmp_path))
+        fleet.finish()
+
+
+def test_a_step_without_its_norms_is_refused(servers: Servers) -> None:
+    """A client of another kind has to say them, where servers look."""
+    mine = trainer(servers(1), "async", outlier_push="apply", send_queue_size=1)
+    assert mine.job.communicator is not None
+    (sender,) = mine.job.communicator.lanes
+    sender._pipeline.checks._norms._measures = False
+    with pytest.raises(Refused, match="step 1 of trainer 0: expected the norm of .* 'v'"):
+        step(mine, 1)
+    mine.optimizer.close("it has failed")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +347,7 @@ def _loss(model: Halves, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_job_without_servers_says_why_it_has_no_such_key() -> None:
+    """And a factor without its key says what it needs."""
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"outlier_push": "refuse"}
     with pytest.raises(ValueError, match="nobody sees one trainer's part"):
