@@ -138,7 +138,7 @@ def encoded_norm(name: str, parts: Mapping[str, torch.Tensor], scheme: str) -> f
         5.0
     """
     if scheme != "int8":
-        return l2_norm(parts.get(name + VALUES, parts.get(name)))
+        return l2_norm(parts[name + VALUES] if name + VALUES in parts else parts[name])
     return l2_norm(_blocks(parts[name]).norm(dim=1).mul_(parts[name + SCALE]))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pserver.errors import PServerError
+from pserver.errors import PServerError, Unprepared
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
 from pserver.table.gradient import RowGradient
+from pserver.transport.push_norms import ROWS
 from pserver.transport.push_norms import PushNorm as Norm
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, NonFinite, OutlierPush, PushNorm
+from transpiler.plan.plan import Plan
 
 
 def done_of(outcome: Outcome) -> Done:
@@ -48,9 +50,18 @@ def nonfinite_rows(gradients: Mapping[str, RowGradient]) -> set[str]:
     return {name for name, gradient in gradients.items() if not gradient.is_finite()}
 
 
-def norms_of(commit: Commit) -> dict[str, Norm]:
-    """How large a step is, by parameter and table, as its trainer says."""
-    return {each.variable: Norm(each.norm, tuple(each.rows)) for each in commit.norms}
+def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
+    """How large a step is, by parameter and table, as its trainer says; of all servers' variables.
+
+    Raises:
+        Unprepared: the plan has no such parameter or table.
+    """
+    norms = {each.variable: Norm(each.norm, tuple(each.rows[:ROWS])) for each in commit.norms}
+    if norms:
+        known = {each.name for each in plan.placements} | {each.name for each in plan.tables}
+        if unknown := norms.keys() - known:
+            raise Unprepared(f"a norm of {min(unknown)!r}, which the plan does not have")
+    return norms
 
 
 def tell(stream: Stream, error: PServerError) -> None:

@@ -244,7 +244,7 @@ class TensorService:
             {name: each for name, each in assigned.items() if name not in commit.buffers},
             dict(commit.written),
             nonfinite_steps(self._member.trainer, step, odd | set(commit.nonfinite)),
-            norms=norms_of(commit),
+            norms=norms_of(commit, self._job.installed().plan),
             buffers=whole_values(commit.buffers, assigned),
         )
 

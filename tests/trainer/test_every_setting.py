@@ -39,6 +39,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "adaptive_localsgd_configs.init_k_steps": {"adaptive_localsgd": True},
     "adaptive_localsgd_configs.begin_step": {"adaptive_localsgd": True},
     "a_sync_configs.outer_optimizer": {"a_sync_configs": {"k_steps": 3}},
+    "a_sync_configs.outlier_factor": {"a_sync_configs": {"outlier_push": "stop"}},
     "pipeline": {"hybrid_configs": {"pp_degree": 2}},
     "tensor_parallel": {"hybrid_configs": {"mp_degree": 2}},
     **{
@@ -126,7 +127,7 @@ REASONS = (
     r"at its default(, and .+)?",
     r"no job reads it in this version(: .+)?; leave it at its default(, and .+)?",
     r"fleet\.distributed_model reads it, from the strategy of fleet\.init.*",
-    r"has no effect with(out)? \w+=(True|False).*",
+    r"has no effect with(out)? \w+=(True|False|'off').*",
 )
 
 

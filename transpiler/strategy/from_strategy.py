@@ -125,8 +125,6 @@ def _has_effect(key: str, modes: Sequence[Mode], own: Mode, settings: Mapping[st
     Args:
         modes: of all parameters; ``own``: of those that no pattern names.
     """
-    if key == "outlier_factor" and settings["outlier_push"] == "off":
-        return False
     if key == "half_async" and own is not HALF_ASYNC:  # it chooses the strategy's own mode
         return False
     if key == "staleness" and settings[key] == 0:  # it makes sync mode of async
@@ -171,6 +169,11 @@ def ineffective(strategy: DistributedStrategy) -> list[str]:
         for key in _set_keys(strategy)
         if not _has_effect(key, modes, own, settings)
     ]
+    if "outlier_factor" in _set_keys(strategy) and settings["outlier_push"] == "off":
+        found.append(
+            f"a_sync_configs: outlier_factor={settings['outlier_factor']!r} has no effect with "
+            "outlier_push='off', which looks at no norms; set 'refuse', 'apply' or 'stop'"
+        )
     if strategy.gradient_scale_configs["scale_strategy"] != "avg" and COLLECTIVE in modes:
         found.append(
             "strategy.gradient_scale_configs.scale_strategy: servers scale what they merge, and "
@@ -201,8 +204,6 @@ def _of_other_modes(strategy: DistributedStrategy, modes: Sequence[str], by: str
 
 
 def _readers(key: str) -> str:
-    if key == "outlier_factor":
-        return "it is read where outlier_push is not 'off'"
     if key == "half_async":
         return "it chooses the strategy's own mode, beside a_sync=True"
     return f"it is read in mode {', '.join(A_SYNC_CONFIGS[key].modes)}"

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.errors import JobFailed, Outlier, Refused
+from pserver.errors import JobFailed, Outlier, Refused, Unprepared
 from pserver.job.norm_history import RENEWED, WARM_UP
 from pserver.launcher.status import ask
+from pserver.service.answers import norms_of
+from pserver.wire_pb2 import Commit, PushNorm
+from tests.support import one_parameter
 from tests.support.outlier_jobs import (
     HUGE,
     MODES,
@@ -311,6 +314,13 @@ def test_a_step_without_its_norms_is_refused(servers: Servers) -> None:
     mine.optimizer.close("it has failed")
 
 
+def test_a_norm_of_nothing_that_there_is_is_refused() -> None:
+    """So nobody fills a server with histories."""
+    commit = Commit(norms=[PushNorm(variable="w", norm=1.0), PushNorm(variable="x", norm=1.0)])
+    with pytest.raises(Unprepared, match="a norm of 'x', which the plan does not have"):
+        norms_of(commit, one_parameter.plan_of())
+
+
 @pytest.mark.parametrize(
     ("fields", "action"),
     [({}, "refuse"), ({"sync_mode": False}, "apply"), ({"sync_mode": False}, "stop")],
@@ -353,5 +363,5 @@ def test_a_job_without_servers_says_why_it_has_no_such_key() -> None:
     with pytest.raises(ValueError, match="nobody sees one trainer's part"):
         fleet.init(is_collective=True, strategy=strategy)
     strategy.a_sync_configs = {"outlier_push": "off", "outlier_factor": 9.0}
-    with pytest.raises(ValueError, match="read where outlier_push is not 'off'"):
+    with pytest.raises(ValueError, match="no effect with outlier_push='off'"):
         fleet.init(strategy=strategy)
