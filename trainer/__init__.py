@@ -74,7 +74,6 @@ A room imports those above it, and none below it::
     role  row_optimizers  serving   root files that import no room
     flags  places                   root: settings and devices of this process
     scope  variables                root: tensors by name; variables that a script makes itself
-    overflow                        root: GradScaler's scale, and an overflow elsewhere
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     gradients                       what happens to gradients before they leave
@@ -126,9 +125,9 @@ The essays
 
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
-    overflow                           whose overflow
-    gradient_merge                     an overflow in a window
     scope                              two kinds of scopes
+    gradients/     overflow            whose overflow
+                   gradient_merge      an overflow in a window
     collective/    gloo_threads        gloo at exit
                    membership          who is lost; whose frames
                    process_groups      no timeout on progress

@@ -15,10 +15,10 @@ from trainer.gradients.clipping import clip_in_place
 from trainer.gradients.dgc import DeepGradientCompression
 from trainer.gradients.division import Gradients, divided, hidden, tables_in
 from trainer.gradients.gradient_merge import GradientMerge
+from trainer.gradients.overflow import tell_scaler, unscale
 from trainer.gradients.overlap import send_early
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import LossScaling
-from trainer.overflow import tell_scaler, unscale
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
 from transpiler.param_attr import unclipped

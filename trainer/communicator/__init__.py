@@ -5,6 +5,7 @@ In reading order::
     communicator       the job as the script's thread sees it: start, send, close_step, finish_step
     connections        its clients, one for each server
     counters           bytes, messages, reconnects
+    termination        SIGTERM: the job hears of it, and the process ends with 143
     departure          how it leaves: in agreement, with a reason, or on a signal
     lane               what every sender of a lane does
     senders            which sender a lane has

@@ -24,7 +24,7 @@ from pserver.client.client import Client
 from pserver.errors import PServerError
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.lane import LaneSender
-from trainer.termination import REASON, TELL_SECONDS, termination
+from trainer.communicator.termination import REASON, TELL_SECONDS, termination
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pserver.table.gradient import RowGradient
 from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.overflow import tell_scaler
+from trainer.gradients.overflow import tell_scaler
 from transpiler.strategy.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)

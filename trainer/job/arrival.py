@@ -10,8 +10,8 @@ import sys
 
 from pserver.client.announcement import Announcement
 from trainer.communicator.departure import spelled
+from trainer.communicator.termination import REASON, termination
 from trainer.role import Connection, RoleMaker
-from trainer.termination import REASON, termination
 
 
 class Arrival:

@@ -13,9 +13,9 @@ from trainer.collective.parallel_env import current_peers, naming_trainers
 from trainer.gradients.dgc import DeepGradientCompression
 from trainer.gradients.dgc_allreduce import means_of
 from trainer.gradients.gradient_merge import GradientMerge
+from trainer.gradients.overflow import tell_scaler
 from trainer.job.averaged_gradients import AveragedGradients
 from trainer.optimizer import DistributedOptimizer
-from trainer.overflow import tell_scaler
 from transpiler.clip import GradClip
 
 

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = str(Path(__file__).parents[3])
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
-from trainer.termination import termination
+from trainer.communicator.termination import termination
 
 def tell(reason):
     print("told:", reason, flush=True)
