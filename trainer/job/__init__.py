@@ -23,6 +23,7 @@ In reading order::
     queries          what a script may ask about its job
     reported, report what a script says of its training
     joint_call       a part of a call that succeeds, or raises, on all trainers
+    exchange         metrics and decisions, which trainers tell one another
     save_load        checkpoints and exports
     table_admin      status and shrinking of tables
 
