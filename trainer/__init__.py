@@ -88,6 +88,7 @@ A room imports those above it, and none below it::
     modules                         what a strategy changes in a model
     job                             what fleet.init begins and fleet.finish ends
     fleet                           root: the calls of a script
+    lightning, huggingface          root: the Trainers of Lightning and transformers
     examples                        complete scripts
 
 Threads

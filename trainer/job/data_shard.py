@@ -52,16 +52,17 @@ class Shard:
 
     def __len__(self) -> int:
         if self._last is None:
-            self._last = self._pass()
+            self._last = self.begin_pass()
         return len(self._last)  # type: ignore[arg-type]  # what has no length says so
 
     def __iter__(self) -> Iterator[Any]:
         if self._last is None or self._begun:
-            self._last = self._pass()
+            self._last = self.begin_pass()
         self._begun = True
         return iter(self._last)
 
-    def _pass(self) -> Iterable[Any]:
+    def begin_pass(self) -> Iterable[Any]:
+        """The next pass; a DataLoader where the samples are known."""
         loader, number = self._loader, self._passes.begin()
         if _knows_its_samples(loader):
             return _remade(loader, self._chosen(loader, number))

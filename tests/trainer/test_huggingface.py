@@ -1,0 +1,201 @@
+"""transformers' Trainer as a trainer of a job, in one process: with a server, or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.eager_jobs import assert_same
+from tests.support.tiers import RARE
+from trainer import fleet
+from trainer.job.current import present
+from trainer.job.data_shard import Shard
+from trainer.job.part import Part
+from trainer.job.passes import Passes
+from transpiler import ClipGradByValue, DistributedStrategy
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+from tests.cluster.bert_trainer import (  # noqa: E402
+    ACCUMULATED,
+    RATE,
+    WARM_UP,
+    arguments,
+    bert,
+    samples,
+)
+from trainer.huggingface import PServerTrainer, TrainerLoader  # noqa: E402
+
+Servers = Callable[[int], str]
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers' own
+RANDOM = {"train_sampling_strategy": "random"}
+
+
+def begin(endpoints: str, **options: Any) -> None:
+    """``fleet.init`` of a job with these servers, or of one alone."""
+    ends = endpoints.split(",")
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=ends) if endpoints else None
+    fleet.init(role, **options)
+
+
+def trained(trainer: Any, **options: Any) -> dict[str, torch.Tensor]:
+    trainer.train(**options)
+    return dict(trainer.model.state_dict())
+
+
+def plain_loop(folder: Path) -> dict[str, torch.Tensor]:
+    """What it is held against: the loop as one writes it with torch alone."""
+    model = bert().train()
+    optimizer = transformers.Trainer(model, arguments(folder)).create_optimizer()
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, WARM_UP, 12)
+    collate = transformers.default_data_collator
+    loader = torch.utils.data.DataLoader(samples(), batch_size=4, collate_fn=collate)
+    for _ in range(3):
+        for number, batch in enumerate(loader, 1):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(**batch).loss
+            loss.backward()
+            if number % ACCUMULATED == 0 or number == len(loader):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("where", ["one server", RARE("alone")])
+def test_fine_tuning_equals_the_plain_loop(servers: Servers, tmp_path: Path, where: str) -> None:
+    """With bf16, a warm-up, accumulation and clipping, to the bit; and without a word of warning
+    that it clips before the mean.
+    """
+    begin(servers(1) if where == "one server" else "")
+    trainer = PServerTrainer(bert(), arguments(tmp_path), train_dataset=samples())
+
+    assert_same(trained(trainer), plain_loop(tmp_path))
+    assert RATE > trainer.state.log_history[-2]["learning_rate"] > 0
+
+
+def test_shuffled_training_goes_on_from_its_checkpoint(servers: Servers, tmp_path: Path) -> None:
+    """From the middle of an epoch, to the bit; the checkpoint is one of transformers' own."""
+    saving = {**RANDOM, "save_strategy": "steps", "save_steps": 6, "num_train_epochs": 2}
+    begin(servers(1))
+    options = arguments(tmp_path, **saving)
+    whole = trained(PServerTrainer(bert(), options, train_dataset=samples()))
+    fleet.finish()
+    begin(servers(1))
+    resumed = PServerTrainer(bert(), options, train_dataset=samples())
+    state = trained(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    plain = transformers.Trainer(bert(), options, train_dataset=samples())
+
+    assert_same(state, whole)
+    assert_same(trained(plain, resume_from_checkpoint=str(tmp_path / "checkpoint-6")), whole)
+
+
+def test_a_part_of_an_epoch_is_skipped_alike() -> None:
+    """Of two trainers: an epoch that is resumed has the batches that were left of it, and epochs
+    have orders of their own, the same whether or not the ones before were drawn.
+    """
+    from accelerate import skip_first_batches
+
+    def loader(number: int) -> TrainerLoader:
+        passes = Passes(number)
+        data: Any = torch.arange(20)
+        whole = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+        return TrainerLoader(whole, Shard(whole, Part(number, 2), None, passes), passes)
+
+    def epoch(from_: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in from_]
+
+    first, second, resumed = loader(0), loader(1), loader(0)
+    epochs = []
+    for number in range(2):
+        for each in (first, second):
+            each.set_epoch(number)
+        epochs.append(epoch(first))
+        seen = sorted(sum(epochs[-1] + epoch(second), []))
+        assert seen == list(range(20)) and len(first) == 5
+    resumed.set_epoch(1)
+
+    assert epochs[0] != epochs[1]
+    assert epoch(skip_first_batches(resumed, 2)) == epochs[1][2:]
+
+
+def test_other_clippings_and_optimizers_are_taken(servers: Servers, tmp_path: Path) -> None:
+    """``grad_clip`` with ``max_grad_norm=0``, and an optimizer and a schedule of the script's."""
+    begin(servers(1))
+    model = bert()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    trainer = PServerTrainer(
+        model,
+        arguments(tmp_path, max_grad_norm=0.0, max_steps=2, bf16=False),
+        train_dataset=samples(),
+        optimizers=(optimizer, schedule),
+        grad_clip=ClipGradByValue(1e-4),
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = trained(trainer)
+    moved = max(float((after[name] - before[name]).abs().max()) for name in before)
+
+    assert moved == pytest.approx((0.5 + 0.05) * 1e-4, rel=1e-2)
+    assert present().optimizer.inner is optimizer  # type: ignore[union-attr]
+
+
+def test_train_twice_goes_on(servers: Servers, tmp_path: Path) -> None:
+    """As under transformers alone: the optimizer keeps its state."""
+    begin(servers(1))
+    options = arguments(tmp_path, max_steps=2)
+    ours = PServerTrainer(bert(), options, train_dataset=samples())
+    plain = transformers.Trainer(bert(), options, train_dataset=samples())
+    for each in (ours, plain):
+        each.train()
+
+    assert_same(trained(ours), trained(plain))
+
+
+# ---- what cannot be ----
+
+
+def overlapping() -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync_configs = {"overlap": True}
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ({"bf16_full_eval": True}, {}, "bf16_full_eval: expected none"),
+        ({"auto_find_batch_size": True}, {}, "a trainer that begins again"),
+        ({}, {"grad_clip": ClipGradByValue(1.0)}, "expected grad_clip or max_grad_norm, got both"),
+        ({}, {"strategy": overlapping}, "expected gradient_accumulation_steps=1"),
+        ({}, {"is_collective": True}, "transformers.Trainer and torchrun are made for these"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    servers: Servers, tmp_path: Path, changed: Any, options: Any, message: str
+) -> None:
+    """Each by what to write instead."""
+    options = dict(options)
+    if options.pop("is_collective", False):
+        fleet.init(is_collective=True)
+    else:
+        begin(servers(1), strategy=options.pop("strategy", lambda: None)())
+    with pytest.raises(ValueError, match=message):
+        PServerTrainer(bert(), arguments(tmp_path, **changed), **options)
+
+
+def test_the_order_of_calls_is_told(servers: Servers, tmp_path: Path) -> None:
+    """A Trainer before ``fleet.init``, and an optimizer that is distributed already."""
+    with pytest.raises(RuntimeError, match=r"call fleet.init\(\) first"):
+        PServerTrainer(bert(), arguments(tmp_path))
+    begin(servers(1))
+    model = fleet.distributed_model(bert())
+    given = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="distributed already"):
+        PServerTrainer(model, arguments(tmp_path), optimizers=(given, None))

@@ -1,0 +1,252 @@
+"""transformers' Trainer with parameter servers: ``PServerTrainer`` in its place.
+
+``pip install 'pserver[transformers]'``; nothing else of this package imports transformers.
+docs/transformers.md says what each of the TrainingArguments does here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+
+from trainer import fleet
+from trainer.checkpoint.joint_call import jointly
+from trainer.job.collective_job import CollectiveJob
+from trainer.job.current import distributed, present
+from trainer.job.data_shard import Shard, shard
+from trainer.job.exchange import Exchange
+from trainer.job.further_optimizers import overlaps
+from trainer.job.passes import Passes
+from trainer.optimizer import DistributedOptimizer
+from transpiler.clip import ClipGradByGlobalNorm, GradClip
+
+
+class PServerTrainer(transformers.Trainer):
+    """transformers' Trainer as one trainer of a job with servers, or alone without a job's
+    variables.  The script's thread uses it.
+
+    Call ``fleet.init()`` before it is made, and ``fleet.finish()`` last.
+
+    Args:
+        model, args and the others: as in ``transformers.Trainer``.
+        grad_clip: as in ``fleet.distributed_optimizer``, in the place of ``max_grad_norm``, which
+            must then be 0.
+        compression: as in ``fleet.distributed_optimizer``.
+
+    Raises:
+        RuntimeError: ``fleet.init()`` has not been called.
+        ValueError: the arguments ask for what cannot be here; the message says what to write
+            instead.
+
+    Example::
+
+        fleet.init()
+        trainer = PServerTrainer(model, TrainingArguments("out"), train_dataset=samples)
+        trainer.train()
+        trainer.save_model("fine-tuned")
+        fleet.finish()
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        grad_clip: GradClip | None = None,
+        compression: Mapping[str, str] | None = None,
+        **named: Any,
+    ) -> None:
+        self._exchange = Exchange(present())
+        self._grad_clip, self._compression = grad_clip, compression
+        super().__init__(*args, **named)
+        _check(self.args, grad_clip)
+        if isinstance(self.optimizer, DistributedOptimizer):
+            raise ValueError(
+                "optimizers: expected an optimizer of torch, got one that is distributed already: "
+                "PServerTrainer calls fleet.distributed_optimizer by itself"
+            )
+        if not fleet.is_first_worker():
+            level = max(transformers.logging.get_verbosity(), logging.WARNING)
+            transformers.logging.set_verbosity(level)
+
+    # ---- which trainer this is ----
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is trainer 0, which logs and writes."""
+        return fleet.is_first_worker()
+
+    def is_local_process_zero(self) -> bool:
+        """The same: what is done once a host is done once a job."""
+        return fleet.is_first_worker()
+
+    # ---- training ----
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer whose steps the servers take; see ``fleet.distributed_optimizer``."""
+        if present().optimizers:
+            assert self.optimizer is not None, "a job's optimizer is this Trainer's"
+            return self.optimizer
+        given = self.model if model is None else model
+        changed = fleet.distributed_model(given)
+        if changed is not given:
+            raise ValueError(
+                "fleet.distributed_model: expected a change inside the model, got another one in "
+                "its place: give that to PServerTrainer"
+            )
+        super().create_optimizer(model)
+        clip = self._grad_clip
+        if self.args.max_grad_norm:
+            clip = ClipGradByGlobalNorm(self.args.max_grad_norm)
+        self.optimizer = fleet.distributed_optimizer(
+            self.optimizer, grad_clip=clip, compression=self._compression
+        )
+        return self.optimizer
+
+    def train(self, *args: Any, **named: Any) -> Any:
+        """As the original; afterwards the model has every step of every trainer."""
+        found = super().train(*args, **named)
+        optimizer = distributed(present())
+        optimizer.flush()
+        optimizer.barrier("the end of train")
+        optimizer.flush()
+        return found
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """The norm, for the log: the servers clip."""
+        return self._norm(model)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return self._norm(model) if grad_norm is None else grad_norm
+
+    def _norm(self, model: nn.Module) -> Tensor:
+        """Of this trainer's own gradients, before the mean and before clipping."""
+        norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        scaler = self.accelerator.scaler
+        return norm if scaler is None else norm / scaler.get_scale()
+
+    # ---- data ----
+
+    def get_train_dataloader(self) -> Any:
+        """This trainer's part of the samples, by ``fleet.shard``."""
+        loader = super().get_train_dataloader()
+        job = present()
+        place, parts = job.place_in_data()
+        passes = Passes(place, lambda topic, text: job.agree(f"PServerTrainer, {topic}", text))
+        divided = shard(loader, parts, place, None, passes)
+        return TrainerLoader(loader, divided, passes) if isinstance(divided, Shard) else divided
+
+    def evaluation_loop(self, *args: Any, **named: Any) -> Any:
+        """Every trainer evaluates all samples; the metrics are trainer 0's, so that all decide
+        alike.
+        """
+        for each in present().optimizers:
+            each.flush()
+        found = super().evaluation_loop(*args, **named)
+        return found._replace(metrics=self._exchange.first(found.metrics))
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        optimizer = distributed(present())
+        optimizer.flush()
+        optimizer.barrier("PServerTrainer: a checkpoint")
+        with jointly(optimizer, "PServerTrainer", "a checkpoint is written"):
+            if self.is_world_process_zero():
+                super()._save_checkpoint(model, trial)
+        best = self._exchange.first(self.state.best_model_checkpoint)
+        self.state.best_model_checkpoint = best
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer 0 writes what ``from_pretrained`` reads."""
+        if self.is_world_process_zero():
+            super().save_model(output_dir, _internal_call)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        present().loaded()
+
+
+class TrainerLoader:
+    """A trainer's part of a loader, as transformers' Trainer iterates over it: an epoch at a time,
+    also from the middle of one that is resumed.
+
+    Args:
+        loader: of all samples.
+        divided: this trainer's part of it.
+        passes: of ``divided``: pass n is that of epoch n.
+    """
+
+    def __init__(self, loader: DataLoader[Any], divided: Shard, passes: Passes) -> None:
+        self._loader, self._divided, self._passes = loader, divided, passes
+        self._drawn: Any = None  # the pass that comes next, once somebody has asked for it
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is that of this epoch."""
+        if hasattr(self._loader, "set_epoch"):
+            self._loader.set_epoch(epoch)
+        self._passes.count, self._drawn = epoch, None
+
+    def _next(self) -> Any:
+        if self._drawn is None:
+            self._drawn = self._divided.begin_pass()
+        return self._drawn
+
+    def __len__(self) -> int:
+        return len(self._next())
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn, self._drawn = self._next(), None
+        return iter(drawn)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is asked of a DataLoader: its data set, its batch sampler."""
+        return getattr(self._next(), name)
+
+
+def _check(args: TrainingArguments, grad_clip: GradClip | None) -> None:
+    """Raises ValueError for arguments that cannot act in a trainer of a job."""
+    job = present()
+    if isinstance(job, CollectiveJob):
+        raise ValueError(
+            "PServerTrainer: expected a job with servers, or one process alone, got trainers "
+            "without servers: transformers.Trainer and torchrun are made for these"
+        )
+    if args.parallel_mode.value == "distributed" or args.world_size > 1:
+        raise ValueError(
+            "PServerTrainer: expected a process that torchrun or accelerate has not made one of "
+            f"{args.world_size}: `pserver launch --trainers N` starts the trainers of a job"
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"PServerTrainer: expected one device, got {args.n_gpu}: a trainer is a process with "
+            "one device: set CUDA_VISIBLE_DEVICES of each"
+        )
+    refused = {
+        "deepspeed": (args.deepspeed, "the servers hold the optimizer's state"),
+        "fsdp": (args.fsdp, "the servers hold the optimizer's state"),
+        "auto_find_batch_size": (
+            args.auto_find_batch_size,
+            "a trainer that begins again leaves the others waiting",
+        ),
+        "fp16_full_eval": (args.fp16_full_eval, "it changes the parameters themselves"),
+        "bf16_full_eval": (args.bf16_full_eval, "it changes the parameters themselves"),
+    }
+    for name, (value, reason) in refused.items():
+        if value:
+            raise ValueError(f"{name}: expected none under PServerTrainer, for {reason}")
+    if grad_clip is not None and args.max_grad_norm:
+        raise ValueError(
+            f"expected grad_clip or max_grad_norm, got both: set max_grad_norm=0 (it is "
+            f"{args.max_grad_norm})"
+        )
+    if overlaps(job.strategy) and args.gradient_accumulation_steps > 1:
+        raise ValueError(
+            "overlap: expected gradient_accumulation_steps=1, for gradients leave during the first "
+            "backward; leave overlap off"
+        )
