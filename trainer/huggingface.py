@@ -106,6 +106,11 @@ class PServerTrainer(transformers.Trainer):
         self.optimizer = fleet.distributed_optimizer(
             self.optimizer, grad_clip=clip, compression=self._compression
         )
+        if present().tables is not None and self.args.save_strategy.value != "no":
+            raise ValueError(
+                'save_strategy: expected "no" for a model with tables, whose rows are on the '
+                "servers: fleet.save and fleet.load keep them"
+            )
         return self.optimizer
 
     def train(self, *args: Any, **named: Any) -> Any:

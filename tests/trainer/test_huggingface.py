@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 
 from tests.support.eager_jobs import assert_same
 from tests.support.tiers import RARE
-from trainer import fleet
+from trainer import DistributedEmbedding, fleet
 from trainer.job.current import present
 from trainer.job.data_shard import Shard
 from trainer.job.part import Part
 from trainer.job.passes import Passes
-from transpiler import ClipGradByValue, DistributedStrategy
+from transpiler import ClipGradByGlobalNorm, ClipGradByValue, DistributedStrategy
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -146,6 +147,7 @@ def test_other_clippings_and_optimizers_are_taken(servers: Servers, tmp_path: Pa
     assert present().optimizer.inner is optimizer  # type: ignore[union-attr]
 
 
+@pytest.mark.matrix
 def test_train_twice_goes_on(servers: Servers, tmp_path: Path) -> None:
     """As under transformers alone: the optimizer keeps its state."""
     begin(servers(1))
@@ -156,6 +158,43 @@ def test_train_twice_goes_on(servers: Servers, tmp_path: Path) -> None:
         each.train()
 
     assert_same(trained(ours), trained(plain))
+
+
+def test_a_loop_of_accelerates_equals_the_plain_loop(servers: Servers) -> None:
+    """With its accumulation and mixed precision around fleet's optimizer and clipping, to the
+    bit.
+    """
+    from accelerate import Accelerator
+
+    begin(servers(1))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    models = [torch.nn.Linear(6, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    batches = list(torch.randn(6, 4, 6))
+    given = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
+    model: Any = fleet.distributed_model(models[0])
+    optimizer: Any = fleet.distributed_optimizer(given[0], grad_clip=ClipGradByGlobalNorm(0.1))
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    for x in fleet.shard(batches):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    plain = torch.optim.lr_scheduler.StepLR(given[1], 2)
+    for number, x in enumerate(batches, 1):
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = models[1](x)
+        (scores.float().square().mean() / 2).backward()
+        if number % 2 == 0:
+            torch.nn.utils.clip_grad_norm_(models[1].parameters(), 0.1)
+            given[1].step()
+            plain.step()
+            given[1].zero_grad()
+
+    assert_same(dict(models[0].state_dict()), dict(models[1].state_dict()))
+    assert fleet.metrics()["steps"] == 3
 
 
 # ---- what cannot be ----
@@ -188,6 +227,20 @@ def test_what_cannot_be_is_told(
         begin(servers(1), strategy=options.pop("strategy", lambda: None)())
     with pytest.raises(ValueError, match=message):
         PServerTrainer(bert(), arguments(tmp_path, **changed), **options)
+
+
+def test_a_table_is_trained_and_not_saved(servers: Servers, tmp_path: Path) -> None:
+    """Its rows are on the servers; a checkpoint of transformers' would be without them."""
+    for save, steps in (("no", 2), ("epoch", 0)):
+        begin(servers(1))
+        model = bert()
+        model.bert.embeddings.word_embeddings = DistributedEmbedding(16, name="words")
+        options = arguments(tmp_path, save_strategy=save, max_steps=2)
+        trainer = PServerTrainer(model, options, train_dataset=samples())
+        with pytest.raises(ValueError, match="expected .no.") if not steps else nullcontext():
+            trainer.train()
+        assert fleet.metrics()["steps"] == steps
+        fleet.finish()
 
 
 def test_the_order_of_calls_is_told(servers: Servers, tmp_path: Path) -> None:

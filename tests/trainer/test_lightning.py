@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from tests.support.eager_jobs import assert_same
+from tests.support.tiers import RARE
 from trainer import Constant, DistributedEmbedding, fleet, row_optimizers
 from transpiler import DistributedStrategy
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EPOCHS = 3
 
 
-@pytest.fixture(params=["one server", "alone"])
+@pytest.fixture(params=["one server", RARE("alone")])
 def begin(request: pytest.FixtureRequest, servers: Servers) -> Callable[..., None]:
     """``fleet.init`` of a job with one server, and of one without."""
 
@@ -63,7 +64,7 @@ def plain_loop(clip: Callable[[Any], Any]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("algorithm", ["norm", RARE("value")])
 def test_a_fit_equals_the_plain_loop(
     begin: Callable[..., None], tmp_path: Path, algorithm: str
 ) -> None:
@@ -105,7 +106,9 @@ class Descending(Module):
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.5)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "16-true", "64-true"])
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", RARE("bf16-true"), RARE("16-true"), RARE("64-true")]
+)
 def test_every_precision_is_lightnings_own(
     joined: Callable[..., None], tmp_path: Path, precision: Any
 ) -> None:
@@ -147,7 +150,7 @@ class Plateau(Module):
         return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "train"}
 
 
-@pytest.mark.parametrize("kind", [Alternating, Plateau])
+@pytest.mark.parametrize("kind", [Alternating, RARE(Plateau)])
 def test_optimizers_by_hand_and_schedules_work(
     joined: Callable[..., None], tmp_path: Path, kind: Any
 ) -> None:

@@ -1,0 +1,79 @@
+"""A small BERT of random weights learns what is praised, under transformers' Trainer: one script,
+alone or as a cluster's trainer.  Nothing is downloaded.
+
+    pserver launch --servers 2 --trainers 2 trainer/examples/transformers_bert.py
+    python trainer/examples/transformers_bert.py
+"""
+
+import argparse
+import tempfile
+from typing import Any
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EvalPrediction,
+    TrainingArguments,
+)
+
+from trainer import fleet
+from trainer.huggingface import PServerTrainer
+
+WORDS = "[PAD] not good fine great bad poor awful the a film book was".split()
+NOT, GOOD, BAD, OTHER = 1, 2, 5, 8  # where each kind of word begins
+
+
+def sentences(count: int, seed: int) -> list[dict[str, Any]]:
+    """Eight words each, one of which judges; "not" before it turns it round."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(OTHER, len(WORDS), (count, 8), generator=generator)
+    judges = torch.randint(GOOD, OTHER, (count,), generator=generator)
+    places = torch.randint(1, 8, (count,), generator=generator)
+    turned = torch.rand(count, generator=generator) < 0.5
+    rows[torch.arange(count), places] = judges
+    rows[turned, places[turned] - 1] = NOT
+    labels = (judges < BAD) != turned
+    pairs = zip(rows, labels, strict=True)
+    return [{"input_ids": row, "labels": int(label)} for row, label in pairs]
+
+
+def accuracy(found: EvalPrediction) -> dict[str, float]:
+    """The part of the sentences that are understood."""
+    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description="Trains a small BERT, alone or as one trainer of a cluster."
+    )
+    parser.add_argument("--epochs", type=int, default=6)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    fleet.init()
+    sizes = {"hidden_size": 32, "intermediate_size": 64}
+    depth = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    trainer = PServerTrainer(
+        BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), **sizes, **depth)),
+        TrainingArguments(
+            tempfile.mkdtemp(),
+            num_train_epochs=arguments.epochs,
+            per_device_train_batch_size=32 // fleet.worker_num(),
+            learning_rate=3e-3,
+            warmup_steps=20,
+            bf16=True,
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=sentences(1024, seed=1),
+        eval_dataset=sentences(256, seed=2),
+        compute_metrics=accuracy,
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    first = fleet.is_first_worker()
+    fleet.finish()
+    if first:
+        print(f"accuracy {metrics['eval_accuracy']:.4f}")
