@@ -93,18 +93,19 @@ class PServerTrainer(transformers.Trainer):
             assert self.optimizer is not None, "a job's optimizer is this Trainer's"
             return self.optimizer
         given = self.model if model is None else model
+        assert given is not None, "transformers has asked for a model"
         changed = fleet.distributed_model(given)
         if changed is not given:
             raise ValueError(
                 "fleet.distributed_model: expected a change inside the model, got another one in "
                 "its place: give that to PServerTrainer"
             )
-        super().create_optimizer(model)
+        made = super().create_optimizer(model)
         clip = self._grad_clip
         if self.args.max_grad_norm:
             clip = ClipGradByGlobalNorm(self.args.max_grad_norm)
         self.optimizer = fleet.distributed_optimizer(
-            self.optimizer, grad_clip=clip, compression=self._compression
+            made, grad_clip=clip, compression=self._compression
         )
         if present().tables is not None and self.args.save_strategy.value != "no":
             raise ValueError(

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -131,7 +131,7 @@ class PServerStrategy(Strategy):
             ValueError: the job has no servers, or its strategy cannot act under Lightning.
         """
         _check(present())
-        rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # as Lightning's own do
 
     # ---- which trainer this is ----
 
@@ -142,13 +142,13 @@ class PServerStrategy(Strategy):
 
     @property
     def local_rank(self) -> int:
-        """As :attr:`global_rank`: what is done once a host is done once a job."""
-        return self.global_rank
+        """0: every trainer is a node of its own, whose data it prepares by itself."""
+        return 0
 
     @property
     def node_rank(self) -> int:
-        """0: hosts have no numbers here."""
-        return 0
+        """This trainer's number, too."""
+        return self.global_rank
 
     @property
     def world_size(self) -> int:
@@ -410,7 +410,8 @@ def _check(job: Job) -> None:
 
 
 def _check_accumulation(trainer: Trainer, job: Job) -> None:
-    scheduled = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # the Trainer gets it while made
+    scheduled = any(isinstance(each, GradientAccumulationScheduler) for each in callbacks)
     if overlaps(job.strategy) and (trainer.accumulate_grad_batches != 1 or scheduled):
         raise ValueError(
             "overlap: expected accumulate_grad_batches=1, for gradients leave during the first "
