@@ -23,6 +23,7 @@ from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
 from pserver.malloc import share_heap
 from pserver.security.access import Access
+from transpiler.files.local_path import is_url, local_path
 
 FAILURE = 1
 WIDE = 160  # columns of a table that goes to a file
@@ -74,9 +75,22 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
         environ["PSERVER_LOG_JSON"] = "1"
     if arguments.insecure_collective:
         environ["PSERVER_INSECURE_COLLECTIVE"] = "1"
+    environ |= checked(lambda: _traced(arguments.trace, arguments.trace_steps))
     keys, insecure = environ.get("PSERVER_KEYS"), environ.get("PSERVER_INSECURE") == "1"
     checked(lambda: check_protected("--servers", found.servers, keys, insecure))
     return environ
+
+
+def _traced(path: str | None, steps: int | None) -> dict[str, str]:
+    """The variables by which trainers learn of a trace."""
+    if path is None and steps is not None:
+        raise ValueError("--trace-steps: has no effect without --trace")
+    if steps is not None and steps < 1:
+        raise ValueError(f"--trace-steps: expected 1 or more, got {steps}")
+    if path is None:
+        return {}
+    named = path if is_url(path) else os.path.abspath(local_path(path, "--trace"))
+    return {"PSERVER_TRACE": named, **({"PSERVER_TRACE_STEPS": str(steps)} if steps else {})}
 
 
 def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:

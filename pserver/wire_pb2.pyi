@@ -8,6 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TraceAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRACE_CLOCK: _ClassVar[TraceAction]
+    TRACE_BEGIN: _ClassVar[TraceAction]
+    TRACE_LEAVE: _ClassVar[TraceAction]
+    TRACE_READ: _ClassVar[TraceAction]
+    TRACE_END: _ClassVar[TraceAction]
+
 class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     UNKNOWN: _ClassVar[Kind]
@@ -28,6 +36,11 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCAN: _ClassVar[Kind]
     ASSIGN: _ClassVar[Kind]
     CHECKSUM: _ClassVar[Kind]
+TRACE_CLOCK: TraceAction
+TRACE_BEGIN: TraceAction
+TRACE_LEAVE: TraceAction
+TRACE_READ: TraceAction
+TRACE_END: TraceAction
 UNKNOWN: Kind
 HELLO: Kind
 VALUE: Kind
@@ -176,12 +189,14 @@ class LaneReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., blocked_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., waits: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("failure", "error")
+    __slots__ = ("failure", "error", "clock_ns")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     failure: str
     error: str
-    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    clock_ns: int
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
     __slots__ = ("trainer_id", "incarnation", "failure", "joined")
@@ -547,6 +562,34 @@ class ResetReply(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     state: str
     def __init__(self, state: _Optional[str] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("session", "action", "number", "trainer", "index", "parts", "part")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    action: TraceAction
+    number: int
+    trainer: int
+    index: int
+    parts: int
+    part: bytes
+    def __init__(self, session: _Optional[str] = ..., action: _Optional[_Union[TraceAction, str]] = ..., number: _Optional[int] = ..., trainer: _Optional[int] = ..., index: _Optional[int] = ..., parts: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("clock_ns", "parts", "part")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    parts: int
+    part: bytes
+    def __init__(self, clock_ns: _Optional[int] = ..., parts: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload")

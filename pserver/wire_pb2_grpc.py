@@ -114,6 +114,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.ResetRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.ResetReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/pserver.ParameterServer/Trace',
+                request_serializer=pserver_dot_wire__pb2.TraceRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.TraceReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/pserver.ParameterServer/Exchange',
                 request_serializer=pserver_dot_wire__pb2.Frame.SerializeToString,
@@ -220,6 +225,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
         prefix of two lengths, the header and the payload: see pserver/transport/frame_socket.py.
@@ -310,6 +321,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Reset,
                     request_deserializer=pserver_dot_wire__pb2.ResetRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.ResetReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=pserver_dot_wire__pb2.TraceRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.TraceReply.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
@@ -749,6 +765,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Reset',
             pserver_dot_wire__pb2.ResetRequest.SerializeToString,
             pserver_dot_wire__pb2.ResetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Trace',
+            pserver_dot_wire__pb2.TraceRequest.SerializeToString,
+            pserver_dot_wire__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

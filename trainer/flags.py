@@ -19,7 +19,7 @@ from trainer.role import Connection, set_variable, variable
 from transpiler.ir.close_names import close_names
 from transpiler.plan.execution import Execution
 
-Flag = str | float | bool
+Flag = str | int | float | bool
 
 # the variable, and the attribute of a Connection that it gives
 FLAGS: Mapping[str, str] = MappingProxyType(
@@ -33,10 +33,12 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "PSERVER_METRICS": "metrics",
         "PSERVER_START_TIMEOUT": "start_timeout_seconds",
         "PSERVER_TOKEN_FILE": "token_file",
+        "PSERVER_TRACE": "trace",
+        "PSERVER_TRACE_STEPS": "trace_steps",
         "PSERVER_TRANSPORT": "transport",
     }
 )
-_WORDS = {str: "text", float: "a number", bool: "True or False"}
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or False"}
 
 
 def get_flags(flags: str | Sequence[str]) -> dict[str, Flag]:
@@ -46,8 +48,8 @@ def get_flags(flags: str | Sequence[str]) -> dict[str, Flag]:
         flags: one name or several; ``docs/environment.md`` lists them.
 
     Returns:
-        The values: seconds as float, switches as bool, all others as text; the default where
-        nothing was set.
+        The values: seconds as float, numbers of steps as int, switches as bool, all others as text;
+        the default where nothing was set.
 
     Raises:
         TypeError: a name is no text.

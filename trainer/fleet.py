@@ -50,6 +50,7 @@ from trainer.job.queries import (
 from trainer.job.report import report
 from trainer.job.save_load import export, load, save
 from trainer.job.table_admin import shrink, table_status
+from trainer.job.trace import begin_asked, trace
 from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
@@ -90,6 +91,7 @@ __all__ = [
     "shrink",
     "stop_worker",
     "table_status",
+    "trace",
     "transport",
     "UserDefinedRoleMaker",
     "variable_bytes",
@@ -157,6 +159,7 @@ def _begin(job: Job) -> None:
     begin(job)
     try:
         job.take(job.strategy)
+        begin_asked(job)
     except BaseException:
         end()
         job.restore()

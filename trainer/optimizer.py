@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pserver.tracing.spans import SPANS, now
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.gradients.clipping import clip_in_place
 from trainer.gradients.dgc import DeepGradientCompression
@@ -152,6 +153,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ValueError: a gradient is sparse, or has another dtype than its parameter; or a closure
                 and a loss are given.
         """
+        began = now() if SPANS.on else 0.0
         if closure is not None:
             if loss is not None:
                 raise ValueError("step: expected a closure or a loss, got both")
@@ -167,6 +169,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self._merge.step(self, overflow, partial(self._update, loss))
         self._seen_by_schedulers()
+        if began:
+            SPANS.add("step", began, now())
+        if SPANS.watcher is not None:
+            SPANS.watcher(self)
         return loss
 
     def _update(self, loss: Any, overflow: bool) -> None:
@@ -264,7 +270,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for parameter, gradient in self._gradients().items()
             if self.names.get(parameter) in names
         }
+        began = now() if SPANS.on else 0.0
         found, overflow = allreduce.average(parameters, own, overflow)
+        if began:
+            SPANS.add("all-reduce", began, now())
         if found and not overflow:
             self._step_here(
                 {parameter: parameter.grad for parameter in found if parameter.grad is not None}

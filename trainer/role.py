@@ -68,6 +68,8 @@ class Connection:
             nowhere.
         job: names the job in metrics; "": the first digits of its plan's fingerprint do.
         log_json: log lines are JSON.
+        trace: the file, or its URL, of a trace of some steps; "": there is none.
+        trace_steps: of that trace.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -81,6 +83,8 @@ class Connection:
     metrics: str = ""
     job: str = ""
     log_json: bool = False
+    trace: str = ""
+    trace_steps: int = 3
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -91,12 +95,14 @@ class Connection:
         if self.metrics:
             metrics_place("PSERVER_METRICS", self.metrics, LOOPBACK, self.keys, self.insecure)
         check_job_name("PSERVER_JOB", self.job)
+        if self.trace_steps < 1:
+            raise ValueError(f"PSERVER_TRACE_STEPS: expected 1 or more, got {self.trace_steps}")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
         """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
-        PSERVER_KEYS, PSERVER_INSECURE, PSERVER_INSECURE_COLLECTIVE, PSERVER_METRICS, PSERVER_JOB
-        and PSERVER_LOG_JSON, each optional.
+        PSERVER_KEYS, PSERVER_INSECURE, PSERVER_INSECURE_COLLECTIVE, PSERVER_METRICS, PSERVER_JOB,
+        PSERVER_LOG_JSON, PSERVER_TRACE and PSERVER_TRACE_STEPS, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -114,6 +120,8 @@ class Connection:
             environ.get("PSERVER_METRICS", ""),
             environ.get("PSERVER_JOB", ""),
             environ.get("PSERVER_LOG_JSON", "") == "1",
+            environ.get("PSERVER_TRACE", ""),
+            _number(environ, "PSERVER_TRACE_STEPS", "3"),
         )
 
     @classmethod
@@ -244,14 +252,9 @@ class World:
             _number(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
         )
         served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        attempt = (
-            _number(environ, "TORCHELASTIC_RESTART_COUNT")
-            if environ.get("TORCHELASTIC_RESTART_COUNT")
-            else 0
-        )
+        attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT", "0")
         all_here = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
-        address = environ["MASTER_ADDR"]
-        return cls(rank, size, local_rank, address, port, served, attempt, all_here)
+        return cls(rank, size, local_rank, environ["MASTER_ADDR"], port, served, attempt, all_here)
 
     def enter(self) -> None:
         """Makes this process that trainer: sets the variables of its environment."""
@@ -424,6 +427,7 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
                 "servers needs it, and one that trains alone has none of them"
             )
         return RoleMaker(Role.SINGLE)
+    here = _required(environ, "CURRENT_ENDPOINT").strip() if role is Role.PSERVER else ""
     return RoleMaker(
         role=role,
         trainer_id=_integer(environ, "TRAINER_ID") if role is Role.TRAINER else 0,
@@ -433,9 +437,7 @@ def from_environment(environ: Mapping[str, str]) -> RoleMaker:
             for part in _required(environ, "PSERVER_ENDPOINTS").split(",")
             if part.strip()
         ),
-        current_endpoint=_required(environ, "CURRENT_ENDPOINT").strip()
-        if role is Role.PSERVER
-        else "",
+        current_endpoint=here,
     )
 
 
@@ -453,8 +455,8 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     return _number(environ, name)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ[name]
+def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environ.get(name, "") or default
     try:
         return int(text)
     except ValueError:

@@ -18,8 +18,10 @@ import torch
 
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
+from pserver.client.request_times import RequestTimes
 from pserver.client.retrying_stream import NamedTensors, RetryingStream
 from pserver.table.gradient import RowGradient
+from pserver.tracing.spans import SPANS, Fact
 from pserver.transport.array_assembler import row_parts
 from pserver.transport.assignment import Assignment
 from pserver.transport.push_norms import PushNorm
@@ -39,9 +41,32 @@ class Channel(RetryingStream):
 
     Attributes:
         heard: told the seconds from a step's commit to its answer; None: nobody asks.
+        track, facts: of the spans of its requests.
     """
 
     heard: Callable[[float], None] | None = None
+    track = ""
+    facts: Mapping[str, Fact] = MappingProxyType({})
+    _times: RequestTimes | None = None  # of the request under way, where it is traced
+
+    def begin(self) -> Future[Reply]:
+        """See :class:`RetryingStream`."""
+        reply = super().begin()
+        self._times = RequestTimes(self.track, dict(self.facts)) if SPANS.on else None
+        if self._times is not None:
+            reply.add_done_callback(self._times.answered)
+        return reply
+
+    def _begin(self, name: str) -> Future[Reply]:
+        """Begins a request that is no step; its span has that name."""
+        reply = self.begin()
+        if self._times is not None:
+            self._times.name = name
+        return reply
+
+    def _arrives(self) -> None:
+        if self._times is not None:
+            self._times.arrives()
 
     # ---- a step ----
 
@@ -113,6 +138,10 @@ class Channel(RetryingStream):
         )
         if self.heard is not None:
             self._reply.add_done_callback(partial(self._tell, self.heard, time.perf_counter()))
+        if self._times is not None:
+            for waiting in self._packer.flush():
+                self._queue(waiting)
+            self._times.committed(step)
         self._put((Frame(kind=Kind.COMMIT, step=step, commit=commit), ()))
 
     @staticmethod
@@ -132,7 +161,7 @@ class Channel(RetryingStream):
         Args:
             names: of variables; none means every slice that the server holds.
         """
-        reply = self.begin()
+        reply = self._begin("pull")
         self._request_values(names, step)
         return reply
 
@@ -143,7 +172,7 @@ class Channel(RetryingStream):
         Args:
             names: of variables that the server holds.
         """
-        reply = self.begin()
+        reply = self._begin("checksums")
         parts = [Part(name=name) for name in names]
         self._put((Frame(kind=Kind.CHECKSUM, step=step, parts=parts), ()))
         return reply
@@ -156,7 +185,7 @@ class Channel(RetryingStream):
         Args:
             metadata: by table, what is known of it besides its rows.
         """
-        reply = self.begin()
+        reply = self._begin("load")
         self._post(Kind.VALUE, 0, values)
         said = {name: json.dumps(known) for name, known in (metadata or {}).items()}
         self._put((Frame(kind=Kind.COMMIT, step=0, commit=Commit(metadata=said)), ()))
@@ -168,7 +197,7 @@ class Channel(RetryingStream):
         Args:
             ids: by table, int64 [n]; this server holds them.
         """
-        reply = self.begin()
+        reply = self._begin("lookup")
         self._post(Kind.LOOKUP, 0, ids.items())
         self._request_values(ids, 0)
         return reply
@@ -206,7 +235,7 @@ class Channel(RetryingStream):
     # ---- frames ----
 
     def _scan(self, asked: Scan) -> Future[Reply]:
-        reply = self.begin()
+        reply = self._begin("scan")
         self._put((Frame(kind=Kind.SCAN, scan=asked), ()))
         return reply
 

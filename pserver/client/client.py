@@ -57,6 +57,7 @@ from pserver.client.install_requests import install_requests
 from pserver.client.replies import Joined, TableStatus
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
+from pserver.client.trace_calls import TraceCalls
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreachable, from_wire
@@ -324,11 +325,14 @@ class Client:
             How many rows were dropped, by table.
         """
         self._shrinks += 1
-        session, number = self._reply.session, self._shrinks
-        request = ShrinkRequest(
-            session=session, days=days, threshold=threshold, tables=tables, number=number
-        )
+        request = ShrinkRequest(days=days, threshold=threshold, tables=tables)
+        request.session, request.number = self._reply.session, self._shrinks
         return dict(self._control.shrink(request, meanwhile=self.check).removed)
+
+    @property
+    def tracing(self) -> TraceCalls:
+        """The calls that belong to a trace."""
+        return TraceCalls(self._control, self._reply.session, str(self))
 
     def table_status(self) -> list[TableStatus]:
         """What the server holds of each table now."""
@@ -484,12 +488,9 @@ class Client:
         elif silence <= self._heartbeat_timeout:
             return False
         else:
-            self._fail(
-                ServerLost(
-                    f"{self} has not answered for {silence:.1f} s (heartbeat timeout "
-                    f"{self._heartbeat_timeout:g} s): {error}"
-                )
-            )
+            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
+            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
+            self._fail(ServerLost(text))
         self._control.close()  # and with it every call that waits for the server
         return True
 

@@ -96,9 +96,7 @@ class RetryingStream:
         timeout_seconds: float,
         name: str,
     ) -> None:
-        self.bytes_out = 0
-        self.bytes_in = 0
-        self.reconnects = 0
+        self.bytes_out = self.bytes_in = self.reconnects = 0
         self.failure: PServerError | None = None
         self._open_stream = open_stream
         self._destination = destination
@@ -115,11 +113,10 @@ class RetryingStream:
         self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
-        self._requests = 0
+        self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
         self._reply: Future[Reply] = Future()
         self._norms: Future[Mapping[str, float]] = Future()
-        self._closing = False
         self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
@@ -302,6 +299,7 @@ class RetryingStream:
             if payload is MISSED:
                 self._missed.add(header)
             elif header.kind == Kind.VALUE:
+                self._arrives()
                 codec.scatter(header, payload, self._destination_of)
             elif header.kind == Kind.DONE:
                 self._answered(header.done)
@@ -314,6 +312,9 @@ class RetryingStream:
                     f"{self._name}: expected VALUE, DONE, NORMS, FAILURE, DRAIN or PROBE, got "
                     f"kind {header.kind}"
                 )
+
+    def _arrives(self) -> None:
+        """A frame of values has come: see :class:`~pserver.client.channel.Channel`."""
 
     def _next_frame(self) -> tuple[Frame, memoryview] | None:
         """The next frame.  Bytes that are none, here or at the server, break the stream and not the
@@ -338,6 +339,7 @@ class RetryingStream:
         """Values are read to their destinations."""
         if header.kind != Kind.VALUE:
             return None
+        self._arrives()
         return codec.land(header, payload_bytes, self._destination_of)
 
     def _destination_of(self, part: Part) -> torch.Tensor:

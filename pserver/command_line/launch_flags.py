@@ -69,6 +69,13 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
     add("--log-json", action="store_true", help="log lines of all processes as JSON")
     add(
+        "--trace",
+        metavar="FILE",
+        help="writes what all processes do in a few steps, after the first two, for "
+        "ui.perfetto.dev (default: nowhere)",
+    )
+    add("--trace-steps", metavar="N", type=int, help="how many steps that are (default: 3)")
+    add(
         "--log-dir",
         metavar="DIR",
         default="logs",

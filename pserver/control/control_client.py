@@ -20,6 +20,8 @@ from pserver.polling import poll
 from pserver.security import call_proof, tls
 from pserver.security.access import OPEN, Access
 from pserver.security.question import Question
+from pserver.tracing.clock_offset import ClockOffset
+from pserver.tracing.spans import clock_ns
 from pserver.transport.dialled_channel import DialledChannel
 from pserver.transport.grpc_stream import SERVICE
 
@@ -30,7 +32,7 @@ LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # calls that a server answers at once: one without an answer for a third of its timeout is asked
 # again over a new connection
-PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain"})
+PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain", "Trace"})
 TRIES = 3
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
@@ -66,6 +68,9 @@ class ControlClient:
         timeout_seconds: the timeout of a call that is given none.
         name: of the server in errors, its endpoint where nothing is given.
         access: what is proved to the server, and asked of it, with each call.
+
+    Attributes:
+        clock: the server's, as heartbeats and traces have heard it.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class ControlClient:
         self._name = name or endpoint
         self._timeout = timeout_seconds
         self._dialled = DialledChannel(*split_endpoint(endpoint), access.keys)
+        self.clock = ClockOffset()
 
     @property
     def redials(self) -> int:
@@ -225,6 +231,12 @@ class ControlClient:
         """Drops what a failed job has left."""
         return self._call("Reset", request or wire.ResetRequest(), wire.ResetReply, timeout)
 
+    def trace(self, request: wire.TraceRequest, timeout: float | None = None) -> wire.TraceReply:
+        """Begins or ends a trace on the server, leaves spans there or reads them; its clock is
+        heard.
+        """
+        return self._call("Trace", request, wire.TraceReply, timeout)
+
     def drain(
         self, request: wire.DrainRequest | None = None, timeout: float | None = None
     ) -> wire.DrainReply:
@@ -284,7 +296,10 @@ class ControlClient:
         metadata = self._proof(channel, name, said, timeout)
         left = max(deadline - time.monotonic(), 0.001)
         call = channel.unary_unary(f"/{SERVICE}/{name}", None, answered.FromString)
+        asked = clock_ns()
         reply: Message = call(said, timeout=left, metadata=metadata)
+        if isinstance(reply, wire.HeartbeatReply | wire.TraceReply):
+            self.clock.heard(asked, reply.clock_ns, clock_ns())
         return reply
 
     def _proof(

@@ -38,6 +38,7 @@ from pserver.job.job_identity import (
 from pserver.job.lifecycle import JobState, Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.observations import Observations
+from pserver.tracing.spans import clock_ns
 
 log = logging.getLogger(__name__)
 
@@ -332,9 +333,9 @@ class Attendance(ABC):
         with self.condition:
             member = self.member(request.session)
             member.activity, member.report = reports.kept(request, self.config.limits)
-            if self.failure is None:
-                return wire.HeartbeatReply()
-            return wire.HeartbeatReply(failure=str(self.failure), error=type(self.failure).__name__)
+            failure = str(self.failure or "")
+            error = type(self.failure).__name__ if failure else ""
+            return wire.HeartbeatReply(failure=failure, error=error, clock_ns=clock_ns())
 
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
         """A trainer takes no further step; it may wait up to a second until all have said so.

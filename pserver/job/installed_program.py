@@ -26,6 +26,7 @@ from pserver.job.workers import Workers
 from pserver.limits import Limits
 from pserver.metrics.job_steps import JobSteps
 from pserver.table.gradient import RowGradient
+from pserver.tracing.spans import Spans
 from transpiler.ir.graph import Role
 from transpiler.ir.schema import DTYPES
 from transpiler.plan.plan import Plan
@@ -53,6 +54,7 @@ class InstalledProgram:
         limits: of the server.
         scratch: the directory for rows of tables that do not fit in memory; None: the system's
             directory for temporary files.
+        spans: where a trace has what happens here; None: nowhere.
 
     Attributes:
         program: the server's.
@@ -72,6 +74,7 @@ class InstalledProgram:
         job: Lifecycle,
         limits: Limits,
         scratch: str | None = None,
+        spans: Spans | None = None,
     ) -> None:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
@@ -80,7 +83,7 @@ class InstalledProgram:
         self.slices = SliceStore(program)
         self._members = members
         self._job = job
-        self.steps = JobSteps()
+        self.steps = JobSteps(spans)
         self.quiesce = Quiesce(job, self.steps.pause.observe)
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)

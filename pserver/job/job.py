@@ -23,6 +23,7 @@ from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
+from pserver.job.job_trace import JobTrace
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
@@ -57,6 +58,7 @@ class Job(Attendance):
         program: what the present job has installed; None before that.
         traffic: payload bytes of the present job's frames, by name on the wire.
         received, sent: payload bytes of all frames since the server's start, by transport.
+        tracing: what a trace has of this server.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Job(Attendance):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(config, transports, clock)
+        self.tracing = JobTrace()
         self.received = Counter[str]()
         self.sent = Counter[str]()
         self._started = clock()
@@ -85,6 +88,7 @@ class Job(Attendance):
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
         self._parts = ProgramParts(self.config.limits)
+        self.tracing.forget()
         if self._preset is not None:
             self._serve(*self._preset)
 
@@ -141,8 +145,8 @@ class Job(Attendance):
         self.lifecycle.state = JobState.SERVING
 
     def _installed_program(self, program: Program) -> InstalledProgram:
-        limits, scratch = self.config.limits, self.config.data_dir
-        return InstalledProgram(program, self._members, self.lifecycle, limits, scratch)
+        limits, scratch, spans = self.config.limits, self.config.data_dir, self.tracing.spans
+        return InstalledProgram(program, self._members, self.lifecycle, limits, scratch, spans)
 
     # ---- installing ----
 
@@ -346,6 +350,11 @@ class Job(Attendance):
             reply.transport, reply.data_port = transport, self.transports[transport]
             reply.program.CopyFrom(observation.installed.program.to_proto())
         return reply
+
+    def trace(self, request: wire.TraceRequest) -> wire.TraceReply:
+        """Begins or ends a trace, takes a trainer's spans or gives them."""
+        trainer = self.member(request.session).trainer
+        return self.tracing.answer(trainer, self._identity.server_index, self.run, request)
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
         """Takes no new trainers and no new steps; every trainer is told."""

@@ -43,7 +43,8 @@ from pserver.job.step_checks import check_groups, check_norms, check_written
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
-from pserver.metrics.job_steps import JobSteps, now
+from pserver.metrics.job_steps import JobSteps
+from pserver.tracing.spans import now
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ class LaneExecutor:
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
         self._members, self._job = members, job
-        self._waits = LaneWaits(index, members, job)
         self._quiesce = quiesce
         self._workers = workers
         self._batches: list[Batch] = (
@@ -122,6 +122,7 @@ class LaneExecutor:
         self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
         self.outliers = OutlierPushes(lane, job, steps.outlier)
         self._steps = steps.lane(index)
+        self._waits = LaneWaits(index, members, job, self._steps)
         self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
         self._groups = {update.group for update in updates.values()}.union(
@@ -235,6 +236,7 @@ class LaneExecutor:
             assigned: the slices that the step assigns; those that are never updated are a batch.
         """
         held = tuple(name for name in assigned if name not in self.updates)
+        update = self._steps.traced("update", update, self.version + 1)
         updating = self._quiesce.updating()
         updating.__enter__()
         began = now()
@@ -307,7 +309,9 @@ class LaneExecutor:
         if not clips:
             return self._apply(current, Phase.COLLECTING, {})
         if merges:
-            self._job.or_fail(lambda: current.measure(self.updates, self.tables))
+            norms = partial(current.measure, self.updates, self.tables)
+            measure = self._steps.traced("merge", lambda _: norms(), self.version + 1)
+            self._job.or_fail(lambda: measure(()))
             with self._job.condition:
                 current.phase = Phase.MERGED
                 self._job.condition.notify_all()
@@ -345,10 +349,11 @@ class LaneExecutor:
     ) -> UpdateTask:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
         buffers = current.buffers
+        merge = self._steps.traced("merge", current.merge, self.version + 1)
 
         def update(batch: Batch) -> None:
             if ready is Phase.COLLECTING:
-                current.merge(batch)
+                merge(batch)
             with self._writing(batch):
                 for name in current.assignments.keys() & batch:
                     with self._locks[name]:

@@ -8,6 +8,7 @@ from pserver.job.blocking_waits import wait_until_done
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.sync_round import SyncRound
+from pserver.metrics.job_steps import LaneSteps
 
 
 class LaneWaits:
@@ -17,10 +18,11 @@ class LaneWaits:
         index: of the lane.
         members: the job's trainers.
         job: for its lock and its end.
+        steps: what is measured of them.
     """
 
-    def __init__(self, index: int, members: Membership, job: Lifecycle) -> None:
-        self._index, self._members, self._job = index, members, job
+    def __init__(self, index: int, members: Membership, job: Lifecycle, steps: LaneSteps) -> None:
+        self._index, self._members, self._job, self._steps = index, members, job, steps
 
     def slowest(self) -> int:
         """The least step among the trainers that have not left; one that has not joined yet has
@@ -57,9 +59,11 @@ class LaneWaits:
                 trainer for trainer in awaited if self._members.step(trainer, self._index) < step
             ]
 
+        since = self._steps.traced_since
         wait_until_done(
             self._job,
             self._members,
             Wait(member, f"lane {self._index}", f"step {step}", done),
             missing,
         )
+        self._steps.waited(member.trainer, step, since)

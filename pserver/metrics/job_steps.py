@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
@@ -11,7 +10,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pserver.metrics.histograms import in_seconds, in_steps
+from pserver.tracing.spans import Fact, Spans, now
 
+TEXT = 200  # letters of the names that a span has
+Work = Callable[[tuple[str, ...]], None]
 PUSHED = ("applied", "repeated", "refused")
 
 
@@ -20,13 +22,18 @@ class JobSteps(Collector):
 
     Any thread may add to them.
 
+    Args:
+        spans: where a trace has them; None: nowhere.
+
     Attributes:
+        spans: see there.
         checkpoint: of the seconds that a save took.
         pause: of the seconds in which no step ran, because of a save, a load or a shrink.
         lanes: those of each lane, by index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Spans | None = None) -> None:
+        self.spans = spans or Spans()
         self.lanes: dict[int, LaneSteps] = {}
         self._step = in_seconds(
             "pserver_step_seconds",
@@ -72,9 +79,8 @@ class JobSteps(Collector):
 
     def lane(self, index: int) -> LaneSteps:
         """Those of one lane."""
-        self.lanes[index] = LaneSteps(
-            index, self._step, self._wait, self._update, self._staleness, self._pushes
-        )
+        measured = self._step, self._wait, self._update, self._staleness, self._pushes
+        self.lanes[index] = LaneSteps(index, self.spans, *measured)
         return self.lanes[index]
 
     def nonfinite(self, trainer: int) -> None:
@@ -122,6 +128,7 @@ class LaneSteps:
 
     Args:
         lane: its index.
+        spans: where a trace has them.
         step, wait, update, staleness, pushes: of the job.
 
     Attributes:
@@ -131,6 +138,7 @@ class LaneSteps:
     def __init__(
         self,
         lane: int,
+        spans: Spans,
         step: Histogram,
         wait: Histogram,
         update: Histogram,
@@ -139,6 +147,7 @@ class LaneSteps:
     ) -> None:
         self.totals = LaneTotals()
         self._lane, self._wait = str(lane), wait
+        self._index, self._spans = lane, spans
         self._waits: dict[int, Histogram] = {}  # by trainer
         self._step, self._update = step.labels(self._lane), update.labels(self._lane)
         self._staleness = staleness.labels(self._lane)
@@ -151,6 +160,37 @@ class LaneSteps:
         self._waits[trainer].observe(after)
         waited = self.totals.wait_seconds
         waited[trainer] = waited.get(trainer, 0.0) + after
+
+    def traced(self, name: str, work: Work, version: int) -> Work:
+        """Work on batches, each of which is a span where a trace is under way.
+
+        Args:
+            name: of the spans.
+            version: of the lane, which this work makes.
+        """
+        if not self._spans.on:
+            return work
+
+        def timed(batch: tuple[str, ...]) -> None:
+            began = now()
+            try:
+                work(batch)
+            finally:
+                facts: dict[str, Fact] = {"lane": self._index, "version": version}
+                self._spans.add(name, began, now(), variables=", ".join(batch)[:TEXT], **facts)
+
+        return timed
+
+    def waited(self, trainer: int, step: int, since: float) -> None:
+        """A trainer's step has waited for others since then; since 0 nobody has asked."""
+        if since:
+            facts: dict[str, Fact] = {"lane": self._index, "trainer": trainer, "step": step}
+            self._spans.add("wait", since, now(), **facts)
+
+    @property
+    def traced_since(self) -> float:
+        """Now, where a trace is under way; otherwise 0."""
+        return now() if self._spans.on else 0.0
 
     def repeated(self) -> None:
         """A step has come again that was applied before, or is in progress."""
@@ -180,8 +220,3 @@ class LaneSteps:
         self.totals.stale_pushes += 1
         self.totals.stale_steps += steps
         self.totals.most_stale_steps = max(self.totals.most_stale_steps, steps)
-
-
-def now() -> float:
-    """In seconds of a clock that never goes back."""
-    return time.perf_counter()

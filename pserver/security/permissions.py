@@ -28,6 +28,7 @@ CALLS: Mapping[str, Role] = {
     "Drain": Role.OPERATOR,
     "Observe": Role.OPERATOR,
     "Reset": Role.OPERATOR,
+    "Trace": Role.TRAINER,
     "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 

@@ -37,7 +37,9 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
             return
         member = member_of(hello, job)
         numbered.admit()
-        TensorService(numbered, job, member, hello, role, working).serve()
+        place = "tables" if hello.tables else f"lane {hello.lane}"
+        with job.tracing.spans.thread(f"trainer {member.trainer}, {place}"):
+            TensorService(numbered, job, member, hello, role, working).serve()
     except Unreachable as error:
         _say(job, member, stream, "broke", error)
     except PServerError as error:

@@ -15,6 +15,8 @@ import torch
 from pserver.errors import Refused, Unprepared
 from pserver.job.job import Job
 from pserver.job.membership import Member
+from pserver.service.first_frame import kind_of
+from pserver.tracing.spans import now
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler
 from pserver.transport.stream import Stream
@@ -40,8 +42,12 @@ class TableService:
         self._watermark = member.watermark(TABLES)
         self._arrays = ArrayAssembler(job.has, job.config.limits.memory_bytes)
 
-    def act(self, header: Frame, payload: memoryview) -> bool:
-        """Acts on a frame; False if it belongs to no request for tables."""
+    def act(self, header: Frame, payload: memoryview) -> None:
+        """Acts on a frame.
+
+        Raises:
+            Refused: it belongs to no request for tables.
+        """
         if header.kind in (Kind.LOOKUP, Kind.VALUE):
             self._arrays.take_in(header, payload)
         elif header.kind == Kind.PULL:
@@ -51,8 +57,10 @@ class TableService:
         elif header.kind == Kind.COMMIT and header.step == 0:
             self._load(header)
         else:
-            return False
-        return True
+            raise Refused(
+                "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
+                f"{kind_of(header)}"
+            )
 
     def _table(self, name: str) -> LockedTable:
         tables = self._job.installed().tables
@@ -64,6 +72,8 @@ class TableService:
 
     def _look_up(self, names: Iterable[str]) -> None:
         self._job.lifecycle.check_running()
+        spans = self._job.tracing.spans
+        began = now() if spans.on else 0.0
         asked = self._arrays.take_out()
         found = []
         for name in names:
@@ -75,6 +85,9 @@ class TableService:
                 )
             found.append((name, self._table(name).lookup(ids)))
         self._answer(found, Done(version=self._job.installed().version))
+        if began:
+            rows = sum(len(values) for _, values in found)
+            spans.add("lookup", began, now(), trainer=self._member.trainer, rows=rows)
 
     def _scan(self, asked: Scan) -> None:
         self._job.lifecycle.check_running()

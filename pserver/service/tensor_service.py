@@ -33,10 +33,12 @@ from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_rows, nonfinite_steps, norms_of
 from pserver.service.first_frame import EXPECTED, kind_of, next_frame
 from pserver.service.gradient_assembler import GradientAssembler
+from pserver.service.stream_times import StreamTimes
 from pserver.service.table_service import TABLES, TableService
 from pserver.service.value_frames import ValueFrames
 from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
+from pserver.tracing.spans import now
 from pserver.transport import codec
 from pserver.transport.array_assembler import ArrayAssembler, row_gradients
 from pserver.transport.assignment import AssignmentAssembler, checksum, whole_values
@@ -69,6 +71,7 @@ class TensorService:
         self._lane = hello.lane
         self._watermark = member.watermark(TABLES if hello.tables else hello.lane)
         self._tables = TableService(stream, job, member) if hello.tables else None
+        self._times = StreamTimes(job.tracing.spans, member.trainer, hello.lane)
         # row gradients of the step in progress
         self._rows = ArrayAssembler(job.has, job.config.limits.memory_bytes)
         self._number = hello.stream
@@ -87,10 +90,12 @@ class TensorService:
         self._begin()
         while (received := self._receive()) is not None:
             header, payload = received
+            if self._times.spans.on:
+                self._times.got(header)
             if header.kind == Kind.BYE:
                 return
             if self._tables is not None:
-                self._check_tables(header, self._tables.act(header, payload))
+                self._tables.act(header, payload)
             elif header.kind == Kind.GRADIENT:
                 self._gradient(header, payload)
             elif header.kind == Kind.ROWS:
@@ -160,6 +165,8 @@ class TensorService:
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
         """Gradients are read to where they are merged."""
+        if self._times.spans.on:
+            self._times.got(header)
         if header.kind != Kind.GRADIENT or self._gradients is None:
             return None
         return self._gradients.land(header, payload_bytes)
@@ -182,13 +189,6 @@ class TensorService:
         if self._assignments is None:
             self._assignments = AssignmentAssembler(self._executor().variables)
         self._assignments.take_in(header, payload)
-
-    def _check_tables(self, header: Frame, acted: bool) -> None:
-        if not acted:
-            raise Refused(
-                "the stream of the tables takes LOOKUP, PULL, SCAN, VALUE and COMMIT 0, not "
-                f"{kind_of(header)}"
-            )
 
     def _executor(self) -> LaneExecutor:
         return self._job.installed().lane(self._lane)
@@ -309,11 +309,8 @@ class TensorService:
 
     def _checksums(self, header: Frame) -> None:
         self._job.lifecycle.check_running()
-        found = {}
-        for name in (part.name for part in header.parts):
-            tensor = self._read(name)
-            if tensor is not None:
-                found[name] = checksum(tensor)
+        read = ((part.name, self._read(part.name)) for part in header.parts)
+        found = {name: checksum(tensor) for name, tensor in read if tensor is not None}
         done = Done(version=self._executor().begun, checksums=found)
         self._check_place()
         self._stream.send(Frame(kind=Kind.DONE, step=header.step, done=done))
@@ -333,6 +330,7 @@ class TensorService:
                 cannot miss.
         """
         self._check_place()
+        began = now() if self._times.spans.on else 0.0
         in_place = in_place and self._values.share(self._job.installed().slices.segment)
         tensors = ((name, self._read(name, in_place)) for name in names)
         held = ((name, tensor) for name, tensor in tensors if tensor is not None)
@@ -342,6 +340,8 @@ class TensorService:
             self._job.sent[self._member.transport] += size
         result = outcome()
         self._stream.send(Frame(kind=Kind.DONE, step=step, done=done_of(result)))
+        if began:
+            self._times.answered(began, step)
         # 0, 1, 2, 4, ...: see [Note: holes] in malloc.py
         if not result.version & (result.version - 1):
             trim_memory()

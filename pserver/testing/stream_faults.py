@@ -185,7 +185,8 @@ class FaultyStream:
             self._place = Place(
                 self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables
             )
-            self._pump.start()
+            if self._pump.ident is None:  # with keys there are two of them
+                self._pump.start()
         self._sent.append(message)
         for each in self._after("out", message):
             self._check()

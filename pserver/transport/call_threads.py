@@ -72,6 +72,7 @@ class CallThreads:
             "Join": self._limits.manifest_bytes,
             "Install": PART_BYTES + SLACK_BYTES,
             **dict.fromkeys(("Barrier", "Rendezvous"), TALK_BYTES),
+            "Trace": PART_BYTES + SLACK_BYTES,  # a part of a trainer's spans
             **dict.fromkeys(("Announce", "Leave"), TEXT_BYTES),
         }
         return of_calls.get(call, SMALL_BYTES)

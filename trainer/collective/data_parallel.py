@@ -29,6 +29,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pserver.errors import FingerprintMismatch
+from pserver.tracing.spans import SPANS, now
 from trainer.collective.buckets import FixedReducer, buckets
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.gradient_sums import GradientSums
@@ -197,13 +198,16 @@ class DataParallel(DistributedDataParallel):
 
         def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
             gradients = bucket.buffer().mul_(factor)
-            device = gradients.device
+            device, began = gradients.device, now() if SPANS.on else 0.0
             future = Future[torch.Tensor](devices=None if device.type == "cpu" else [device])
             with naming_trainers():
                 arrived = sums.begin(gradients, bucket.index())
 
             def end(model: object) -> None:
                 arrived()
+                if began:
+                    track, size = f"bucket {bucket.index()}", gradients.nbytes
+                    SPANS.add("all-reduce", began, now(), track, bytes=size)
                 future.set_result(gradients)
 
             # a trainer without batches goes along; see join()
@@ -250,9 +254,12 @@ class DataParallel(DistributedDataParallel):
             PServerError: a trainer is lost, has failed, or has left.
         """
         leaving, self._leaving = self._leaving, []
+        began = now() if SPANS.on else 0.0
         with naming_trainers():
             for end in leaving:
                 end(self)
+        if began:
+            SPANS.add("wait", began, now())
 
     def close(self) -> None:
         """Ends what a hierarchical reduction runs on; no backward follows.

@@ -21,6 +21,7 @@ from pserver.client.replies import Reply, first_of
 from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
+from pserver.tracing.spans import SPANS, now
 from pserver.transport.codec import DTYPES
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table
@@ -76,6 +77,7 @@ class Lookups:
 
     def pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows of unique ids of several tables, in one request to each server."""
+        began = now() if SPANS.on else 0.0
         servers = len(self._clients)
         orders = {
             name: id_arithmetic.partition(ids.numpy(), servers)
@@ -103,7 +105,10 @@ class Lookups:
                         ] = arrived[name]
             self._arrays = [{} for _ in self._clients]
         self.lookups += 1
-        self.rows += sum(map(len, asked.values()))
+        count = sum(map(len, asked.values()))
+        self.rows += count
+        if began:
+            SPANS.add("lookup", began, now(), tables=", ".join(asked), rows=count)
         return rows
 
     def _blank(self, name: str, count: int) -> torch.Tensor:

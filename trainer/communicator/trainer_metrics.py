@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -21,6 +20,7 @@ from pserver.metrics.json_log import LINES, write_json
 from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
 from pserver.metrics.resident_memory import resident_bytes
 from pserver.security.access import Access
+from pserver.tracing.spans import SPANS, now
 from trainer.communicator.lane import LaneSender
 from trainer.role import LOOPBACK, Connection
 from transpiler.plan.plan import Deployment
@@ -57,22 +57,24 @@ class TrainerSteps(Collector):
 
     def closed(self, lane: int) -> None:
         """A step of a lane is complete."""
-        now = time.perf_counter()
+        closed = now()
         if (before := self._closed.get(lane)) is None:
             self._lanes[lane] = self._step.labels(str(lane)), self._blocked.labels(str(lane))
         else:
-            self._lanes[lane][0].observe(now - before)
-            self.lane(lane).step_seconds += now - before
+            self._lanes[lane][0].observe(closed - before)
+            self.lane(lane).step_seconds += closed - before
         self.lane(lane).steps += 1
-        self._closed[lane] = now
+        self._closed[lane] = closed
 
     def blocked(self, lane: int, finish: Callable[[], Reply]) -> Reply:
         """Finishes a step of a lane; the time counts as blocked."""
-        began = time.perf_counter()
+        began = now()
         reply = finish()
-        seconds = time.perf_counter() - began
-        self._lanes[lane][1].inc(seconds)
-        self.lane(lane).blocked_seconds += seconds
+        ended = now()
+        self._lanes[lane][1].inc(ended - began)
+        self.lane(lane).blocked_seconds += ended - began
+        if SPANS.on:
+            SPANS.add("wait", began, ended, lane=lane)
         return reply
 
     def lane(self, index: int) -> LaneTotals:
@@ -161,6 +163,11 @@ class TrainerMetrics(Collector):
         for client in self._clients:
             for lane, channel in enumerate(client.channels):
                 channel.heard = self.steps.answered(lane, client.index)
+                channel.track = f"to server {client.index}, lane {lane}"
+                channel.facts = {"server": client.index, "lane": lane}
+            if client.tables is not None:
+                client.tables.track = f"to server {client.index}, tables"
+                client.tables.facts = {"server": client.index}
 
     def report(self) -> Report:
         """What servers are told with each heartbeat."""

@@ -35,8 +35,10 @@ from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
 from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
 from trainer.collective.comm_ring import PendingTensors, Ring
+from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.communicator.tracing import TRACING
 from trainer.role import Connection
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Op
@@ -144,6 +146,7 @@ class CollectiveRuntime:
         self._filling.clear()
         if not self._joined:
             return
+        TRACING.finish(failed=bool(failure))
         self._joined = False
         with self._job.lock:
             self._job.users -= 1
@@ -280,12 +283,15 @@ class CollectiveRuntime:
     def _world(self) -> ProcessGroups:
         """The trainers' process groups, brought up on first use."""
         with self._job.lock:
-            if not self._joined:
+            begins = not self._joined
+            if begins:
                 if self._job.world is None:
                     self._job.world = self._rendezvous()
                 self._joined = True
                 self._job.users += 1
             world = self._job.world
+        if begins and world is not None:
+            TRACING.joined(self._rank, partial(PeerMeeting, world.peers))
         if world is None:
             raise PServerError(
                 f"trainer {self._rank}: another Executor of this process has taken the job down"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pserver.tracing.spans import SPANS, now
 from trainer.executor.execution import Cleanup, ProgramDump
 from trainer.executor.feed import check_feed
 from trainer.executor.fetch import fetched
@@ -31,6 +32,9 @@ from transpiler.lower import Kernel, Lowered, free_inputs, lower
 from transpiler.plan.execution import Execution
 from transpiler.program import Program
 
+# ops that only name what is in its place
+PLACES = frozenset({"init", "concat"})
+
 
 @dataclass
 class Segment:
@@ -38,12 +42,16 @@ class Segment:
 
     Attributes:
         run: takes values by name, gives those of ``outputs``.
+        name: of its span in a trace.
+        ops: how many there are.
         last_uses: variables that no later segment needs.
     """
 
     run: Callable[[dict[str, Any]], Sequence[Any]]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    name: str
+    ops: int
     last_uses: tuple[str, ...] = ()
 
     def advance(self, values: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -107,7 +115,7 @@ class LoadedProgram:
         self.updates: list[OptimizerSegment] = []
         merging = [op for op in program.main.ops if op.type == "gradient_merge"]
         self.merge = MergeSegment(merging[0], program.storage) if merging else None
-        self._kernels = kernels
+        self._kernels = {name: _traced(name, kernel) for name, kernel in kernels.items()}
         self._execution = execution
         self.cleanup = Cleanup(execution.runs_per_cleanup)
         dumps = self.trains and execution.dump.path
@@ -137,6 +145,7 @@ class LoadedProgram:
         Raises:
             TypeError, ValueError: the feed does not fit the program.
         """
+        began = now() if SPANS.on else 0.0
         values: dict[str, Any] = {
             **self.tensors,
             **self.tables,
@@ -156,12 +165,20 @@ class LoadedProgram:
         if self.dump is not None:
             steps = 0 if program.storage is None else program.storage.steps
             self.dump.ends(steps, [value(name) for name in dumped])
-        return [value(name) for name in fetches]
+        found = [value(name) for name in fetches]
+        if began:
+            SPANS.add("step" if self.trains else "run", began, now())
+        if self.trains and SPANS.watcher is not None:
+            SPANS.watcher(None)
+        return found
 
     def _run(self, segments: Iterable[Segment], values: dict[str, Any]) -> bool:
         """Runs segments one after the other; gives whether the last one has run."""
         for segment in segments:
+            began = now() if SPANS.on else 0.0
             segment.advance(values, self.tensors)
+            if began:
+                SPANS.add(segment.name, began, now(), ops=segment.ops)
             merges = self.merge is not None and segment.run is self.merge
             if merges and self.merge is not None and not self.merge.complete:
                 return False
@@ -195,12 +212,13 @@ class LoadedProgram:
         updates = iter(self.updates)
         for index, (kind, ops) in enumerate(runs):
             if kind == "merge" and self.merge is not None:
-                segments.append(Segment(self.merge, self.merge.inputs, self.merge.outputs))
+                inputs, outputs = self.merge.inputs, self.merge.outputs
+                segments.append(Segment(self.merge, inputs, outputs, "merge", len(ops)))
                 continue
             if kind == "update":
                 update = next(updates, None) or self._update(program, ops)
                 read = (*update.grads.values(), *filter(None, (skips,)))
-                segments.append(Segment(_updating(update, skips), read, ()))
+                segments.append(Segment(_updating(update, skips), read, (), "update", len(ops)))
                 continue
             later = {name for _, others in runs[index + 1 :] for name in free_inputs(others)}
             later.update(filter(None, (skips,)))
@@ -214,7 +232,7 @@ class LoadedProgram:
                 ops = reusing(ops, program.main.variables, {*outputs, *fetches, *persistent})
             lowered = lower(ops, list(dict.fromkeys(outputs)), device, self._kernels)
             run = self._compiled(lowered) if kind == "compiled" else lowered
-            segments.append(Segment(run, lowered.inputs, lowered.outputs))
+            segments.append(Segment(run, lowered.inputs, lowered.outputs, "compute", len(ops)))
         _note_last_uses(segments, {*fetches, *persistent})
         return segments
 
@@ -245,6 +263,23 @@ class LoadedProgram:
             return module(*[values[name] for name in lowered.inputs])  # type: ignore[no-any-return]  # generated
 
         return run
+
+
+def _traced(name: str, kernel: Kernel) -> Kernel:
+    """A kernel of an op that communicates or looks up, whose runs are spans of a trace."""
+    if name in PLACES:
+        return kernel
+
+    def run(op: Op, *arguments: Any, **named: Any) -> Any:
+        if not SPANS.on:
+            return kernel(op, *arguments, **named)
+        began = now()
+        try:
+            return kernel(op, *arguments, **named)
+        finally:
+            SPANS.add(name, began, now())
+
+    return run
 
 
 def _updating(update: OptimizerSegment, skips: str) -> Callable[[dict[str, Any]], Sequence[Any]]:

@@ -21,6 +21,7 @@ from pserver.client.channel import Hparams
 from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
+from trainer.communicator.tracing import TRACING, meeting_of
 from trainer.executor.compressed_gradients import CompressedGradients
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
@@ -124,6 +125,8 @@ class PServerRuntime:
             )
             if self._tables is not None:
                 self._tables.connect(self._communicator)
+            trainer = self._communicator.trainer_id
+            TRACING.joined(trainer, partial(meeting_of, self._communicator))
         return self._communicator
 
     @property
@@ -174,6 +177,8 @@ class PServerRuntime:
         """Leaves the servers: when every trainer of the job has finished, or at once with a
         reason.
         """
+        if self._started:
+            TRACING.finish(failed=bool(failure))
         if self._started and failure:
             self._communicator.leave(failure)
         elif self._started:

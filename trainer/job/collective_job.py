@@ -31,6 +31,7 @@ from trainer.collective.parallel_env import (
     naming_trainers,
     world_total,
 )
+from trainer.communicator.tracing import TRACING
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.dgc_allreduce import check_alike
 from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of
@@ -264,6 +265,7 @@ class CollectiveJob(Job):
 
     def close(self) -> None:
         """Leaves; the models are plain modules again."""
+        TRACING.finish(failed=sys.exc_info()[0] is not None)
         connect_batch_norms(self.models, None, 1)
         for hook in self._hooks:
             hook.remove()

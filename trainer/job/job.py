@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
+from trainer.communicator.tracing import TRACING
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.served_rows import without_served_rows
 from trainer.flags import ProcessSettings
@@ -137,6 +139,7 @@ class Job:
             PServerError: the job has failed.
         """
         self._arrived()
+        TRACING.finish(failed=sys.exc_info()[0] is not None)
         for each in self.optimizers:
             each.end()
         if self.communicator is not None:
