@@ -110,6 +110,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
     metrics/         what Prometheus reads of a process
+    tracing/         what processes do in a few steps, on one clock
     command_line/    flags and settings
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
@@ -303,6 +304,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/tiered_table.py         two tiers
     table/updater.py              rows that were always there
     table/updater.py              a history that ends
+    tracing/__init__.py           one clock
+    tracing/__init__.py           what a trace costs
     transport/call_threads.py     a call without its message
     transport/codec.py            the payload stands behind the header
     transport/frame_socket.py     bytes land once

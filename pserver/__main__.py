@@ -23,7 +23,6 @@ from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
 from pserver.malloc import share_heap
 from pserver.security.access import Access
-from transpiler.files.local_path import is_url, local_path
 
 FAILURE = 1
 WIDE = 160  # columns of a table that goes to a file
@@ -89,7 +88,9 @@ def _traced(path: str | None, steps: int | None) -> dict[str, str]:
         raise ValueError(f"--trace-steps: expected 1 or more, got {steps}")
     if path is None:
         return {}
-    named = path if is_url(path) else os.path.abspath(local_path(path, "--trace"))
+    if not path:
+        raise ValueError("--trace: expected the name of a file, got none")
+    named = path if "://" in path else os.path.abspath(path)
     return {"PSERVER_TRACE": named, **({"PSERVER_TRACE_STEPS": str(steps)} if steps else {})}
 
 

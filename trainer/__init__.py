@@ -100,6 +100,7 @@ The script's thread does everything, but for these:
 - ``lane ...``: an async lane's sender, and its receiver with ``independent_recv_thread``; a k-step
   lane's exchange.
 - ``membership``: heartbeats between trainers, one in each job without servers and each mixed one.
+- ``trace``: brings the spans of a trace together, after its last step.
 - ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
   parameters) run in the thread that computes the gradient.

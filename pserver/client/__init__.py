@@ -7,6 +7,8 @@ In reading order::
     retrying_stream   below a channel: two threads, sending a request again, PROBE
     greeting          the first frames of a stream: HELLO, and before it the server's proof
     missed_values     below that: what of a reply has to be asked for once more
+    request_times     the spans of one request, for a trace
+    trace_calls       the calls that belong to a trace, and the server's clock
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there
@@ -14,5 +16,6 @@ In reading order::
     observer          reads what a server holds, without taking part
 
 The trainer imports these files and no generated message.  This room imports transports, the control
-calls, errors and the pure gradient of rows; nothing of the server's service, job or tables.
+calls, ``pserver.tracing``, errors and the pure gradient of rows; nothing of the server's service,
+job or tables.
 """

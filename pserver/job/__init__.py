@@ -29,13 +29,14 @@ In reading order::
     memory_budget      the memory that slices leave to tables
     locked_table       a sparse table with its lock and its clock
     job_files          Save and Load
+    job_trace          a server's part in traces
     held_values        what a server starts with, and what it ends with
     status_report      Status
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
-May import: ``pserver.metrics``, ``pserver.dense``, ``pserver.table``, ``pserver.checkpoint``,
-``pserver.transport`` (the codec's dtypes and the byte counters), the generated messages, and the
-files of the root.  No sockets and no gRPC.  ``locked_table`` is imported when a program has tables,
-because it compiles their kernels.
+May import: ``pserver.metrics``, ``pserver.tracing``, ``pserver.dense``, ``pserver.table``,
+``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte counters), the
+generated messages, and the files of the root.  No sockets and no gRPC.  ``locked_table`` is
+imported when a program has tables, because it compiles their kernels.
 """

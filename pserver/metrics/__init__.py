@@ -17,5 +17,5 @@ lists every metric.
 microseconds (tests/benchmarks/metrics.py times it alone).  All else is read when the page is asked
 for, in the page's thread, under the locks that ``pserver status`` takes.
 
-May import: prometheus_client, ``pserver.security`` and the files of the root.
+May import: prometheus_client, ``pserver.security``, ``pserver.tracing`` and the files of the root.
 """

@@ -7,6 +7,7 @@ In reading order::
     working_streams     those whose requests are being worked on: each is told so
     stream_handler      one stream, from its HELLO to its end
     tensor_service      one stream of one lane: GRADIENT, ASSIGN, COMMIT, VALUE, PULL
+    stream_times        the spans of one stream, for a trace
     first_frame         whose stream it is; reading frames
     value_frames        the values of an answer, which travel or are read where they are
     answers             the frame that ends an answer
@@ -17,6 +18,6 @@ Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what
 becomes frames.  No arithmetic.
 
 May import: ``pserver.job``, ``pserver.dense``, ``pserver.table``, ``pserver.transport``,
-``pserver.control``, and the files of the root.  Only ``pserver/__main__.py``, scripts whose role is
-PSERVER, and tests import this room.
+``pserver.control``, ``pserver.tracing``, and the files of the root.  Only ``pserver/__main__.py``,
+scripts whose role is PSERVER, and tests import this room.
 """

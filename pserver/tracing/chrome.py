@@ -121,11 +121,11 @@ def _order(event: Event) -> tuple[int, float]:
 
 def _arrows(complete: Iterable[Event]) -> list[Event]:
     """For each arrow whose two spans are there, where it begins and where it ends."""
-    found: dict[tuple[str, object], Event] = {}
+    found: dict[tuple[str, tuple[object, ...]], Event] = {}
     for event in complete:
-        key = tuple(event["args"].get(name) for name in ("trainer", "server", "lane", "step"))
-        if None not in key:
-            found.setdefault((event["name"], key), event)
+        place = tuple(event["args"].get(name) for name in ("trainer", "server", "lane", "step"))
+        if None not in place:
+            found.setdefault((event["name"], place), event)
     arrows: list[Event] = []
     for name, leaves, reaches in ARROWS:
         for (span, key), event in found.items():

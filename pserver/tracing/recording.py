@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pserver.tracing.spans import Span
 
@@ -86,7 +87,7 @@ _HEAD = {
 }
 
 
-def _head(told: dict[str, object]) -> dict[str, object]:
+def _head(told: dict[str, Any]) -> dict[str, Any]:
     for name, kind in _HEAD.items():
         if type(told[name]) is not kind:
             raise ValueError(f"{name}: expected {kind.__name__}, got {told[name]!r}")

@@ -63,7 +63,7 @@ class Spans:
         """Notes nothing more."""
         self.on = False
 
-    def add(self, name: str, began: float, ended: float, /, track: str = "", **facts: Fact) -> None:
+    def add(self, name: str, began: float, ended: float, track: str = "", /, **facts: Fact) -> None:
         """Notes a span; where there are too many, only that it was dropped.
 
         Args:

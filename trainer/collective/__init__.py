@@ -4,6 +4,7 @@ In reading order::
 
     rendezvous          trainers find one another in a store, and compare what they run: Peers
     membership          heartbeats between trainers; who is lost, and how
+    peer_meeting        how trainers bring the spans of a trace together
     gloo_threads        how a process ends beside them
     process_groups      groups of one job, and waits that name a trainer
     parallel_env        torch's own default group: init_parallel_env, new_group, errors with names

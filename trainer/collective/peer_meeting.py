@@ -43,7 +43,7 @@ class PeerMeeting:
         self._rank, self._size, self._peers = peers.rank, peers.size, peers
         self._host = _boot() if host is None else host
         # of its own: the script's thread may wait on the other connection
-        self._store: Store = peers.store.clone()
+        self._store: Store = peers.store.clone()  # type: ignore[attr-defined]  # not in torch's stub
 
     def begin(self, number: int) -> None:
         """Trainer 0 says which clock it reads."""

@@ -31,6 +31,10 @@ In reading order::
     state_transfer     values and optimizer states outside of steps
     gradient_changes   a warning where the script clips before a mean
     initial_values     a warning where a trainer's own values differed
+    trace              one trace of this trainer: its phases, and the file
+    torch_spans        torch.profiler's spans beside them
+    server_meeting     how the spans of all processes come together
+    tracing            the present trace of this process
     table_requests     what it has for the plan's tables, if there are any
     tables             the embeddings of a job's models, by table (imports numba)
     lookups            rows of tables on servers (imports numba)

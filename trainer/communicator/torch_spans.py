@@ -33,7 +33,7 @@ class TorchSpans:
     def end(self) -> None:
         """Ends, and adds what was noted to the spans of this trainer."""
         self._profile.stop()
-        events = self._profile.events() or ()
+        events = self._profile.events() or ()  # type: ignore[no-untyped-call]  # torch's own
         mark = next((event.time_range.start for event in events if event.name == MARK), None)
         for event in events if mark is not None else ():
             began, ended = (

@@ -212,8 +212,8 @@ class LoadedProgram:
         updates = iter(self.updates)
         for index, (kind, ops) in enumerate(runs):
             if kind == "merge" and self.merge is not None:
-                inputs, outputs = self.merge.inputs, self.merge.outputs
-                segments.append(Segment(self.merge, inputs, outputs, "merge", len(ops)))
+                merge = self.merge
+                segments.append(Segment(merge, merge.inputs, merge.outputs, "merge", len(ops)))
                 continue
             if kind == "update":
                 update = next(updates, None) or self._update(program, ops)

@@ -22,6 +22,8 @@ In reading order::
     data_shard       this trainer's part of the data
     queries          what a script may ask about its job
     reported, report what a script says of its training
+    eager_spans      the forwards and backwards of a trace
+    trace            fleet.trace
     joint_call       a part of a call that succeeds, or raises, on all trainers
     exchange         metrics and decisions, which trainers tell one another
     save_load        checkpoints and exports
