@@ -103,6 +103,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     client/          the trainer's end: control calls, streams, heartbeat
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status
+    manifests/       pserver manifest: files for Kubernetes, Compose and Slurm
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client

@@ -146,6 +146,20 @@ def run_plan(arguments: argparse.Namespace) -> int:
     return plan.show(arguments.script, rest, servers, trainers, os.environ)
 
 
+def run_manifest(arguments: argparse.Namespace) -> int:
+    """``pserver manifest``; returns the exit status."""
+    # here, because they import yaml, and --help does not need it
+    from pserver.manifests.description import ClusterDescription
+    from pserver.manifests.writing import write
+
+    settings = {**vars(arguments), "arguments": tuple(arguments.arguments)}
+    names = {field.name for field in dataclasses.fields(ClusterDescription)}
+    described = {name: value for name, value in settings.items() if name in names}
+    cluster = checked(lambda: ClusterDescription(**described))
+    checked(lambda: write(cluster, arguments.output, sys.stdout))
+    return 0
+
+
 def run_status(arguments: argparse.Namespace) -> int:
     """``pserver status``; returns the exit status."""
     endpoints = _endpoints(arguments)
@@ -232,6 +246,7 @@ COMMANDS = {
     "serve": run_serve,
     "launch": run_launch,
     "plan": run_plan,
+    "manifest": run_manifest,
     "status": run_status,
     "save": run_save,
     "reset": run_reset,

@@ -9,12 +9,14 @@ from typing import Any, NoReturn
 
 from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
 from pserver.command_line.launch_flags import add_launching
+from pserver.command_line.manifest_flags import add_manifest
 from pserver.command_line.texts import (
     DRAIN,
     ENDPOINTS,
     EXAMPLES,
     KEYS,
     LAUNCH,
+    MANIFEST,
     PLAN,
     RESET,
     SAVE,
@@ -72,6 +74,11 @@ def parser() -> Parser:
     )
     add_numbers(plan)
     _add_script(plan, "what each trainer would run")
+    manifest = commands.add_parser(
+        "manifest", help="write a job for Kubernetes, Compose or Slurm", description=MANIFEST
+    )
+    add_manifest(manifest)
+    _add_script(manifest, "what each trainer runs")
     status = commands.add_parser(
         "status", help="ask running servers for their state", description=STATUS
     )

@@ -13,6 +13,8 @@ EXAMPLES = """examples:
       one parameter server, for trainers that are started by other means
   pserver plan train.py --servers 4 --trainers 8
       what that would put where, without starting any of it
+  pserver manifest --kind slurm --servers 2 --trainers 4 train.py
+      the same job as a file for Slurm, or for Kubernetes or docker compose
   pserver status a:6174,b:6174
       who is up, and what they hold
   pserver save a:6174,b:6174 rescued
@@ -30,6 +32,8 @@ LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their outp
 ends with the job's exit status."""
 PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.  It
 runs SCRIPT up to where it would join the servers, and starts none."""
+MANIFEST = """Writes a job as the file that another system starts it by: a JobSet of Kubernetes, a
+file for docker compose, or a batch script for Slurm.  It starts nothing, and writes no secret."""
 STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed
 through it."""
 

@@ -1,0 +1,174 @@
+"""The job that a manifest describes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+
+from pserver.config import check_seconds
+from pserver.manifests.credentials import refuse_credentials
+from pserver.manifests.quantities import bytes_of, cpus_of
+
+KINDS = ("jobset", "compose", "slurm")
+CONTAINERS = ("jobset", "compose")
+# Settings that some kinds have no use for.
+BELONGS = {
+    "image": CONTAINERS,
+    "in_image": CONTAINERS,
+    "storage": ("jobset",),
+    "storage_class": ("jobset",),
+    "restarts": ("jobset",),
+    "keys": ("compose", "slurm"),
+}
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+MOST_LABEL = 63
+POD_SUFFIX = "-abcde"  # the characters that Kubernetes puts behind a pod's name
+MOST_PROCESSES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """What ``pserver manifest`` is asked for.
+
+    Example::
+
+        ClusterDescription("compose", "train.py", (), servers=2, trainers=4, name="clicks")
+
+    Attributes:
+        kind: one of ``KINDS``.
+        script, arguments: what each trainer runs.
+        servers, trainers: how many of each, 1 or more.
+        name: of the job, a label of DNS; "": as the script is called.
+        image: the containers' image; "": ``pserver``.
+        in_image: the script is a file of the image, by its path there; otherwise it is a file here,
+            which comes along.
+        cpus, memory: of each process, as in "2" and "4Gi"; "": no bound.
+        gpus: of each trainer.
+        data_dir: the directory for checkpoints and for rows on disk, in every process; "": none.
+        storage, storage_class: of the volume behind it, in Kubernetes; "": 10Gi, and the cluster's
+            own class.
+        metrics: a port; each container's own, of all processes of Slurm the first; 0: no metrics.
+        keys: the folder that ``pserver keys init`` has made; "": ``./keys`` for Compose, and for
+            Slurm a secret of the job itself, on one host.  In Kubernetes keys are always secrets.
+        insecure: processes do without keys, on a network that nobody else reaches.
+        start_timeout_seconds: how long the processes wait for one another to come up.
+        restarts: how often each pod of Kubernetes is replaced after a failure; None: 3 times.
+
+    Raises:
+        ValueError: something is wrong, missing, or has no effect with this kind; one sentence.
+    """
+
+    kind: str
+    script: str
+    arguments: tuple[str, ...]
+    servers: int
+    trainers: int
+    name: str = ""
+    image: str = ""
+    in_image: bool = False
+    cpus: str = ""
+    memory: str = ""
+    gpus: int = 0
+    data_dir: str = ""
+    storage: str = ""
+    storage_class: str = ""
+    metrics: int = 0
+    keys: str = ""
+    insecure: bool = False
+    start_timeout_seconds: float = 300.0
+    restarts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"--kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        self._check_effects()
+        for flag, count in (("--servers", self.servers), ("--trainers", self.trainers)):
+            if not 1 <= count <= MOST_PROCESSES:
+                raise ValueError(f"{flag}: expected 1 to {MOST_PROCESSES}, got {count}")
+        self._check_script()
+        self._check_name()
+        self._check_resources()
+        self._check_data()
+        if self.keys and self.insecure:
+            raise ValueError("--insecure: expected this or --keys, got both")
+        check_seconds("--start-timeout", self.start_timeout_seconds)
+        refuse_credentials(self.arguments)
+
+    def _check_effects(self) -> None:
+        defaults = {field.name: field.default for field in fields(self)}
+        for setting, kinds in BELONGS.items():
+            if self.kind not in kinds and getattr(self, setting) != defaults[setting]:
+                flag = "--" + setting.replace("_", "-")
+                raise ValueError(f"{flag}: has no effect with --kind {self.kind}")
+
+    def _check_script(self) -> None:
+        if self.in_image:
+            if not PurePosixPath(self.script).is_absolute():
+                raise ValueError(
+                    "--in-image: expected the script's whole path in the image, as in "
+                    f"/srv/train.py, got {self.script!r}"
+                )
+        elif not Path(self.script).is_file():
+            also = "; --in-image is for one of the image" if self.kind in CONTAINERS else ""
+            raise ValueError(
+                f"expected a script to run, and there is no file {self.script!r}{also}"
+            )
+
+    def _check_name(self) -> None:
+        if not LABEL.fullmatch(self.job) or len(self.longest_name) > MOST_LABEL:
+            room = MOST_LABEL - (len(self.longest_name) - len(self.job))
+            raise ValueError(
+                f"--name: expected up to {room} small letters, digits and '-', with a letter "
+                f"first and no '-' at the end, got {self.job!r}"
+            )
+
+    def _check_resources(self) -> None:
+        if self.cpus and cpus_of(self.cpus) % 1 and self.kind == "slurm":
+            raise ValueError(
+                f"--cpus: Slurm gives whole ones; expected such a number, got {self.cpus}"
+            )
+        if self.memory:
+            bytes_of("--memory", self.memory)
+        if self.gpus < 0:
+            raise ValueError(f"--gpus: expected 0 or more, got {self.gpus}")
+        processes = self.servers + self.trainers if self.kind == "slurm" else 1
+        if self.metrics and not 1 <= self.metrics <= 65536 - processes:
+            raise ValueError(
+                f"--metrics: expected a port of 1 to {65536 - processes}, got {self.metrics}"
+            )
+        if self.restarts is not None and self.restarts < 0:
+            raise ValueError(f"--restarts: expected 0 or more, got {self.restarts}")
+
+    def _check_data(self) -> None:
+        if self.data_dir and not PurePosixPath(self.data_dir).is_absolute():
+            raise ValueError(f"--data-dir: expected a whole path, got {self.data_dir!r}")
+        for flag, text in (("--storage", self.storage), ("--storage-class", self.storage_class)):
+            if text and not self.data_dir:
+                raise ValueError(f"{flag}: has no effect without --data-dir")
+        if self.storage:
+            bytes_of("--storage", self.storage)
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.name or Path(self.script).stem.lower().replace("_", "-")
+
+    @property
+    def longest_name(self) -> str:
+        """The longest label that is made of the job's name."""
+        if self.kind != "jobset":
+            return self.job
+        last = max((self.server_host(self.servers - 1), f"{self.job}-trainers-0-{self.trainers}"))
+        return last.partition(".")[0] + POD_SUFFIX
+
+    def server_host(self, number: int) -> str:
+        """How containers call a server."""
+        if self.kind == "jobset":
+            return f"{self.job}-servers-{number}-0.{self.job}"
+        return f"pserver{number}"
+
+    @property
+    def threads(self) -> int:
+        """torch's threads of a process."""
+        return max(1, int(cpus_of(self.cpus))) if self.cpus else 1
