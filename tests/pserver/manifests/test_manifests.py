@@ -16,6 +16,7 @@ from pserver.command_line import manifest_flags
 from pserver.command_line.flags import parser
 from pserver.manifests import description
 from pserver.manifests.jobset import SERVE
+from pserver.security.key_folder import check_host
 from tests.support.manifests import CASES, EXAMPLES, at_small_job, written
 from tests.support.pages import ROOT
 from tests.support.transcript import compare
@@ -142,6 +143,8 @@ def test_trainers_know_the_names_that_servers_have(jobset: list[Any]) -> None:
     assert environment["PSERVER_ENDPOINTS"].split(",") == [
         f"{name}-servers-{number}-0.{name}:{port}" for number in range(jobs[0]["replicas"])
     ]
+    for host in environment["PSERVER_ENDPOINTS"].split(","):
+        check_host(host.partition(":")[0])  # `pserver keys init` takes it
     assert int(environment["TRAINERS"]) == jobs[1]["template"]["spec"]["completions"]
     assert jobs[1]["dependsOn"] == [{"name": "servers", "status": "Ready"}]
     probe = found["servers"]["readinessProbe"]["exec"]["command"]
@@ -184,13 +187,25 @@ def test_a_server_that_is_told_to_end_fails_its_pod() -> None:
         ("--kind jobset --servers 1 --trainers 1 --keys k train.py", "--keys: has no effect with"),
         ("--kind compose --servers 1 --trainers 1 --restarts 2 train.py", "--restarts: has no e"),
         ("--kind jobset --servers 1 --trainers 1 --storage 1Gi train.py", "without --data-dir"),
-        ("--kind jobset --servers 1 --trainers 1 --data-dir data train.py", "expected a whole path"),
+        (
+            "--kind jobset --servers 1 --trainers 1 --data-dir data train.py",
+            "expected a whole path",
+        ),
         ("--kind compose --servers 1 --trainers 1 --keys k --insecure train.py", "got both"),
         ("--kind slurm --servers 1 --trainers 1 --metrics 65535 train.py", "a port of 1 to 65534"),
         ("--kind slurm --servers 1 --trainers 1 --gpus -1 train.py", "--gpus: expected 0 or more"),
-        ("--kind slurm --servers 1 --trainers 1 --start-timeout 0 train.py", "--start-timeout: exp"),
-        ("--kind slurm --servers 1 --trainers 1 train.py --password x1y2", "--password: expected no"),
-        ("--kind slurm --servers 1 --trainers 1 train.py --hf-token=x1y2", "--hf-token: expected no"),
+        (
+            "--kind slurm --servers 1 --trainers 1 --start-timeout 0 train.py",
+            "--start-timeout: exp",
+        ),
+        (
+            "--kind slurm --servers 1 --trainers 1 train.py --password x1y2",
+            "--password: expected no",
+        ),
+        (
+            "--kind slurm --servers 1 --trainers 1 train.py --hf-token=x1y2",
+            "--hf-token: expected no",
+        ),
         ("--kind slurm --servers 1 --trainers 1 train.py s3://me:x1y2@b", "a URL with a password"),
     ],
 )
