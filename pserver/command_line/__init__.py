@@ -2,9 +2,9 @@
 environment.
 
 Reading order: ``flags`` (the parser), ``launch_flags`` (of ``pserver launch``), ``key_flags`` (of
-``pserver keys``), ``manifest_flags`` (of ``pserver manifest``), ``texts`` (what its help says), ``settings`` (a ServerConfig from all three
-sources), ``operator_access`` (the key for a server's port).  ``pserver/__main__.py`` runs the
-commands.
+``pserver keys``), ``manifest_flags`` (of ``pserver manifest``), ``texts`` (what its help says),
+``settings`` (a ServerConfig from all three sources), ``operator_access`` (the key for a server's
+port).  ``pserver/__main__.py`` runs the commands.
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``.  Neither torch
 nor grpc, so that ``pserver --help`` answers at once.
