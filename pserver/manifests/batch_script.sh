@@ -1,5 +1,6 @@
 
 set -euo pipefail
+unset PSERVER_KEYS PSERVER_TOKEN_FILE PSERVER_METRICS # of who has submitted the job
 umask 077 # nobody else reads the token files
 logs=logs/$SLURM_JOB_ID
 mkdir -p "$logs"
@@ -8,7 +9,7 @@ mkdir -p "$logs"
 # turns, so that servers are on different ones.
 slots() {
     local nodes=SLURM_JOB_NODELIST$1 tasks=SLURM_TASKS_PER_NODE$1 host part i round=0 found=1
-    local -a hosts counts=()
+    local -a hosts parts counts=()
     mapfile -t hosts < <(scontrol show hostnames "${!nodes}")
     IFS=, read -ra parts <<< "${!tasks}" # 4(x2),3: two hosts with 4 tasks, one with 3
     for part in "${parts[@]}"; do

@@ -43,7 +43,7 @@ def _comment(cluster: ClusterDescription) -> list[str]:
         "#",
         "#   sbatch --time=1:00:00 THIS_FILE",
         "#",
-        "# Flags of sbatch go before those below.  Logs are in logs/JOB.",
+        "# Flags of sbatch win over those below.  Logs are in logs/JOB.",
         "# shellcheck disable=SC2016,SC2317 # arguments stay as typed; srun calls serve and train",
     ]
     if cluster.keys:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no annotations
     """Writes lists indented, and every value where it stands: no anchors."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
