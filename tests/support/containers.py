@@ -46,17 +46,24 @@ class Engine:
         engine, compose: of :func:`found`.
         project: the run's name.
         keys: the folder of its keys.
+        file: the compose file.
 
     Attributes:
         user: who runs the containers, by number: who may read the keys, and is not root.
     """
 
-    def __init__(self, engine: str, compose: list[str], project: str, keys: Path) -> None:
+    def __init__(
+        self,
+        engine: str,
+        compose: list[str],
+        project: str,
+        keys: Path,
+        file: Path = ROOT / "deploy" / "compose.yaml",
+    ) -> None:
         self._engine, self._project = engine, project
         self.user = os.getuid() or NOBODY
         self._variables = {"KEYS": str(keys), "PSERVER_USER": f"{self.user}:{self.user}"}
-        file = str(ROOT / "deploy" / "compose.yaml")
-        self._compose = [*compose, "-f", file, "-p", project]
+        self._compose = [*compose, "-f", str(file), "-p", project]
 
     def __call__(self, *words: str, seconds: float = RUN_SECONDS) -> str:
         """What one command of the engine prints; its errors too."""
