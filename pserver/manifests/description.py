@@ -159,8 +159,8 @@ class ClusterDescription:
         """The longest label that is made of the job's name."""
         if self.kind != "jobset":
             return self.job
-        last = max((self.server_host(self.servers - 1), f"{self.job}-trainers-0-{self.trainers}"))
-        return last.partition(".")[0] + POD_SUFFIX
+        server = self.server_host(self.servers - 1).partition(".")[0]
+        return max(server, f"{self.job}-trainers-0-{self.trainers - 1}", key=len) + POD_SUFFIX
 
     def server_host(self, number: int) -> str:
         """How containers call a server."""

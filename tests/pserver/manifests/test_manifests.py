@@ -4,6 +4,7 @@ command line take, and holds no secret.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,7 @@ def test_jobset_takes_the_file(jobset: list[Any]) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema checks it")
     if not (definition := os.environ.get("JOBSET_CRD")):
         pytest.skip("JOBSET_CRD names no file with JobSet's custom resource definition")
-    (version,) = yaml.safe_load(Path(definition).read_text("utf-8"))["spec"]["versions"]
-    schema = closed(version["schema"]["openAPIV3Schema"])
+    schema = schema_of(definition)
 
     jsonschema.validate(jobset[-1], schema)
     jobset[-1]["spec"]["replicatedJob"] = []
@@ -97,8 +97,17 @@ def test_jobset_takes_the_file(jobset: list[Any]) -> None:
         jsonschema.validate(jobset[-1], schema)
 
 
+@functools.cache
+def schema_of(definition: str) -> Any:
+    """The schema in a custom resource definition, which is a large file."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found = yaml.load(Path(definition).read_text("utf-8"), loader)
+    (version,) = found["spec"]["versions"]
+    return closed(version["schema"]["openAPIV3Schema"])
+
+
 def closed(schema: Any) -> Any:
-    """A schema that takes no property that it does not name; a number may be "2" where it says."""
+    """A schema that takes no property that it does not name."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
