@@ -101,6 +101,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
+    web/             pserver web: one page that shows a job
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status
     manifests/       pserver manifest: files for Kubernetes, Compose and Slurm

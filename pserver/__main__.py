@@ -13,11 +13,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
 from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
-from pserver.config import check_protected, check_seconds, split_endpoint
+from pserver.config import check_protected, check_seconds, is_loopback, split_endpoint
 from pserver.errors import PServerError
 from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
@@ -129,6 +130,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.store,
         arguments.metrics,
         arguments.job or "",
+        arguments.web,
     )
 
 
@@ -185,6 +187,32 @@ def run_status(arguments: argparse.Namespace) -> int:
         return show(asked(), console)
     seconds = checked(lambda: check_seconds("--watch", arguments.watch))
     return status.watch(seconds, asked, show, console)
+
+
+def run_web(arguments: argparse.Namespace) -> int:
+    """``pserver web``; returns the exit status."""
+    endpoints, access_of = _endpoints(arguments), _access_of(arguments)
+    keys = arguments.keys or os.environ.get("PSERVER_KEYS")
+    insecure = bool(arguments.insecure) or os.environ.get("PSERVER_INSECURE") == "1"
+    page = [f"{arguments.host}:{arguments.port}"]
+    beyond = not is_loopback(arguments.host)
+    checked(lambda: check_protected("--host", page, keys, insecure))
+    # here, because they import gRPC, torch and rich, and --help does not need them
+    from pserver.operations import from_page
+    from pserver.web import web
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    settings = web.Settings(
+        endpoints,
+        arguments.host,
+        arguments.port,
+        Path(arguments.log_dir) if arguments.log_dir else None,
+        keys if beyond else None,
+        access_of,
+        from_page.acts(endpoints, arguments.save_dir, access_of),
+        arguments.read_only,
+    )
+    return checked(lambda: web.serve(settings))
 
 
 def run_save(arguments: argparse.Namespace) -> int:
@@ -248,6 +276,7 @@ COMMANDS = {
     "plan": run_plan,
     "manifest": run_manifest,
     "status": run_status,
+    "web": run_web,
     "save": run_save,
     "reset": run_reset,
     "drain": run_drain,

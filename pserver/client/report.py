@@ -53,12 +53,16 @@ class Report:
         values: the script's own numbers, by name.
         memory_bytes: resident; 0: not known.
         lanes: by lane.
+        saves: checkpoints of the whole job that it has completed.
+        since_save_seconds: since the last of them; 0 where there is none.
     """
 
     samples: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     memory_bytes: int = 0
     lanes: Sequence[LaneTotals] = ()
+    saves: int = 0
+    since_save_seconds: float = 0.0
 
 
 def heartbeat(
@@ -83,5 +87,7 @@ def heartbeat(
             bytes_in=sum(channel.bytes_in for channel in streams),
             bytes_out=sum(channel.bytes_out for channel in streams),
             reconnects=sum(channel.reconnects for channel in streams),
+            saves=report.saves,
+            since_save_seconds=report.since_save_seconds,
         ),
     )

@@ -5,6 +5,9 @@ Reading order: ``flags`` (the parser), ``launch_flags`` (of ``pserver launch``),
 ``pserver keys``), ``manifest_flags`` (of ``pserver manifest``), ``texts`` (what its help says),
 ``settings`` (a ServerConfig from all three sources), ``operator_access`` (the key for a server's
 port).  ``pserver/__main__.py`` runs the commands.
+``pserver keys``), ``web_flags`` (of ``pserver web``), ``texts`` (what its help says), ``settings``
+(a ServerConfig from all three sources), ``operator_access`` (the key for a server's port).
+``pserver/__main__.py`` runs the commands.
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``.  Neither torch
 nor grpc, so that ``pserver --help`` answers at once.

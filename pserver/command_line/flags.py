@@ -22,7 +22,9 @@ from pserver.command_line.texts import (
     SAVE,
     SERVE,
     STATUS,
+    WEB,
 )
+from pserver.command_line.web_flags import add_web
 from pserver.config import CHECKSUM_CHOICES, TRANSPORT_CHOICES
 
 USAGE = 2  # the exit status for a mistake in what was typed
@@ -83,6 +85,8 @@ def parser() -> Parser:
         "status", help="ask running servers for their state", description=STATUS
     )
     _add_asking(status)
+    web = commands.add_parser("web", help="serve a page that shows a job", description=WEB)
+    add_web(web)
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     _add_saving(save)
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pserver.command_line.key_flags import add_collective_protection, add_protection
+from pserver.command_line.web_flags import add_web_of_launch
 from pserver.config import TRANSPORT_CHOICES
 
 
@@ -66,6 +67,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         help="where Prometheus reads metrics: server N at PORT + N, trainer N at the port behind "
         "those of all servers + N (default: nowhere)",
     )
+    add_web_of_launch(sub)
     add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
     add("--log-json", action="store_true", help="log lines of all processes as JSON")
     add(

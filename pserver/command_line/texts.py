@@ -17,6 +17,8 @@ EXAMPLES = """examples:
       the same job as a file for Slurm, or for Kubernetes or docker compose
   pserver status a:6174,b:6174
       who is up, and what they hold
+  pserver web a:6174,b:6174 --port 8090
+      one page that shows the job, and answers an operator's questions
   pserver save a:6174,b:6174 rescued
       what a running or a failed job holds, as a checkpoint for fleet.load
   pserver reset a:6174,b:6174
@@ -38,6 +40,9 @@ STATUS = """Shows each server's state, what it holds, its trainers, and the byte
 through it."""
 
 
+WEB = """Serves one page that shows a running job: who is there, where the time of a step goes, loss
+and throughput, tables, logs.  It prints an address with a token, without which nobody reads it, and
+ends with 0 on SIGTERM or Ctrl-C."""
 SAVE = """Writes what the servers of a running or a failed job hold (parameters, buffers, tables,
 optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
 job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says

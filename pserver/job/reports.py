@@ -26,6 +26,8 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
         bytes_in=said.bytes_in,
         bytes_out=said.bytes_out,
         reconnects=said.reconnects,
+        saves=said.saves,
+        since_save_seconds=said.since_save_seconds,
     )
     return request.activity[:ACTIVITY_LENGTH], report
 

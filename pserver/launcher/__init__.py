@@ -12,6 +12,7 @@ In reading order::
     last_word tells other hosts' servers of trainers that died here
     rescue    saves what a failed job has left
     report    what ``launch`` says of a failed job
+    web_page  the process behind --web
     plan      ``pserver plan``
     status    ``pserver status``
     readiness the same with --ready: a health check, without torch

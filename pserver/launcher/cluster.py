@@ -37,6 +37,7 @@ class Cluster:
         metrics: the port of server 0's metrics; the other servers have those behind it, then the
             trainers.  None: no process has metrics.
         job: names the job in metrics; "": as the script is named.
+        web: the port of a page that shows the job; 0: any free one; None: there is none.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -58,6 +59,7 @@ class Cluster:
     store: str | None = None
     metrics: int | None = None
     job: str = ""
+    web: int | None = None
 
     @property
     def collective(self) -> bool:
@@ -102,6 +104,7 @@ class Cluster:
             ("--transport", self.transport),
             ("--data-dir", self.data_dir),
             ("--store", self.store),
+            ("--web", self.web),
         )
         for name, value in given:
             if value is not None:

@@ -42,6 +42,7 @@ from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.process import Group, Process, Terminal
 from pserver.launcher.report import by_cause, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
+from pserver.launcher.web_page import WebPage
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
@@ -79,7 +80,9 @@ def launch(
         tokens = stack.enter_context(JobTokens(cluster, environment))
         group = stack.enter_context(Group())
         environments = ProcessEnvironments(cluster, environment)
-        job = _Supervisor(cluster, environment, environments, tokens, group, terminal, serve)
+        given = {**environment, **tokens.for_servers}
+        page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, _say))
+        job = _Supervisor(cluster, environment, environments, tokens, group, terminal, serve, page)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -108,6 +111,7 @@ class _Supervisor:
 
     Attributes:
         environments: the variables of each process.
+        page: with --web, the process that shows the job.
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
         suspended: those that neither ran nor ended when another failed.
@@ -122,6 +126,7 @@ class _Supervisor:
     group: Group
     terminal: Terminal
     serve: Sequence[str]
+    page: WebPage
     servers: list[Process] = field(default_factory=list)
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
@@ -183,6 +188,9 @@ class _Supervisor:
                 f"{late}: expected a readiness line within {READY_SECONDS:.0f} s, got none"
             )
         self.tokens.publish(self.endpoints.values())
+        local = self.cluster.host is None
+        here = [self.endpoints[server] for server in self.servers]
+        self.page.begin(here if local else self.cluster.servers)
 
     def _start_trainers(self) -> None:
         cluster = self.cluster
@@ -354,4 +362,8 @@ class _Supervisor:
         self._until(self._all_ended, GRACE_SECONDS, failures=False)
 
     def _say(self, text: str) -> None:
-        print(f"pserver launch: {text}", file=sys.stderr, flush=True)
+        _say(text)
+
+
+def _say(text: str) -> None:
+    print(f"pserver launch: {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ In reading order::
     each_server    one call to each of several servers
     reset          ``pserver reset``: drops what a failed job has left
     drain          ``pserver drain``: ends servers from anywhere
+    from_page      save and drain as ``pserver web`` offers them
     keys           ``pserver keys``: the keys of a cluster
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``

@@ -63,6 +63,14 @@ PORTS = (
         "TLS 1.3 with keys; on loopback nothing; beyond it otherwise only with `--insecure`",
     ),
     Port(
+        "web",
+        "`pserver web`, `pserver launch --web`",
+        "`--port`, `--web`; any free one unless given",
+        "127.0.0.1, unless `--host` is given",
+        "a page for people: names, counts, the script's own numbers, lines of logs; no tensors",
+        "a token in the address; beyond this host TLS 1.3 with keys, or only with `--insecure`",
+    ),
+    Port(
         "rendezvous",
         "trainer 0 of trainers that exchange tensors among themselves; torchrun's agent",
         "`MASTER_PORT`, a program's first endpoint, or any free one",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 
 import torch
 from prometheus_client import Counter, Histogram, ProcessCollector
@@ -33,6 +33,7 @@ class TrainerSteps(Collector):
 
     Attributes:
         totals: of each lane, by index, for whom the trainer reports to.
+        saves: of the whole job that have ended well.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class TrainerSteps(Collector):
         )
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
         self.totals: dict[int, LaneTotals] = {}
+        self.saves, self._saved = 0, 0.0
         self._closed: dict[int, float] = {}  # by lane: when its last step was
         self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
 
@@ -91,9 +93,17 @@ class TrainerSteps(Collector):
 
         return tell
 
-    def save(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def save(self) -> Iterator[None]:
         """A save of the whole job lasts as long as this."""
-        return self._checkpoint.time()
+        with self._checkpoint.time():
+            yield
+        self.saves, self._saved = self.saves + 1, time.monotonic()
+
+    @property
+    def since_save(self) -> float:
+        """Seconds since the last save of the whole job has ended; 0 before that."""
+        return time.monotonic() - self._saved if self.saves else 0.0
 
     def collect(self) -> Iterator[Metric]:
         """See :class:`Collector`."""
@@ -173,7 +183,8 @@ class TrainerMetrics(Collector):
         """What servers are told with each heartbeat."""
         samples, values = self.said()
         lanes = [self.steps.lane(index) for index in range(len(self._lanes))]
-        return Report(samples, values, resident_bytes(), lanes)
+        saves, since = self.steps.saves, self.steps.since_save
+        return Report(samples, values, resident_bytes(), lanes, saves, since)
 
     def close(self) -> None:
         """Ends the page; harmless when called twice."""
