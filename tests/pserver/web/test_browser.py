@@ -192,7 +192,9 @@ def test_a_running_job(tmp_path: Path) -> None:
     with ended([job]), browser() as driver:
         driver.get(address(tmp_path / "said"))
         until(lambda: "Yes: 2 servers and 2 trainers" in text(driver, "#answers"))
-        until(lambda: "loss" in text(driver, "#figures") and "pid" in text(driver, "#log"))
+        until(lambda: "loss" in text(driver, "#figures"))
+        driver.execute_script("document.getElementById('log-name').value = 'trainer-1.log'")
+        until(lambda: "pid" in text(driver, "#log"))
         for _ in range(3):
             before = text(driver, "#lists tbody")
             until(lambda before=before: text(driver, "#lists tbody") != before, 2.0)  # type: ignore[misc]
