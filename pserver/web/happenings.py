@@ -73,8 +73,8 @@ class Happenings:
         for endpoint in set(before.replies) & set(after.replies):
             earlier = {each.trainer_id: each.report for each in before.replies[endpoint].trainers}
             for trainer in after.replies[endpoint].trainers:
-                known = earlier.get(trainer.trainer_id)
-                if known is not None and trainer.report.saves > known.saves:
+                said = earlier.get(trainer.trainer_id)
+                if said is not None and trainer.report.saves > said.saves:
                     when = after.time - trainer.report.since_save_seconds
                     self._told(tick, when, SAVED, "fleet.save has written the whole job")
 

@@ -36,31 +36,7 @@ def reply(
     late, steps = late or {0: 0.0, 1: 0.0}, round(10 * second)
     slowest = max(late.values())
     trainers = [
-        TrainerStatus(
-            trainer_id=number,
-            state="joined",
-            step=steps,
-            transport="shm",
-            silence_seconds=0.1,
-            activity=f"step {steps}",
-            report=TrainerReport(
-                samples=64 * steps,
-                values=values or {},
-                memory_bytes=1000,
-                lanes=[
-                    LaneReport(
-                        steps=steps,
-                        step_seconds=steps * (COMPUTE + slowest + UPDATE + WIRE),
-                        blocked_seconds=steps * (slowest - by + UPDATE + WIRE),
-                        wait_seconds=steps * (slowest - by + UPDATE + WIRE),
-                        waits=steps,
-                    )
-                ],
-                bytes_in=300 * steps,
-                bytes_out=500 * steps,
-            ),
-        )
-        for number, by in late.items()
+        _trainer(number, steps, slowest - by, slowest, values) for number, by in late.items()
     ]
     lane = LaneStatus(
         mode="sync",
@@ -87,6 +63,36 @@ def reply(
         "bytes_out": 600 * steps,
     }
     return StatusReply(**{**known, **more})  # type: ignore[arg-type]
+
+
+def _trainer(
+    number: int, steps: int, waits: float, slowest: float, values: Mapping[str, float] | None
+) -> TrainerStatus:
+    """A trainer that waits so many seconds of each step for the slowest one."""
+    answer = steps * (waits + UPDATE + WIRE)
+    lane = LaneReport(
+        steps=steps,
+        step_seconds=steps * (COMPUTE + slowest + UPDATE + WIRE),
+        blocked_seconds=answer,
+        wait_seconds=answer,
+        waits=steps,
+    )
+    return TrainerStatus(
+        trainer_id=number,
+        state="joined",
+        step=steps,
+        transport="shm",
+        silence_seconds=0.1,
+        activity=f"step {steps}",
+        report=TrainerReport(
+            samples=64 * steps,
+            values=values or {},
+            memory_bytes=1000,
+            lanes=[lane],
+            bytes_in=300 * steps,
+            bytes_out=500 * steps,
+        ),
+    )
 
 
 def sighting(second: float, *replies: StatusReply | None) -> Sighting:
