@@ -111,7 +111,7 @@ check-wheel: .venv/.dev
 
 check-image: .venv/.dev
 	@echo "== the image: built, measured, and the demo run in containers; for some minutes"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all tests/deploy tests/pserver/manifests $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all tests/deploy tests/pserver/launcher/manifests $(ARGS)
 
 clean:
 	rm -rf .venv build logs *.egg-info

@@ -103,8 +103,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     client/          the trainer's end: control calls, streams, heartbeat
     web/             pserver web: one page that shows a job
     operations/      pserver save, reset, keys
-    launcher/        pserver launch, plan, status
-    manifests/       pserver manifest: files for Kubernetes, Compose and Slurm
+    launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
@@ -116,8 +115,8 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     command_line/    flags and settings
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
-    config limits errors finite malloc garbage_collector repeated_lines polling, and the generated
-    wire_pb2, wire_pb2_grpc
+    memory/          a process's own memory
+    config limits errors finite repeated_lines polling, and the generated wire_pb2, wire_pb2_grpc
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.

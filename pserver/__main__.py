@@ -20,9 +20,9 @@ from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
 from pserver.config import check_protected, check_seconds, is_loopback, split_endpoint
 from pserver.errors import PServerError
-from pserver.garbage_collector import frozen_imports
 from pserver.launcher import cluster, launch, plan
-from pserver.malloc import share_heap
+from pserver.memory.garbage_collector import frozen_imports
+from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
 
 FAILURE = 1
@@ -151,8 +151,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
 def run_manifest(arguments: argparse.Namespace) -> int:
     """``pserver manifest``; returns the exit status."""
     # here, because they import yaml, and --help does not need it
-    from pserver.manifests.description import ClusterDescription
-    from pserver.manifests.writing import write
+    from pserver.launcher.manifests.description import ClusterDescription
+    from pserver.launcher.manifests.writing import write
 
     settings = {**vars(arguments), "arguments": tuple(arguments.arguments)}
     names = {field.name for field in dataclasses.fields(ClusterDescription)}

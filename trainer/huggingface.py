@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from trainer import fleet
 from trainer.checkpoint.joint_call import jointly
@@ -107,7 +108,7 @@ class PServerTrainer(transformers.Trainer):
         self.optimizer = fleet.distributed_optimizer(
             made, grad_clip=clip, compression=self._compression
         )
-        if present().tables is not None and self.args.save_strategy.value != "no":
+        if present().tables is not None and self.args.save_strategy != SaveStrategy.NO:
             raise ValueError(
                 'save_strategy: expected "no" for a model with tables, whose rows are on the '
                 "servers: fleet.save and fleet.load keep them"

@@ -34,7 +34,7 @@ from pserver.job.status_report import (
     program_status,
     trainer_statuses,
 )
-from pserver.metrics.resident_memory import resident_bytes
+from pserver.memory.resident import resident_bytes
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage

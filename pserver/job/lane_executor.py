@@ -39,7 +39,7 @@ from pserver.job.outcome import Outcome
 from pserver.job.outlier_pushes import OutlierPushes
 from pserver.job.quiesce import Quiesce
 from pserver.job.shared_buffers import SharedBuffers
-from pserver.job.step_checks import check_groups, check_norms, check_written
+from pserver.job.step_checks import StepChecks
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
@@ -125,9 +125,7 @@ class LaneExecutor:
         self._waits = LaneWaits(index, members, job, self._steps)
         self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
-        self._groups = {update.group for update in updates.values()}.union(
-            *(table.groups for table in tables.values())
-        )
+        self._checks = StepChecks(lane, updates, self.variables, tables)
         self._one_by_one = AsyncSlices(updates, self.variables, locks, writing, bool(lane.dc_asgd))
 
     def commit(
@@ -157,10 +155,7 @@ class LaneExecutor:
                     f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
                     f"{step}"
                 )
-            check_groups(f"step {step} of trainer {member.trainer}", contribution, self._groups)
-            known = self.variables.keys() | self.tables.keys()
-            check_written(step, member.trainer, contribution, self.updates, known, self.lane.kind)
-            check_norms(step, member.trainer, contribution, self.updates, self.lane)
+            self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams

@@ -16,6 +16,7 @@ In reading order::
     plan      ``pserver plan``
     status    ``pserver status``
     readiness the same with --ready: a health check, without torch
+    manifests ``pserver manifest``: files by which others start a job
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
 ``pserver.control`` (only ``status`` and ``last_word``, which therefore import gRPC and

@@ -4,7 +4,6 @@ In reading order::
 
     histograms   how long, and how many steps: their buckets
     job_steps    what a server measures of one job's steps
-    resident_memory    how much memory this process has
     labels       the constant labels of a process
     exposition   GET /metrics
     json_log     log lines with the same labels
@@ -17,5 +16,6 @@ lists every metric.
 microseconds (tests/benchmarks/metrics.py times it alone).  All else is read when the page is asked
 for, in the page's thread, under the locks that ``pserver status`` takes.
 
-May import: prometheus_client, ``pserver.security``, ``pserver.tracing`` and the files of the root.
+May import: prometheus_client, ``pserver.security``, ``pserver.tracing``, ``pserver.memory`` and
+the files of the root.
 """

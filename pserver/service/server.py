@@ -32,7 +32,7 @@ from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError
 from pserver.job import job_files
 from pserver.job.job import Job
-from pserver.malloc import keep_memory
+from pserver.memory.malloc import keep_memory
 from pserver.metrics.exposition import Exposition
 from pserver.metrics.json_log import LINES
 from pserver.security.access import Access

@@ -28,7 +28,7 @@ from pserver.job.lane_executor import LaneExecutor
 from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Clipping, Contribution
-from pserver.malloc import trim_memory
+from pserver.memory.malloc import trim_memory
 from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_rows, nonfinite_steps, norms_of
 from pserver.service.first_frame import EXPECTED, kind_of, next_frame

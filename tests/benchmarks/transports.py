@@ -16,7 +16,7 @@ from jobs import Trainer, trainer
 from peers import raw_exchange
 from processes import Peer, peers, server
 
-from pserver.malloc import keep_memory
+from pserver.memory.malloc import keep_memory
 from pserver.security.key_folder import KeyFolder
 from pserver.security.keys import Keys
 from pserver.transport.codec import buffer_of

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from pserver.errors import PServerError, TimedOut
-from pserver.garbage_collector import freeze_at_exit
+from pserver.memory.garbage_collector import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.role import Connection, World

@@ -22,7 +22,7 @@ import torch
 from pserver.client.channel import Hparams
 from pserver.client.client import Client
 from pserver.client.replies import Joined, Reply
-from pserver.malloc import keep_memory, trim_memory
+from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce

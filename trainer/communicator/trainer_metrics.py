@@ -15,11 +15,11 @@ from pserver.client.client import Client
 from pserver.client.replies import Reply
 from pserver.client.report import LaneTotals, Report
 from pserver.config import metrics_place
+from pserver.memory.resident import resident_bytes
 from pserver.metrics.exposition import Exposition
 from pserver.metrics.histograms import in_seconds
 from pserver.metrics.json_log import LINES, write_json
 from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
-from pserver.metrics.resident_memory import resident_bytes
 from pserver.security.access import Access
 from pserver.tracing.spans import SPANS, now
 from trainer.communicator.lane import LaneSender

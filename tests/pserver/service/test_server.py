@@ -17,7 +17,7 @@ import torch
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
-from pserver.malloc import keep_memory
+from pserver.memory.malloc import keep_memory
 from pserver.service import server as server_module
 from pserver.service.server import Server
 from pserver.transport.registry import connect

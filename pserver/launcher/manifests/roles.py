@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pserver.manifests.description import ClusterDescription
+from pserver.launcher.manifests.description import ClusterDescription
 
 CONTROL, DATA = 6174, 6175  # ports of a server; a container has them for itself
 KEYS_AT = "/run/secrets/keys"

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pserver.manifests.description import ClusterDescription
-from pserver.manifests.quantities import bytes_of, cpus_of
-from pserver.manifests.roles import (
+from pserver.launcher.manifests.description import ClusterDescription
+from pserver.launcher.manifests.quantities import bytes_of, cpus_of
+from pserver.launcher.manifests.roles import (
     GRACE_SECONDS,
     KEYS_AT,
     PROBE,
@@ -22,7 +22,7 @@ from pserver.manifests.roles import (
     train_command,
     trainer_variables,
 )
-from pserver.manifests.yaml_text import yaml_text
+from pserver.launcher.manifests.yaml_text import yaml_text
 
 
 def compose(cluster: ClusterDescription, folder: Path) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TextIO
 
 from pserver.config import refuse_url
-from pserver.manifests.compose import compose
-from pserver.manifests.description import ClusterDescription
-from pserver.manifests.jobset import jobset
-from pserver.manifests.slurm import slurm
+from pserver.launcher.manifests.compose import compose
+from pserver.launcher.manifests.description import ClusterDescription
+from pserver.launcher.manifests.jobset import jobset
+from pserver.launcher.manifests.slurm import slurm
 
 KINDS: dict[str, Callable[[ClusterDescription, Path], str]] = {
     "jobset": jobset,

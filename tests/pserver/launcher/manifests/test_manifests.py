@@ -15,8 +15,8 @@ import yaml
 from pserver.__main__ import main
 from pserver.command_line import manifest_flags
 from pserver.command_line.flags import parser
-from pserver.manifests import description
-from pserver.manifests.jobset import SERVE
+from pserver.launcher.manifests import description
+from pserver.launcher.manifests.jobset import SERVE
 from pserver.security.key_folder import check_host
 from tests.support.manifests import CASES, EXAMPLES, at_small_job, written
 from tests.support.pages import ROOT

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 from pserver.config import check_seconds
-from pserver.manifests.credentials import refuse_credentials
-from pserver.manifests.quantities import bytes_of, cpus_of
+from pserver.launcher.manifests.credentials import refuse_credentials
+from pserver.launcher.manifests.quantities import bytes_of, cpus_of
 
 KINDS = ("jobset", "compose", "slurm")
 CONTAINERS = ("jobset", "compose")

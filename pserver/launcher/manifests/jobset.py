@@ -19,8 +19,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pserver.manifests.description import ClusterDescription
-from pserver.manifests.roles import (
+from pserver.launcher.manifests.description import ClusterDescription
+from pserver.launcher.manifests.roles import (
     CONTROL,
     DATA,
     GRACE_SECONDS,
@@ -34,7 +34,7 @@ from pserver.manifests.roles import (
     train_command,
     trainer_variables,
 )
-from pserver.manifests.yaml_text import yaml_text
+from pserver.launcher.manifests.yaml_text import yaml_text
 
 Object = dict[str, Any]
 
