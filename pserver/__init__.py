@@ -155,6 +155,7 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
                             one frame on its way; cancel first breaks the connection, so that
                             the holder lets go
     ByteCounters._lock      the counts
+    JobTrace._lock          what trainers leave of a trace; taken by itself
 
 A trainer's wait for others ends when the job ends: it wakes five times a second and calls
 ``Lifecycle.check_running``.

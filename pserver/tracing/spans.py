@@ -76,8 +76,11 @@ class Spans:
             self._dropped += 1
 
     def taken(self) -> tuple[list[Span], int]:
-        """What was noted since the begin, and how many spans were dropped."""
-        return list(self._spans), self._dropped
+        """What was noted since the begin, which is forgotten here, and how many spans were
+        dropped.
+        """
+        spans, self._spans = self._spans, []
+        return spans, self._dropped
 
     @contextmanager
     def thread(self, name: str) -> Iterator[None]:

@@ -44,7 +44,7 @@ def test_a_slow_trainer_shows_as_the_others_wait(tmp_path: Path) -> None:
     found = Traced(tmp_path / "t.json")
 
     assert set(found.about["processes"]) == {"trainer 0", "trainer 1", "server 0", "server 1"}
-    assert found.about["missing"] == {} and "3 steps of 4 processes" in said.output
+    assert found.about["missing"] == {} and "steps 3, processes 4, spans " in said.output
     for server in (0, 1):
         for step in (3, 4, 5):
             (update,) = found.of(f"server {server}", "update", version=step)

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
+from pserver.errors import Unreachable
 from pserver.polling import poll
 from pserver.tracing.clock_offset import ClockOffset
 from pserver.tracing.recording import MOST_PARTS, Recording, parts_of, whole
@@ -46,9 +47,16 @@ class PeerMeeting:
         self._store: Store = peers.store.clone()  # type: ignore[attr-defined]  # not in torch's stub
 
     def begin(self, number: int) -> None:
-        """Trainer 0 says which clock it reads."""
-        if self._rank == 0:
-            self._store.set(f"trace/{number}/host", self._host)
+        """Trainer 0 says which clock it reads.
+
+        Raises:
+            Unreachable: the store is gone.
+        """
+        try:
+            if self._rank == 0:
+                self._store.set(f"trace/{number}/host", self._host)
+        except DistError as error:
+            raise Unreachable(f"the trainers' store: {error}") from error
 
     def deliver(self, number: int, recording: Recording, seconds: float) -> None:
         """A further trainer leaves its spans in the store.

@@ -190,14 +190,14 @@ class Trace:
         meeting = self._find()
         if meeting is None:
             return
+        if self._torch is not None:
+            self._torch.begin()
         self._meeting = meeting
         try:
             meeting.begin(self._number)
         except PServerError as error:
             self._notes.append(f"the trace did not begin everywhere: {error}")
         atexit.register(self._exits)
-        if self._torch is not None:
-            self._torch.begin()
         SPANS.begin()
         self._stop_watching = self._watch()
         self.phase = Phase.NOTING
@@ -242,10 +242,10 @@ class Trace:
             sum(each[key] for each in about["processes"].values()) for key in ("spans", "dropped")
         )
         said = [
-            f"trace: {shown(self.settings.path)}: {self._taken} steps of "
-            f"{len(about['processes'])} processes, {spans} spans, clocks within "
+            f"trace: {shown(self.settings.path)}: steps {self._taken}, processes "
+            f"{len(about['processes'])}, spans {spans}, clocks within "
             f"{about['clock_error_bound_us'] / 1e3:.3f} ms",
-            f"{dropped} spans dropped, beyond the limit" if dropped else "",
+            f"dropped beyond the limit: {dropped}" if dropped else "",
             *(f"{name} is missing: {reason}" for name, reason in missing.items()),
         ]
         print("; ".join(filter(None, said)), flush=True)

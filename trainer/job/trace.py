@@ -22,7 +22,8 @@ def trace(path: str, steps: int = 3, profiler: bool = False) -> None:
 
     Every trainer calls this, between the same two steps; trainer 0 writes the file when its steps
     are over and the others' spans have come, while training goes on, and prints a line then.  A
-    trainer that leaves none within 30 seconds is named in both.  docs/trace.md reads a file.
+    trainer that leaves none within 30 seconds is named in both.  Before this trainer has joined its
+    job the trace waits for the end of the step that joins.  docs/trace.md reads a file.
 
     Example::
 

@@ -16,6 +16,7 @@ from tests.support.traces import Traced, end
 from trainer import Executor, fleet
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.rendezvous import Peers, connect_store
+from trainer.communicator.server_meeting import ServerMeeting
 from trainer.role import Connection
 from transpiler import DistributedStrategy, DistributeTranspiler, capture
 
@@ -53,7 +54,25 @@ def test_a_trace_of_a_trainer_and_its_servers(
             assert push["ts"] <= received["ts"] + found.bound
             assert received["ts"] <= updates[0]["ts"]
             assert updates[0]["ts"] <= end(wait) + found.bound
-    assert f"trace: {tmp_path}/t.json: 3 steps of 3 processes, " in capsys.readouterr().out
+    assert f"trace: {tmp_path}/t.json: steps 3, processes 3, spans " in capsys.readouterr().out
+
+
+def test_a_trainer_that_leaves_nothing_is_missing(servers: Servers) -> None:
+    """After the deadline trainer 0 has the servers' spans all the same; their clocks, here its own,
+    are within the bounds.
+    """
+    model = net()
+    optimizer = joined(servers(2), model, sgd(model))
+    meeting = ServerMeeting(optimizer.communicator.clients, 2)
+    meeting.begin(1)
+    train(model, optimizer, batches(1))
+    found, missing = meeting.gather(1, 0.2, lambda: False)
+    fleet.finish()
+
+    assert [each.name for each in found] == ["server 0", "server 1"]
+    assert missing == {"trainer 1": "it left no spans"}
+    for each in found:
+        assert abs(each.offset_ns) <= each.bound_ns and "update" in {s.name for s in each.spans}
 
 
 def test_a_trace_of_a_program(servers: Servers, tmp_path: Path) -> None:
