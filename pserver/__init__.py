@@ -138,6 +138,10 @@ The threads of a server::
     proxy N                 accepts for gRPC, and passes bytes on; see transport/tcp_proxy.py
     metrics                 accepts readers of metrics; a thread answers each
 
+The threads of ``pserver web``: one asks each server, one takes what all have said each second, one
+accepts browsers, of which each connection has a thread; an act of an operator has one, too.  Its
+locks: Collector's, and under it none; that of Acts, which is held while an act runs.
+
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
 channel.
 
@@ -324,6 +328,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     transport/tcp.py              what was said last arrives
     transport/zones.py            free zones
     transport/zones.py            values that change
+    web/__init__.py               one page, one token
+    web/step_split.py             where a step's time goes
 """
 
 from __future__ import annotations

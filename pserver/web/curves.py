@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 MOST_POINTS = 10_000  # of a curve
@@ -104,10 +103,6 @@ class Curves:
     def curve(self, key: str) -> Curve:
         """A curve; an empty one where there is none of this key."""
         return self._by_key.get(key) or Curve()
-
-    def keys(self) -> Iterator[str]:
-        """Of all curves."""
-        yield from self._by_key
 
     def since(self, tick: int) -> dict[str, list[Point]]:
         """What is new after a moment, by key; curves without anything new are not in it."""

@@ -44,7 +44,7 @@ def test_of_further_names_nothing_is_kept() -> None:
     curves.add(1.0, {str(number): 1.0 for number in range(5)})
     curves.add(2.0, {str(number): 1.0 for number in range(5)})
 
-    assert list(curves.keys()) == ["0", "1", "2"]
+    assert list(curves.since(0)) == ["0", "1", "2"]
     assert len(curves.curve("0").since(0)) == 2 and not curves.curve("4").since(0)
 
 

@@ -204,9 +204,12 @@ def test_what_is_no_number_is_refused(
 
 def test_a_save_of_the_job_is_timed(job: Any, tmp_path: Path) -> None:
     """As ``fleet.save`` takes it."""
+    before = job[1].communicator.page.report()
     fleet.save(str(tmp_path / "checkpoint"))
-    found = scraped(job[1].communicator)
+    found, report = scraped(job[1].communicator), job[1].communicator.page.report()
 
+    assert (before.saves, before.since_save_seconds, report.saves) == (0, 0.0, 1)
+    assert 0 < report.since_save_seconds < 60
     assert found.value("pserver_checkpoint_seconds_count") == 1
     assert found.value("pserver_checkpoint_seconds_sum") > 0
 
