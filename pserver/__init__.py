@@ -286,7 +286,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/snapshot.py               reading beside an update
     job/workers.py                torch's threads
     launcher/process.py           no orphans
-    launcher/process.py           who owns the terminal
+    launcher/terminal.py          who owns the terminal
     malloc.py                     warm buffers
     malloc.py                     holes
     malloc.py                     one heap

@@ -18,7 +18,13 @@ from pathlib import Path
 from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
 from pserver.command_line.operator_access import access_of
 from pserver.command_line.settings import UsageError, checked, server_config
-from pserver.config import check_protected, check_seconds, is_loopback, split_endpoint
+from pserver.config import (
+    check_protected,
+    check_seconds,
+    is_loopback,
+    refuse_url,
+    split_endpoint,
+)
 from pserver.errors import PServerError
 from pserver.launcher import cluster, launch, plan
 from pserver.memory.garbage_collector import frozen_imports
@@ -61,11 +67,11 @@ def run_launch(arguments: argparse.Namespace) -> int:
     found = checked(lambda: _cluster(arguments))
     if found.devices is not None:
         found = checked(lambda: _on_gpus(found, found.devices or ()))
-    return launch.launch(found, _protected(found, arguments))
+    return launch.launch(found, _protected(found, arguments), panel=not arguments.no_panel)
 
 
 def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[str, str]:
-    """The environment of ``launch``'s processes, with what protects them beyond this host."""
+    """The environment of ``launch``'s processes, with what its flags say to all of them."""
     environ = dict(os.environ)
     if arguments.keys:
         environ["PSERVER_KEYS"] = os.path.abspath(arguments.keys)
@@ -73,6 +79,9 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
         environ["PSERVER_INSECURE"] = "1"
     if arguments.log_json:
         environ["PSERVER_LOG_JSON"] = "1"
+    if arguments.tensorboard:
+        checked(lambda: refuse_url("--tensorboard", arguments.tensorboard))
+        environ["PSERVER_TENSORBOARD"] = os.path.abspath(arguments.tensorboard)
     if arguments.insecure_collective:
         environ["PSERVER_INSECURE_COLLECTIVE"] = "1"
     environ |= checked(lambda: _traced(arguments.trace, arguments.trace_steps))

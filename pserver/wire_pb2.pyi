@@ -150,7 +150,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ...) -> None: ...
 
 class TrainerReport(_message.Message):
-    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds")
+    __slots__ = ("samples", "values", "memory_bytes", "lanes", "bytes_in", "bytes_out", "reconnects", "saves", "since_save_seconds", "passes", "batch", "batches")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,9 @@ class TrainerReport(_message.Message):
     RECONNECTS_FIELD_NUMBER: _ClassVar[int]
     SAVES_FIELD_NUMBER: _ClassVar[int]
     SINCE_SAVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     samples: int
     values: _containers.ScalarMap[str, float]
     memory_bytes: int
@@ -176,7 +179,10 @@ class TrainerReport(_message.Message):
     reconnects: int
     saves: int
     since_save_seconds: float
-    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ...) -> None: ...
+    passes: int
+    batch: int
+    batches: int
+    def __init__(self, samples: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneReport, _Mapping]]] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., reconnects: _Optional[int] = ..., saves: _Optional[int] = ..., since_save_seconds: _Optional[float] = ..., passes: _Optional[int] = ..., batch: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class LaneReport(_message.Message):
     __slots__ = ("steps", "step_seconds", "blocked_seconds", "wait_seconds", "waits")

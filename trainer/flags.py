@@ -32,6 +32,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "PSERVER_LOG_JSON": "log_json",
         "PSERVER_METRICS": "metrics",
         "PSERVER_START_TIMEOUT": "start_timeout_seconds",
+        "PSERVER_TENSORBOARD": "tensorboard",
         "PSERVER_TOKEN_FILE": "token_file",
         "PSERVER_TRACE": "trace",
         "PSERVER_TRACE_STEPS": "trace_steps",

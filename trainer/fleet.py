@@ -33,6 +33,7 @@ from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
 from trainer.job.data_shard import shard as _shard
 from trainer.job.job import Job
+from trainer.job.progress_bar import counted
 from trainer.job.queries import (
     is_first_worker,
     is_server,
@@ -50,6 +51,7 @@ from trainer.job.queries import (
 from trainer.job.report import report
 from trainer.job.save_load import export, load, save
 from trainer.job.table_admin import shrink, table_status
+from trainer.job.tensorboard import write_events
 from trainer.job.trace import begin_asked, trace
 from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
@@ -160,6 +162,7 @@ def _begin(job: Job) -> None:
     try:
         job.take(job.strategy)
         begin_asked(job)
+        write_events(job)
     except BaseException:
         end()
         job.restore()
@@ -360,7 +363,7 @@ def finish() -> None:
 # ---- data ----
 
 
-def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
+def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False) -> Iterable[Any]:
     """This trainer's part of the data: the same split in every process, in another order at each
     iteration where the loader shuffles.  Every trainer calls this equally often.
 
@@ -375,6 +378,9 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
             divided.
         seed: of the shuffling; None: 0 (or that of the loader's generator) where the loader
             shuffles, and otherwise its own order.
+        progress: show how far each pass has come, on trainer 0, or in a process that trains alone:
+            a bar on a terminal, a line at the pass's end elsewhere.  Where ``pserver launch`` shows
+            its panel, that has the bar.
 
     Returns:
         An iterable of batches, equally many on every trainer; no sample is in two parts.  Each
@@ -384,11 +390,12 @@ def shard(loader: Iterable[Any], seed: int | None = None) -> Iterable[Any]:
         ValueError: a sampler gives one rank's part only.  When it is iterated over: there are
             fewer samples, or batches, than trainers; or the trainers have drawn different orders.
     """
+    check_flag("progress", progress)
     job = present()
     if isinstance(job, CollectiveJob):
-        return job.shard(loader, seed)
+        return counted(job.shard(loader, seed), job, progress)
     place, parts = job.place_in_data()
-    return _shard(loader, parts, place, seed, job.passes)
+    return counted(_shard(loader, parts, place, seed, job.passes), job, progress)
 
 
 # ---- the original's life-cycle calls ----

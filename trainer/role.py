@@ -23,6 +23,7 @@ from pserver.config import (
     check_seconds,
     is_loopback,
     metrics_place,
+    refuse_url,
     split_endpoint,
 )
 from pserver.security.access import OPEN, Access
@@ -70,6 +71,8 @@ class Connection:
         log_json: log lines are JSON.
         trace: the file, or its URL, of a trace of some steps; "": there is none.
         trace_steps: of that trace.
+        tensorboard: the folder for TensorBoard's files; "": none.
+        panel: ``launch`` shows how the job goes, so that no trainer need.
     """
 
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
@@ -85,6 +88,8 @@ class Connection:
     log_json: bool = False
     trace: str = ""
     trace_steps: int = 3
+    tensorboard: str = ""
+    panel: bool = False
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORT_CHOICES:
@@ -97,12 +102,14 @@ class Connection:
         check_job_name("PSERVER_JOB", self.job)
         if self.trace_steps < 1:
             raise ValueError(f"PSERVER_TRACE_STEPS: expected 1 or more, got {self.trace_steps}")
+        refuse_url("PSERVER_TENSORBOARD", self.tensorboard)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
         """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
         PSERVER_KEYS, PSERVER_INSECURE, PSERVER_INSECURE_COLLECTIVE, PSERVER_METRICS, PSERVER_JOB,
-        PSERVER_LOG_JSON, PSERVER_TRACE and PSERVER_TRACE_STEPS, each optional.
+        PSERVER_LOG_JSON, PSERVER_TRACE, PSERVER_TRACE_STEPS, PSERVER_TENSORBOARD and what
+        ``pserver`` itself sets, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.
@@ -122,6 +129,8 @@ class Connection:
             environ.get("PSERVER_LOG_JSON", "") == "1",
             environ.get("PSERVER_TRACE", ""),
             _number(environ, "PSERVER_TRACE_STEPS", "3"),
+            environ.get("PSERVER_TENSORBOARD", ""),
+            environ.get("PSERVER_PANEL", "") == "1",
         )
 
     @classmethod

@@ -55,6 +55,8 @@ class Report:
         lanes: by lane.
         saves: checkpoints of the whole job that it has completed.
         since_save_seconds: since the last of them; 0 where there is none.
+        position: in the data: passes begun, batches of the last one, and how many it has (0: not
+            known).
     """
 
     samples: int = 0
@@ -63,6 +65,7 @@ class Report:
     lanes: Sequence[LaneTotals] = ()
     saves: int = 0
     since_save_seconds: float = 0.0
+    position: tuple[int, int, int] = (0, 0, 0)
 
 
 def heartbeat(
@@ -76,6 +79,7 @@ def heartbeat(
     """
     streams = list(channels)
     names = sorted(report.values)[:MOST_VALUES]
+    passes, batch, batches = report.position
     return HeartbeatRequest(
         session=session,
         activity=activity,
@@ -89,5 +93,8 @@ def heartbeat(
             reconnects=sum(channel.reconnects for channel in streams),
             saves=report.saves,
             since_save_seconds=report.since_save_seconds,
+            passes=passes,
+            batch=batch,
+            batches=batches,
         ),
     )

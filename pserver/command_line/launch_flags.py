@@ -83,3 +83,13 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         default="logs",
         help="where each process's output is filed (default: logs)",
     )
+    add(
+        "--tensorboard",
+        metavar="DIR",
+        help="where each trainer writes the values of fleet.report, for TensorBoard",
+    )
+    add(
+        "--no-panel",
+        action="store_true",
+        help="on a terminal: only the lines of the processes, and trainer 0's own display",
+    )

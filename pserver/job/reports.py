@@ -28,6 +28,9 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
         reconnects=said.reconnects,
         saves=said.saves,
         since_save_seconds=said.since_save_seconds,
+        passes=said.passes,
+        batch=said.batch,
+        batches=said.batches,
     )
     return request.activity[:ACTIVITY_LENGTH], report
 

@@ -39,9 +39,11 @@ from typing import TextIO
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.environments import ProcessEnvironments
 from pserver.launcher.job_tokens import JobTokens
-from pserver.launcher.process import Group, Process, Terminal
+from pserver.launcher.panel import Panel
+from pserver.launcher.process import Group, Process
 from pserver.launcher.report import by_cause, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
+from pserver.launcher.terminal import Terminal
 from pserver.launcher.web_page import WebPage
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
@@ -61,6 +63,7 @@ def launch(
     environment: Mapping[str, str],
     out: TextIO | None = None,
     serve: Sequence[str] = SERVE,
+    panel: bool = True,
 ) -> int:
     """Runs the cluster until the job has ended.  Call it from the main thread: it handles SIGINT,
     SIGTERM and SIGHUP.
@@ -70,24 +73,31 @@ def launch(
         environment: the variables that every process gets besides those of its role.
         out: where the processes' lines go; None: standard output.
         serve: the command that starts a server.
+        panel: show the panel below these lines, where ``out`` is a terminal.
 
     Returns:
         0 when every process here has ended with 0; otherwise the status of the process that failed,
         or 128 + the signal that killed it; or 128 + the signal that ended ``launch`` itself.
     """
-    terminal = Terminal(out or sys.stdout, width=len(f"trainer {len(cluster.trainers) - 1}"))
+    width = len(f"trainer {len(cluster.trainers) - 1}")
+    terminal = Terminal(out or sys.stdout, width, environment)
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
         group = stack.enter_context(Group())
         environments = ProcessEnvironments(cluster, environment)
         given = {**environment, **tokens.for_servers}
-        page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, _say))
+        say = partial(_tell, terminal)
+        page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, say))
         job = _Supervisor(cluster, environment, environments, tokens, group, terminal, serve, page)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 stack.callback(signal.signal, number, signal.signal(number, job.interrupt))
         stack.callback(terminal.restore)
+        if panel and terminal.interactive:
+            name, token = cluster.script_name, None if cluster.collective else tokens.operator
+            job.panel = Panel(name, terminal, group, environment, job.processes_here, token)
+            stack.enter_context(job.panel)
         return job.run()
 
 
@@ -112,6 +122,7 @@ class _Supervisor:
     Attributes:
         environments: the variables of each process.
         page: with --web, the process that shows the job.
+        panel: on a terminal.
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
         suspended: those that neither ran nor ended when another failed.
@@ -133,15 +144,18 @@ class _Supervisor:
     ended: list[Process] = field(default_factory=list)
     suspended: list[Process] = field(default_factory=list)
     events: queue.SimpleQueue[Process | int] = field(default_factory=queue.SimpleQueue)
+    panel: Panel | None = None
 
     def run(self) -> int:
         try:
             self._start_servers()
             self._start_trainers()
             self._wait_for_trainers()
+            self._end_panel()
             self._wait_for_servers()
             return 0
         except _Failed as failure:
+            self._end_panel()
             if self.cluster.host is not None:  # a local cluster ends as a whole
                 self._tell_servers(lambda trainer: trainer.failed)
             self._wait_for_reasons(str(failure))
@@ -206,9 +220,15 @@ class _Supervisor:
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers
+        # without servers nobody tells the panel what trainers report
+        told = self.panel is not None and not cluster.collective
+        given |= {"PSERVER_PANEL": "1" if told else ""}
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
             self.trainers.append(self._start("trainer", number, command, role | given))
+        if self.panel is not None:
+            asked = endpoints if cluster.host is None else cluster.servers
+            self.panel.watch(asked)
 
     def _start(
         self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str]
@@ -344,6 +364,15 @@ class _Supervisor:
             self._say(line)
         return failed[0].status or 1 if failed else 1
 
+    def processes_here(self) -> tuple[Process, ...]:
+        """Those that have been started, servers first.  Any thread may call it."""
+        return (*self.servers, *self.trainers)
+
+    def _end_panel(self) -> None:
+        """From here on ``launch`` itself has something to say, or nothing moves any more."""
+        if self.panel is not None:
+            self.panel.close()
+
     def _processes(self) -> tuple[Process, ...]:
         return (*self.trainers, *self.servers)
 
@@ -362,8 +391,13 @@ class _Supervisor:
         self._until(self._all_ended, GRACE_SECONDS, failures=False)
 
     def _say(self, text: str) -> None:
-        _say(text)
+        self._end_panel()
+        _tell(self.terminal, text)
 
 
-def _say(text: str) -> None:
-    print(f"pserver launch: {text}", file=sys.stderr, flush=True)
+def _tell(terminal: Terminal, text: str) -> None:
+    """Says something to whoever has started the job; above the panel, where there is one."""
+    if terminal.panel:
+        terminal.line("launch", text)
+    else:
+        print(f"pserver launch: {text}", file=sys.stderr, flush=True)

@@ -7,12 +7,6 @@ the pipe; the guard wakes and kills the group: servers, trainers, and the proces
 started (data loader workers).  The kernel reuses the group's number only after the guard has ended.
 A process joins at the fork, so it is guarded from its first moment on.  The group is not the
 terminal's foreground group: Ctrl-C reaches ``launch`` alone, which passes it on.
-
-[Note: who owns the terminal]  Lines are prefixed with the process's name and written whole.  On a
-real terminal one process may own it: that process writes to a pseudo terminal, and its bytes pass
-through unchanged, so that a live progress display works.  Other processes' lines first clear the
-line of the display, which the display draws again below.  The log file holds the display's final
-text, without control codes.
 """
 
 from __future__ import annotations
@@ -27,10 +21,11 @@ import termios
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+
+from pserver.launcher.terminal import CONTROL, Terminal
+from pserver.metrics.resident_memory import resident_bytes
 
 TAIL_LINES = 20
 TRACE_LINES = 200  # of a traceback, and of what follows it
@@ -39,7 +34,6 @@ _TRACE = "Traceback (most recent call last):"
 _TOLD = re.compile(
     r"^(pserver\.errors\.(JobFailed|TrainerLost|ServerLost|Draining): |pserver: the job failed: )"
 )
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _GUARD = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -76,50 +70,6 @@ class Group:
             self._guard.stdin.close()
 
 
-class Terminal:
-    """The output of all processes, line by line.  Any thread may write.
-
-    See [Note: who owns the terminal].
-
-    Args:
-        out: standard output.
-        width: characters of the longest process name.
-
-    Attributes:
-        interactive: whether ``out`` is a real terminal.
-    """
-
-    def __init__(self, out: TextIO, width: int) -> None:
-        self._out = out
-        self._width = width
-        self._lock = threading.Lock()  # guards the order of writes; nothing else happens under it
-        self.interactive = out.isatty()
-
-    def line(self, name: str, text: str) -> None:
-        """Writes one line of a process."""
-        clear = "\r\x1b[2K" if self.interactive else ""
-        self._write(f"{clear}{name:<{self._width}} | {text}\n")
-
-    def through(self, data: bytes) -> None:
-        """Passes on what the owner of the terminal wrote."""
-        self._write(data.decode(errors="replace"))
-
-    def size(self) -> tuple[int, int]:
-        """Lines and columns of a real terminal."""
-        return termios.tcgetwinsize(self._out.fileno())
-
-    def restore(self) -> None:
-        """Shows the cursor, which a display that was killed may have hidden."""
-        if self.interactive:
-            self._write("\x1b[?25h")
-
-    def _write(self, text: str) -> None:
-        # the reader of the pipe has ended (`| head`); the logs and the job go on
-        with self._lock, suppress(BrokenPipeError):
-            self._out.write(text)
-            self._out.flush()
-
-
 class Process:
     """A running process.  Two threads serve it: one reads its output, one waits for its end.
 
@@ -127,7 +77,7 @@ class Process:
         command, environment: of the process.
         group: the group that it joins.
         terminal: where its lines go.
-        owns_terminal: see [Note: who owns the terminal].
+        owns_terminal: see [Note: who owns the terminal] in terminal.py.
         line: called for each line, in the reading thread.
         ended: called once, in the waiting thread.
 
@@ -197,6 +147,13 @@ class Process:
             return False
         return self.status is None and stat.rpartition(")")[2].split()[0] in ("T", "t")
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of it that are in memory now; 0: it has ended, or the system does not say."""
+        if self.status is not None:
+            return 0
+        return resident_bytes(Path(f"/proc/{self._popen.pid}/statm"))
+
     def stop(self, number: int) -> None:
         """Sends a signal that asks it to end."""
         if self.status is None:
@@ -233,7 +190,7 @@ class Process:
             return b""
 
     def _take(self, raw: bytes) -> None:
-        text = _CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
+        text = CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
         self._remember(text)
         self._file.write(text + "\n")
         if not self._owns:

@@ -31,8 +31,8 @@ def test_flags_are_what_the_environment_says() -> None:
 
 
 def test_every_setting_of_a_connection_is_a_flag() -> None:
-    """Except the one that is internal."""
-    settings = set(Connection.__dataclass_fields__) - {"plan_only"}
+    """Except those that are internal."""
+    settings = set(Connection.__dataclass_fields__) - {"plan_only", "panel"}
 
     assert settings == set(FLAGS.values())
 

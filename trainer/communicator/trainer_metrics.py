@@ -126,6 +126,7 @@ class TrainerMetrics(Collector):
         run: names this run of the job; "" before a server has said it.
         more: collectors of whoever has more to show.
         said: what the script has said of its training: samples, and values by name.
+        position: where it is in its data: see :class:`Report`.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class TrainerMetrics(Collector):
         self.run = ""
         self.more: list[Collector] = []
         self.said: Callable[[], tuple[int, Mapping[str, float]]] = lambda: (0, {})
+        self.position: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
 
     def open(self, clients: Sequence[Client]) -> None:
         """Serves the page from here on, if it is asked for.
@@ -185,7 +187,8 @@ class TrainerMetrics(Collector):
         samples, values = self.said()
         lanes = [self.steps.lane(index) for index in range(len(self._lanes))]
         saves, since = self.steps.saves, self.steps.since_save
-        return Report(samples, values, resident_bytes(), lanes, saves, since)
+        said = samples, values, resident_bytes(), lanes
+        return Report(*said, saves, since, self.position())
 
     def close(self) -> None:
         """Ends the page; harmless when called twice."""

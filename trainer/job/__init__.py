@@ -20,10 +20,13 @@ In reading order::
                      the order of the samples of a pass
     part             a trainer's part of an order
     data_shard       this trainer's part of the data
+    data_position    how far a pass over it has come
     queries          what a script may ask about its job
     reported, report what a script says of its training
     eager_spans      the forwards and backwards of a trace
     trace            fleet.trace
+    tensorboard      the same, as TensorBoard's files
+    progress_bar     a pass on a terminal, or in a log
     joint_call       a part of a call that succeeds, or raises, on all trainers
     exchange         metrics and decisions, which trainers tell one another
     save_load        checkpoints and exports

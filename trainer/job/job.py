@@ -25,6 +25,7 @@ from trainer.flags import ProcessSettings
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of
 from trainer.job.arrival import Arrival
+from trainer.job.data_position import DataPosition
 from trainer.job.file_system import FileSystem
 from trainer.job.further_optimizers import check_further, overlaps
 from trainer.job.joint_plan import Distributed, first_groups, joint_plan
@@ -73,6 +74,7 @@ class Job:
         process: what the job has set in this process.
         undo: what the job's end takes back.
         reported: what the script has said of its training.
+        position: in the data of ``fleet.shard``.
     """
 
     divided = False
@@ -93,6 +95,7 @@ class Job:
         self._files = FileSystem()
         self.undo = ExitStack()
         self.reported = Reported()
+        self.position = DataPosition()
         self._arrival: Arrival | None = None
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward
@@ -341,6 +344,7 @@ class Job:
         )
         communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
         communicator.page.said = self.reported.now
+        communicator.page.position = self.position.now
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
         self._connect_trainers(communicator, plan, strategy)

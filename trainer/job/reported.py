@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -11,9 +11,14 @@ from pserver.metrics.labels import current
 
 
 class Reported(Collector):
-    """What a trainer has reported: how many samples, and the last value of each name."""
+    """What a trainer has reported: how many samples, and the last value of each name.
+
+    Attributes:
+        heard: told the values of each report.
+    """
 
     def __init__(self) -> None:
+        self.heard: Callable[[Mapping[str, float]], None] = lambda values: None
         self._samples = 0
         self._values: dict[str, float] = {}
 
@@ -21,6 +26,7 @@ class Reported(Collector):
         """Counts samples, and takes values in the place of those before."""
         self._samples += samples
         self._values = {**self._values, **values}
+        self.heard(values)
 
     def now(self) -> tuple[int, dict[str, float]]:
         """The samples, and the last value of each name."""
