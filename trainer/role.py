@@ -65,8 +65,7 @@ class Connection:
         insecure: servers may be beyond this host without keys.
         insecure_collective: trainers may be on several hosts, although what they send one another
             is not encrypted.
-        metrics: PORT, on loopback, or HOST:PORT, where Prometheus reads this trainer's metrics; "":
-            nowhere.
+        metrics: PORT, on loopback, or HOST:PORT of this trainer's metrics; "": it shows none.
         job: names the job in metrics; "": the first digits of its plan's fingerprint do.
         log_json: log lines are JSON.
         trace: the file, or its URL, of a trace of some steps; "": there is none.
@@ -106,10 +105,7 @@ class Connection:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
-        """PSERVER_HEARTBEAT_TIMEOUT, PSERVER_START_TIMEOUT, PSERVER_TRANSPORT, PSERVER_TOKEN_FILE,
-        PSERVER_KEYS, PSERVER_INSECURE, PSERVER_INSECURE_COLLECTIVE, PSERVER_METRICS, PSERVER_JOB,
-        PSERVER_LOG_JSON, PSERVER_TRACE, PSERVER_TRACE_STEPS, PSERVER_TENSORBOARD and what
-        ``pserver`` itself sets, each optional.
+        """What the variables say whose names begin with PSERVER_, each optional.
 
         Raises:
             ValueError: one of them holds something else than it should; the message names it.

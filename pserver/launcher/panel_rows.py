@@ -12,7 +12,7 @@ from pserver.launcher.panel_state import ProcessLine, Progress, View
 
 BAR = 10  # cells of a bar at least; with less room there is none
 VALUE_ROWS = 3  # of the script's values at most
-STATE = 24  # cells of a process's state at most
+STATE = 40  # cells of a process's state at most
 GOOD = ("serving", "training", "running", "finished", "left", "ended")
 BAD = ("failed", "lost", "no answer", "exit status", "killed")  # how a state begins that is none
 
@@ -42,7 +42,7 @@ def _head(view: View, width: int) -> Text:
     """A rule with the script's name, and the time since the launch."""
     time = clock(view.seconds)
     title = Text(_printable(view.title))
-    title.truncate(max(1, width - len(time) - 8), overflow="ellipsis")
+    title.truncate(max(1, width - len(time) - 9), overflow="ellipsis")
     left = Text.assemble(("\u2500\u2500 ", "dim"), (title.plain, "bold"), " ")
     rule = max(1, width - left.cell_len - len(time) - 4)
     return left.append("\u2500" * rule, "dim").append(f" {time} ").append("\u2500\u2500", "dim")

@@ -39,15 +39,15 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
     """The ordinary loop; four calls of fleet make it a cluster's."""
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=2e-3))
-    with Display(epochs, fleet.transport()) as display:
-        for _ in range(epochs):
-            for images, labels in fleet.shard(loader):
-                loss = F.cross_entropy(model(images), labels)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                display.step(loss, len(images))
-            display.epoch()
+    display = Display(epochs, fleet.transport())
+    for _ in range(epochs):
+        for images, labels in fleet.shard(loader, progress=display.live):
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            display.step(loss, len(images))
+        display.epoch()
 
 
 if __name__ == "__main__":

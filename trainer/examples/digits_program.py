@@ -34,10 +34,10 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
         program, startup = transpiler.get_trainer_program(), transpiler.get_startup_program()
     executor = Executor(device=str(images.device))
     executor.run(startup)
-    with Display(epochs, executor.transport) as display:
-        for _ in range(epochs):
-            for images, labels in fleet.shard(loader):
-                (loss,) = executor.run(program, feed=(images, labels), fetch_list=["loss"])
-                display.step(loss, len(images))
-            display.epoch()
+    display = Display(epochs, executor.transport)
+    for _ in range(epochs):
+        for images, labels in fleet.shard(loader, progress=display.live):
+            (loss,) = executor.run(program, feed=(images, labels), fetch_list=["loss"])
+            display.step(loss, len(images))
+        display.epoch()
     executor.close()
