@@ -8,7 +8,11 @@ In reading order::
               the variables of each process
     job_tokens  the files with the job's keys
     free_port   for the trainers' rendezvous
+    terminal  the output of all processes, and the panel below it
     process   one process: its output, its end, the group that dies with ``launch``
+    panel_state, panel_rows, panel
+              the live panel on a terminal
+    watch     asks servers for it
     last_word tells other hosts' servers of trainers that died here
     rescue    saves what a failed job has left
     report    what ``launch`` says of a failed job
@@ -19,7 +23,7 @@ In reading order::
     manifests ``pserver manifest``: files by which others start a job
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
-``pserver.control`` (only ``status`` and ``last_word``, which therefore import gRPC and
-torch), ``pserver.errors`` and the generated messages.  It starts servers and trainers as processes,
-and imports neither.
+``pserver.control`` (only ``status``, ``watch`` and ``last_word``, which therefore import gRPC and
+torch), ``pserver.metrics`` (only ``resident_memory``), ``pserver.errors`` and the generated
+messages.  It starts servers and trainers as processes, and imports neither.
 """

@@ -39,7 +39,7 @@ class EventFiles:
                 f"not ({error}): pip install 'pserver[tensorboard]'"
             ) from error
         path = str(Path(folder) / f"trainer-{trainer_id}")
-        self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)  # type: ignore[no-untyped-call]  # torch's own
+        self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)
         self._step = step
         atexit.register(self.close)  # a script that fails has no finish()
 
@@ -47,12 +47,12 @@ class EventFiles:
         """Writes values, at the step that the job has come to."""
         step = self._step()
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]  # torch's own
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Writes what is left; harmless when called twice."""
         atexit.unregister(self.close)
-        self._writer.close()  # type: ignore[no-untyped-call]  # torch's own
+        self._writer.close()
 
 
 def write_events(job: Job) -> None:

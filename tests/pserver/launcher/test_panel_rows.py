@@ -4,6 +4,7 @@ of.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from pserver.launcher.panel_rows import panel_rows
 from pserver.launcher.panel_state import STALE_SECONDS, Feed, ProcessLine, Progress, View
 from pserver.launcher.watch import NO_ANSWER, said
 
-GOLDEN = Path(__file__).parents[2] / "testdata" / "panel.txt"
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "testdata" / "panel.txt"
+PAGE = ROOT / "docs" / "terminal.md"
 PROCESSES = [
     ProcessLine("server 0", "serving", 4204, 212_400_000),
     ProcessLine("server 1", "no answer", None, 1_712_400_000),
     ProcessLine("trainer 0", "training", 4205, 512_000_000),
-    ProcessLine("trainer 1", "waiting for trainer 0 at the barrier 'epoch'", 4204, 498_000_000),
+    ProcessLine("trainer 1", "barrier 'the end of an epoch of every trainer'", 4204, 498_000_000),
     ProcessLine("trainer 2", "exit status 3"),
 ]
 VALUES = {"auc": 0.81231, "learning rate": 0.001, "loss": math.nan, "\x1b[2Jx": 1e9}
@@ -42,6 +45,15 @@ def test_a_panel_fits_every_width(request: pytest.FixtureRequest) -> None:
         GOLDEN.write_text(found)
 
     assert found == GOLDEN.read_text()
+
+
+def test_the_page_shows_a_panel_as_it_is() -> None:
+    """The illustration of docs/terminal.md is what these rows are, on 80 columns."""
+    values = {"auc": 0.81231, "learning rate": 0.001, "loss": 0.43121}
+    view = dataclasses.replace(VIEW, values=values)
+    shown = "\n".join(row.plain for row in panel_rows(view, 79, 10))
+
+    assert PAGE.read_text().partition("```text\n")[2].partition("\n```")[0] == shown
 
 
 def status(batch: int, samples: int, loss: float, batches: int = 100) -> wire.StatusReply:
