@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.support.eager_jobs import Servers, assert_same
-from tests.support.launched import launched
+from tests.support.launched import EXAMPLES, accuracy, launched
 from tests.support.table_trainers import at_once
 from trainer import fleet
 from trainer.job.data_shard import shard
@@ -91,3 +91,12 @@ def test_two_trainers_fine_tune_what_a_plain_script_does(servers: Servers, tmp_p
     assert_same(states[0], plain_fleet(servers(2), tmp_path, BEST))
     loaded = transformers.BertForSequenceClassification.from_pretrained(out / "fine-tuned")
     assert_same(dict(loaded.state_dict()), states[0])
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_the_example_learns_what_is_praised(tmp_path: Path) -> None:
+    """At least 95 % of the sentences, on a cluster."""
+    log = launched(tmp_path, "2 x 2", str(EXAMPLES / "transformers_bert.py")).log
+
+    assert accuracy(log) >= 0.95

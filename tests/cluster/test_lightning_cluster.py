@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from tests.support.eager_jobs import Servers, assert_same
-from tests.support.launched import launched
+from tests.support.launched import EXAMPLES, accuracy, launched
 from tests.support.table_trainers import at_once
 from trainer import fleet
 from trainer.job.data_shard import shard
@@ -92,3 +92,12 @@ def test_two_trainers_go_on_from_a_checkpoint(servers: Servers, tmp_path: Path) 
     run(tmp_path, "second", "3", first["best"].replace("epoch=0-step=3", "epoch=1-step=6"))
 
     assert_same(state_of(tmp_path, "second", 1), plain_fleet(servers(2), 3))
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_the_example_learns_digits(tmp_path: Path) -> None:
+    """At least 95 % of them, on a cluster."""
+    log = launched(tmp_path, "2 x 2", str(EXAMPLES / "lightning_digits.py"), "--epochs", "8").log
+
+    assert accuracy(log) >= 0.95

@@ -165,7 +165,9 @@ def test_a_loop_of_accelerates_equals_the_plain_loop(servers: Servers) -> None:
     bit.
     """
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # the process's, of a test before
     begin(servers(1))
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
     models = [torch.nn.Linear(6, 2) for _ in range(2)]
