@@ -86,6 +86,7 @@ def test_two_trainers_fit_what_a_plain_script_fits(servers: Servers, tmp_path: P
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(300)
 def test_two_trainers_go_on_from_a_checkpoint(servers: Servers, tmp_path: Path) -> None:
     """With the orders of the passes that follow: two jobs are one of as many epochs, to the bit."""
     first = run(tmp_path, "first", "2")[0]

@@ -19,21 +19,17 @@ from transformers import (
 from trainer import fleet
 from trainer.huggingface import PServerTrainer
 
-WORDS = "[PAD] not good fine great bad poor awful the a film book was".split()
-NOT, GOOD, BAD, OTHER = 1, 2, 5, 8  # where each kind of word begins
+WORDS = "[PAD] good fine great bad poor awful the a film book was".split()
+GOOD, BAD, OTHER = 1, 4, 7  # where each kind of word begins
 
 
 def sentences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Eight words each, one of which judges; "not" before it turns it round."""
+    """Eight words each, one of which judges."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(OTHER, len(WORDS), (count, 8), generator=generator)
     judges = torch.randint(GOOD, OTHER, (count,), generator=generator)
-    places = torch.randint(1, 8, (count,), generator=generator)
-    turned = torch.rand(count, generator=generator) < 0.5
-    rows[torch.arange(count), places] = judges
-    rows[turned, places[turned] - 1] = NOT
-    labels = (judges < BAD) != turned
-    pairs = zip(rows, labels, strict=True)
+    rows[torch.arange(count), torch.randint(8, (count,), generator=generator)] = judges
+    pairs = zip(rows, judges < BAD, strict=True)
     return [{"input_ids": row, "labels": int(label)} for row, label in pairs]
 
 
@@ -58,7 +54,7 @@ if __name__ == "__main__":
             tempfile.mkdtemp(),
             num_train_epochs=arguments.epochs,
             per_device_train_batch_size=32 // fleet.worker_num(),
-            learning_rate=3e-3,
+            learning_rate=1e-3,
             warmup_steps=20,
             bf16=True,
             use_cpu=not torch.cuda.is_available(),
