@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pserver.launcher.terminal import CONTROL, Terminal
-from pserver.metrics.resident_memory import resident_bytes
+from pserver.memory.resident import resident_bytes
 
 TAIL_LINES = 20
 TRACE_LINES = 200  # of a traceback, and of what follows it
