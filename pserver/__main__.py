@@ -26,7 +26,7 @@ from pserver.config import (
     split_endpoint,
 )
 from pserver.errors import PServerError
-from pserver.launcher import cluster, launch, plan
+from pserver.launcher import cluster, plan
 from pserver.memory.garbage_collector import frozen_imports
 from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
@@ -67,6 +67,9 @@ def run_launch(arguments: argparse.Namespace) -> int:
     found = checked(lambda: _cluster(arguments))
     if found.devices is not None:
         found = checked(lambda: _on_gpus(found, found.devices or ()))
+    # here, because it imports rich, and a probe, which has little time, does not need it
+    from pserver.launcher import launch
+
     return launch.launch(found, _protected(found, arguments), panel=not arguments.no_panel)
 
 

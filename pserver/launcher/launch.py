@@ -49,6 +49,7 @@ from pserver.launcher.web_page import WebPage
 SERVE = (sys.executable, "-m", "pserver", "serve")
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
+SHOWN = "PSERVER_PANEL"  # tells trainers that there is a panel
 TARGETS = "prometheus.json"  # in the folder of logs
 READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
@@ -79,6 +80,8 @@ def launch(
         0 when every process here has ended with 0; otherwise the status of the process that failed,
         or 128 + the signal that killed it; or 128 + the signal that ended ``launch`` itself.
     """
+    # of a trainer that launches: its panel is not this one's
+    environment = {name: value for name, value in environment.items() if name != SHOWN}
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
     with ExitStack() as stack:
@@ -220,9 +223,8 @@ class _Supervisor:
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers
-        # without servers nobody tells the panel what trainers report
-        told = self.panel is not None and not cluster.collective
-        given |= {"PSERVER_PANEL": "1" if told else ""}
+        if self.panel is not None and not cluster.collective:
+            given |= {SHOWN: "1"}  # without servers nobody tells the panel how far they are
         for number, role in roles.items():
             command = [sys.executable, cluster.script, *cluster.arguments]
             self.trainers.append(self._start("trainer", number, command, role | given))
