@@ -13,19 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pserver.config import (
-    HEARTBEAT_TIMEOUT_SECONDS,
-    START_TIMEOUT_SECONDS,
-    TRANSPORT_CHOICES,
-    ServerConfig,
-    check_job_name,
-    check_protected,
-    check_seconds,
-    is_loopback,
-    metrics_place,
-    refuse_url,
-    split_endpoint,
-)
+from pserver import config
 from pserver.security.access import OPEN, Access
 
 log = logging.getLogger(__name__)
@@ -74,8 +62,8 @@ class Connection:
         panel: ``launch`` shows how the job goes, so that no trainer need.
     """
 
-    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
-    start_timeout_seconds: float = START_TIMEOUT_SECONDS
+    heartbeat_timeout_seconds: float = config.HEARTBEAT_TIMEOUT_SECONDS
+    start_timeout_seconds: float = config.START_TIMEOUT_SECONDS
     transport: str = "auto"
     plan_only: bool = False
     token_file: str = ""
@@ -91,17 +79,19 @@ class Connection:
     panel: bool = False
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORT_CHOICES:
+        if self.transport not in config.TRANSPORT_CHOICES:
             raise ValueError(
-                f"PSERVER_TRANSPORT: expected one of {', '.join(TRANSPORT_CHOICES)}, got "
-                f"{self.transport!r}"
+                f"PSERVER_TRANSPORT: expected one of {', '.join(config.TRANSPORT_CHOICES)}, "
+                f"got {self.transport!r}"
             )
         if self.metrics:
-            metrics_place("PSERVER_METRICS", self.metrics, LOOPBACK, self.keys, self.insecure)
-        check_job_name("PSERVER_JOB", self.job)
+            config.metrics_place(
+                "PSERVER_METRICS", self.metrics, LOOPBACK, self.keys, self.insecure
+            )
+        config.check_job_name("PSERVER_JOB", self.job)
         if self.trace_steps < 1:
             raise ValueError(f"PSERVER_TRACE_STEPS: expected 1 or more, got {self.trace_steps}")
-        refuse_url("PSERVER_TENSORBOARD", self.tensorboard)
+        config.refuse_url("PSERVER_TENSORBOARD", self.tensorboard)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
@@ -112,8 +102,8 @@ class Connection:
         """
         environ = os.environ if environ is None else environ
         return cls(
-            _seconds(environ, "PSERVER_HEARTBEAT_TIMEOUT", HEARTBEAT_TIMEOUT_SECONDS),
-            _seconds(environ, "PSERVER_START_TIMEOUT", START_TIMEOUT_SECONDS),
+            _seconds(environ, "PSERVER_HEARTBEAT_TIMEOUT", config.HEARTBEAT_TIMEOUT_SECONDS),
+            _seconds(environ, "PSERVER_START_TIMEOUT", config.START_TIMEOUT_SECONDS),
             environ.get("PSERVER_TRANSPORT", "auto"),
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
             environ.get("PSERVER_TOKEN_FILE", ""),
@@ -146,14 +136,14 @@ class Connection:
             ValueError: it is beyond this one, and the user has not said that nobody else reaches
                 the network.
         """
-        if not (self.insecure_collective or is_loopback(host)):
+        if not (self.insecure_collective or config.is_loopback(host)):
             raise ValueError(
                 f"the trainers meet at {host}, beyond this host, and what they send one another is "
                 "not encrypted: where nobody else reaches that network (a private one, a VPN) set "
                 "PSERVER_INSECURE_COLLECTIVE=1 for every trainer, or `launch --insecure-collective`"
             )
 
-    def server_config(self, endpoint: str) -> ServerConfig:
+    def server_config(self, endpoint: str) -> config.ServerConfig:
         """The settings of a server in a script whose role is PSERVER: for one job.
 
         Args:
@@ -162,7 +152,7 @@ class Connection:
         Raises:
             ValueError: a setting is wrong.
         """
-        return ServerConfig(
+        return config.ServerConfig(
             endpoint=endpoint,
             transport=self.transport,
             heartbeat_timeout_seconds=self.heartbeat_timeout_seconds,
@@ -187,7 +177,7 @@ class Connection:
         """
         if self.plan_only:
             return OPEN  # to nobody: the endpoints are made up
-        if check_protected("PSERVER_ENDPOINTS", endpoints, self.keys, self.insecure):
+        if config.check_protected("PSERVER_ENDPOINTS", endpoints, self.keys, self.insecure):
             _warn_of_clear_text(tuple(endpoints))
         return Access.of(self.token_file, self.keys, "trainer")
 
@@ -309,7 +299,7 @@ class RoleMaker:
             raise ValueError("PSERVER_ENDPOINTS: expected at least one HOST:PORT, got none")
         for endpoint in self.server_endpoints:
             try:
-                split_endpoint(endpoint)
+                config.split_endpoint(endpoint)
             except ValueError as error:
                 raise ValueError(f"PSERVER_ENDPOINTS: {error}") from None
         if len(set(self.server_endpoints)) < len(self.server_endpoints):
@@ -470,7 +460,7 @@ def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "")
-    return check_seconds(name, text) if text else default
+    return config.check_seconds(name, text) if text else default
 
 
 # ---- variables that other libraries read ----

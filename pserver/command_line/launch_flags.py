@@ -70,6 +70,12 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     add_web_of_launch(sub)
     add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
     add("--log-json", action="store_true", help="log lines of all processes as JSON")
+    _add_shown(sub)
+
+
+def _add_shown(sub: argparse.ArgumentParser) -> None:
+    """What a job lets others see."""
+    add = sub.add_argument
     add(
         "--trace",
         metavar="FILE",
