@@ -84,7 +84,8 @@ class Panel:
         if self._asking is None or self._over.is_set():
             return
         assert self._asking.stdin is not None and self._asking.stdout is not None, "pipes"
-        with suppress(BrokenPipeError), self._asking.stdin as line:  # it has been ended meanwhile
+        # it, and the pipe, may have been ended meanwhile
+        with suppress(BrokenPipeError, ValueError), self._asking.stdin as line:
             line.write(f"{','.join(endpoints)}\n".encode())
         lines = self._asking.stdout
         threading.Thread(
@@ -141,6 +142,9 @@ class Panel:
         if self._asking is not None:
             self._asking.kill()
             self._asking.wait()
+            if self._asking.stdin is not None:
+                with suppress(BrokenPipeError):
+                    self._asking.stdin.close()
 
     def __enter__(self) -> Panel:
         self._terminal.panel = True

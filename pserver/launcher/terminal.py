@@ -99,7 +99,10 @@ class Terminal:
 
     def size(self) -> tuple[int, int]:
         """Lines and columns of a real terminal."""
-        lines, columns = termios.tcgetwinsize(self._out.fileno())
+        try:
+            lines, columns = termios.tcgetwinsize(self._out.fileno())
+        except termios.error:  # it has been closed: the log files go on
+            lines, columns = 0, 0
         return lines or 24, columns or 80  # one that does not know says 0
 
     def restore(self) -> None:

@@ -153,6 +153,19 @@ def test_ctrl_c_leaves_the_terminal_clean(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_failure_is_reported_below_the_lines(tmp_path: Path) -> None:
+    """The report is whole, the panel gone, and the cursor visible."""
+    script = "import os\nprint('up', flush=True)\nint(os.environ['RANK']) and exit('no data')"
+    (tmp_path / "script.py").write_text(script)
+    with OnTerminal([sys.executable, "-c", LAUNCH.replace("{panel}", "True")], tmp_path) as run:
+        status = run.end()
+    report, *_ = [line for line in run.screen.shown if line.startswith("pserver launch:")]
+
+    assert status == 1 and "trainer 1 failed with status 1" in report
+    assert run.screen.cursor and not any("0:00:0" in line for line in run.screen.shown)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("panel", "term"), [("False", "xterm"), ("True", "dumb")])
 def test_no_panel_where_it_is_not_wanted(panel: str, term: str, tmp_path: Path) -> None:
     """Trainer 0's display passes through as it is; a dumb terminal gets lines alone."""
