@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -34,6 +35,26 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
     assert Row(Promise("wire/x", "y", 1.0), skipped="no").plain()["ratio"] is None
 
 
+def test_the_picture_has_a_bar_for_each_row_with_a_target(monkeypatch: pytest.MonkeyPatch):
+    """To the right where the target is met, whether it is a least or a most; as long as the
+    doublings, up to two.
+    """
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from harness import Promise, Row
+    from plot import nearness, picture
+
+    twice = Row(Promise("wire/a & b", "y", 1.0), value=1.0, baseline=2.0)
+    double = Row(Promise("memory", "y", 1.0, most=True), value=8.0, baseline=1.0)
+    without = [
+        Row(Promise("shown", "y", None), 1.0, 1.0),
+        Row(Promise("none", "y", 1.0), skipped="no"),
+    ]
+    assert [nearness(row) for row in (twice, double, *without)] == [1.0, -3.0, None, None]
+    drawn = ElementTree.fromstring(picture([twice, double, *without]))
+    shown = [bar.attrib for bar in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert [(float(bar["x"]), float(bar["width"])) for bar in shown] == [(470, 105), (260, 210)]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("only", ["wire/program", "wire/shm async", "writes"])
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
@@ -52,6 +73,7 @@ def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
+    assert "<svg" in output.with_suffix(".svg").read_text()
     (row,) = json.loads(output.read_text())
     assert row["name"].startswith(only) and not row["skipped"], row
     assert row["value"] > 0 and row["baseline"] > 0

@@ -1,4 +1,5 @@
-"""``make bench [ONLY=wire]``: measures, prints one table of ratios and writes build/bench.json.
+"""``make bench [ONLY=wire]``: measures, prints one table of ratios, and writes build/bench.json and
+a picture, build/bench.svg.
 
 Each group of rows runs in a process of its own, with an end to its patience; what could not be
 measured says why.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import Promise, Row
+from plot import picture
 from rich.console import Console
 from rich.table import Table
 
@@ -158,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"- {setting}: {names}", highlight=False)
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     Path(arguments.output).write_text(json.dumps([row.plain() for row in rows], indent=1) + "\n")
+    Path(arguments.output).with_suffix(".svg").write_text(picture(rows))
     return 0
 
 
