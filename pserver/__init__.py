@@ -267,7 +267,6 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/slice_optimizer.py      ends of tensors
     dense/slice_update.py         what arrives
     finite.py                     one sum
-    garbage_collector.py          frozen modules
     job/announcements.py          whose end it is
     job/blocking_waits.py         trainers that wait for each other
     job/held_values.py            a server's file
@@ -287,9 +286,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/workers.py                torch's threads
     launcher/process.py           no orphans
     launcher/terminal.py          who owns the terminal
-    malloc.py                     warm buffers
-    malloc.py                     holes
-    malloc.py                     one heap
+    memory/garbage_collector.py   frozen modules
+    memory/malloc.py              warm buffers
+    memory/malloc.py              holes
+    memory/malloc.py              one heap
     metrics/__init__.py           what metrics cost
     security/nonces.py            challenges that nobody keeps
     security/proof.py             what the port is for

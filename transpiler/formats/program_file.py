@@ -160,7 +160,9 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            values = {name: file.get_tensor(name) for name in file.keys()}
+            # memory of its own: in the file tensors begin anywhere, and where one begins can change
+            # the last bit of a product
+            values = {name: file.get_tensor(name).clone() for name in file.keys()}
         if _FIELD not in metadata:
             raise ValueError("no program in its metadata")
         blocks, deployment = from_proto(json_format.Parse(metadata[_FIELD], pb.Program()))

@@ -51,7 +51,9 @@ from trainer import Executor, load_inference_model
 
 program, feeds, fetches = load_inference_model(sys.argv[1])
 with Executor() as executor:
-    found = executor.run(program, load_file(sys.argv[2]), fetches)
+    # in memory of its own: where a tensor begins can change the last bit of a product
+    feed = {name: tensor.clone() for name, tensor in load_file(sys.argv[2]).items()}
+    found = executor.run(program, feed, fetches)
 save_file(dict(zip(fetches, found)), sys.argv[3])
 """
 
