@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.tiers import RARE
+
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 
@@ -56,7 +58,7 @@ def test_the_picture_has_a_bar_for_each_row_with_a_target(monkeypatch: pytest.Mo
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("only", ["wire/program", "wire/shm async", "writes"])
+@pytest.mark.parametrize("only", [RARE("wire/program"), "wire/shm async", RARE("writes")])
 def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     """A row at a tiny size ends in the table and, whole, in the JSON file."""
     output = tmp_path / "bench.json"

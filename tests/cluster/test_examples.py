@@ -31,7 +31,9 @@ def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert out.splitlines()[-1].startswith("accuracy") and accuracy(out) >= 0.97
 
 
-@pytest.mark.parametrize("flags", [(), ("--program",)], ids=["eager", "program"])
+@pytest.mark.parametrize(
+    "flags", [RARE((), id="eager"), pytest.param(("--program",), id="program")]
+)
 def test_digits_learns_on_a_cluster(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Two servers and two trainers reach at least 97 %, eagerly and as a program; the last line of
     trainer 0's log says so.

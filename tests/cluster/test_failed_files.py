@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import LAUNCH, environment
+from tests.support.tiers import RARE
 
 SCRIPT = Path(__file__).with_name("failing_files.py")
 SIZE = "160k"  # of the disk: a checkpoint of Linear(100, 100) and Adam has 120 KB
@@ -31,8 +32,15 @@ def mounts() -> bool:
     return tried.returncode == 0
 
 
-@pytest.mark.parametrize("disk", ["a full file system", "a limit of the process"])
-@pytest.mark.parametrize("mode", ["servers", "collective"])
+@pytest.mark.parametrize(
+    ("mode", "disk"),
+    [
+        ("servers", "a full file system"),
+        RARE("servers", "a limit of the process"),
+        RARE("collective", "a full file system"),
+        ("collective", "a limit of the process"),
+    ],
+)
 def test_what_one_trainers_files_raise_all_raise_and_the_job_goes_on(
     tmp_path: Path, mode: str, disk: str
 ) -> None:

@@ -105,3 +105,10 @@ def test_sources_are_ascii() -> None:
     """Comments and names are ASCII; a string that is not says so with an escape."""
     for path in MODULES:
         assert path.read_text(encoding="utf-8").isascii(), relative(path)
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Pytest imports them by their names alone: of two, one process could read only the first."""
+    names = [path.name for path in files_of("tests") if path.name.startswith("test_")]
+
+    assert sorted(names) == sorted(set(names))

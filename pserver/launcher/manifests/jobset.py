@@ -44,9 +44,10 @@ KEY_FILES = ("server.key", "server.pem")  # of each server; the two below are th
 PUBLIC_FILES = ("authority.pem", "revoked.pem")
 KEY_MODE = 0o440  # the pod's group, which is this user's alone, may read
 SERVE = """\
-trap 'kill $server' TERM  # told to end, the server ends with 0, and would not be replaced
+trap 'told=1; kill $server' TERM  # told to end, the server ends with 0, and would not be replaced
 "$@" &
 server=$!
+[ -z "$told" ] || kill $server  # told before it had a number
 wait $server
 wait $server
 exit 1

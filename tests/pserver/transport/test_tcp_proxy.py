@@ -76,6 +76,12 @@ def ends(connection: socket.socket) -> bool:
     return True
 
 
+def admit(proxy: TcpProxy, client: socket.socket, name: str) -> None:
+    """The proxy knows a name soon after what is behind it has accepted the connection."""
+    eventually(lambda: proxy.peer(name) == f"127.0.0.1:{client.getsockname()[1]}")
+    proxy.admit(name)
+
+
 def test_bytes_pass_both_ways_however_slowly_they_are_read() -> None:
     """16 MB each way at once, and then what a server says before its end."""
     data = bytes(range(256)) * 2**16
@@ -84,7 +90,7 @@ def test_bytes_pass_both_ways_however_slowly_they_are_read() -> None:
         client.sendall(b"!")
         eventually(lambda: bool(behind.accepted))
         server = behind.accepted[0]
-        proxy.admit(behind.names[0])
+        admit(proxy, client, behind.names[0])
         received: dict[str, bytearray] = {"client": bytearray(), "server": bytearray()}
 
         def read(name: str, source: socket.socket, size: int) -> None:
@@ -117,8 +123,7 @@ def test_a_flood_displaces_itself_and_nobody_who_is_admitted() -> None:
         trainer = opened()
         trainer.sendall(b"t")
         eventually(lambda: bool(behind.names))
-        proxy.admit(behind.names[0])
-        assert proxy.peer(behind.names[0]) == f"127.0.0.1:{trainer.getsockname()[1]}"
+        admit(proxy, trainer, behind.names[0])
         flood = []
         for _ in range(200):
             flood.append(opened())
@@ -142,7 +147,7 @@ def test_those_who_are_admitted_have_a_bound_too(caplog: pytest.LogCaptureFixtur
             clients.append(opened())
             clients[-1].sendall(b"x")
             eventually(lambda index=index: len(behind.names) > index)
-            proxy.admit(behind.names[-1])
+            admit(proxy, clients[-1], behind.names[-1])
         assert ends(opened())
     assert caplog.text.count("--max-connections") == 1
 

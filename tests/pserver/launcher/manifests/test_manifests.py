@@ -4,8 +4,11 @@ command line take, and holds no secret.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +166,20 @@ def test_trainers_know_the_names_that_servers_have(jobset: list[Any]) -> None:
 @pytest.mark.processes
 def test_a_server_that_is_told_to_end_fails_its_pod() -> None:
     """It may end in its own time, and with 0: Kubernetes must not take that for success."""
-    import signal
-    import subprocess
-
     child = "trap 'echo drained; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     command = ["sh", "-c", SERVE, "sh", "sh", "-c", child]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None and shell.stdout.readline() == "up\n"
-        shell.send_signal(signal.SIGTERM)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        try:
+            assert shell.stdout is not None and shell.stdout.readline() == "up\n"
+            shell.send_signal(signal.SIGTERM)
 
-        assert shell.stdout.readline() == "drained\n"
-        assert shell.wait(30) == 1
+            assert shell.communicate(timeout=30)[0] == "drained\n"
+            assert shell.returncode == 1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
