@@ -133,12 +133,11 @@ class TcpProxy:
         swept = time.monotonic()
         while not self._closing.is_set():
             for key, _ in self._selector.select(SWEEP_SECONDS):
-                if key.fileobj is self._listening:
-                    self._accept()
-                elif key.fileobj is self._woken:
-                    self._woken.recv(16)
-                else:
-                    self._pass_on(key.data)
+                try:
+                    self._act(key)
+                except Exception as error:  # without this thread nobody reaches the server
+                    self._refusals.say("bug", f"control {self.port}", logging.ERROR, error)
+                    self._drop(key.data)
             if self._refusing.is_set() and self._listening.fileno() >= 0:
                 self._watch(self._listening, 0)
                 self._listening.close()
@@ -149,6 +148,14 @@ class TcpProxy:
                     self._watch(self._listening, READ)
         for client in list(self._clients.values()):
             self._drop(client)
+
+    def _act(self, key: selectors.SelectorKey) -> None:
+        if key.fileobj is self._listening:
+            self._accept()
+        elif key.fileobj is self._woken:
+            self._woken.recv(16)
+        else:
+            self._pass_on(key.data)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -238,10 +245,11 @@ class TcpProxy:
         elif watched.events != events:
             self._selector.modify(each, events, client)
 
-    def _drop(self, client: Client) -> None:
-        """Closes a connection."""
+    def _drop(self, client: Client | None) -> None:
+        """Closes a connection, if it is one that is open."""
+        if client is None or self._clients.pop(client.front, None) is None:
+            return
         self._strangers.over(client.number)
-        del self._clients[client.front]
         with self._lock:
             self._by_name.pop(client.name, None)
         for each in (client.front, client.proxied.back if client.proxied else None):

@@ -15,6 +15,7 @@ from pserver.control.control_server import ControlServer
 from pserver.limits import Limits
 from pserver.transport import tcp_proxy
 from pserver.transport.private_socket import PrivateSocket
+from pserver.transport.proxied_connection import ProxiedConnection
 from pserver.transport.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 
@@ -227,3 +228,20 @@ def test_a_port_that_is_taken_is_an_error_in_words(
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already"):
             ControlServer("127.0.0.1", port)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_of_ours_ends_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others go on: without the proxy's thread nobody would reach the server."""
+    with proxied() as (_, behind, opened):
+        monkeypatch.setattr(ProxiedConnection, "move", lambda self, room: 1 // 0)
+        broken = opened()
+        broken.sendall(b"x")
+        assert ends(broken)
+        monkeypatch.undo()
+        client = opened()
+        client.sendall(b"yes")
+        eventually(lambda: len(behind.accepted) == 2)
+        assert behind.accepted[1].recv(10) == b"yes"
+    assert "ZeroDivisionError" in caplog.text
