@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import select
@@ -43,6 +44,7 @@ class OnTerminal:
             command, cwd=folder, env=environ, stdin=other, stdout=other, stderr=other
         )
         os.close(other)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.written, self.screen = "", Screen()
 
     def until(self, condition: Callable[[str], bool]) -> None:
@@ -55,7 +57,7 @@ class OnTerminal:
                 part = os.read(self._terminal, 1 << 16)
             except OSError:  # the other side is closed: the program has ended
                 return
-            self.written += part.decode()
+            self.written += self._decoder.decode(part)  # a read may end within a character
 
     def end(self) -> int:
         """The exit status, when the program has ended; ``screen`` is what is left of it."""

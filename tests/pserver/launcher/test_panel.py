@@ -120,17 +120,19 @@ def test_a_real_job_shows_its_progress(tmp_path: Path) -> None:
     """The pass, samples, reported values, states and memory; at the end only lines are left."""
     (tmp_path / "train.py").write_text(TRAIN)
     command = [sys.executable, "-m", "pserver", "launch", "--servers", "1", "--trainers", "1"]
+    shown = (
+        r"pass \d+  .*\d+/50  \d+%",
+        r"[\d,]+ samples/s   auc 0\.5   loss -?[\d.e+]+",
+        r"server 0   \x1b\[32mserving.*step \d+ +\d+ MB",
+        r"trainer 0  \x1b\[32mtraining.*step \d+ +\d+ MB",
+    )
     with OnTerminal([*command, "train.py"], tmp_path) as run:
-        run.until(lambda written: "samples/s" in written and "/50 " in written)
+        run.until(lambda written: all(re.search(each, written) for each in shown))
         (tmp_path / "seen").touch()
         status = run.end()
     left = run.screen.shown
 
     assert status == 0, left
-    assert re.search(r"pass \d+  .*\d+/50  \d+%", run.written)
-    assert re.search(r"[\d,]+ samples/s   auc 0\.5   loss -?[\d.e+]+", run.written)
-    assert re.search(r"server 0   \x1b\[32mserving.*step \d+ +\d+ MB", run.written)
-    assert re.search(r"trainer 0  \x1b\[32mtraining.*step \d+ +\d+ MB", run.written)
     assert run.screen.cursor and left[-2:] == ["the last line", ""]
     assert all(line.startswith(("server 0  | ", "bold")) for line in left[:-2]), left
     assert "pass 1" not in (tmp_path / "logs" / "trainer-0.log").read_text()  # no second bar
