@@ -81,6 +81,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.spawn.join": lambda value: trainer.spawn(alone, nprocs=1, join=value),
     "trainer.fleet.init.is_collective": lambda value: fleet.init(is_collective=value),
     "trainer.fleet.save.delta": saved,
+    "trainer.fleet.shard.progress": lambda value: fleet.shard([], progress=value),
     "trainer.fleet.trace.profiler": lambda value: fleet.trace("never.json", profiler=value),
     "transpiler.ParamAttr.__init__.need_clip": lambda value: transpiler.ParamAttr(need_clip=value),
     "transpiler.ParamAttr.__init__.trainable": lambda value: transpiler.ParamAttr(trainable=value),
