@@ -184,7 +184,9 @@ class _Supervisor:
         directory.mkdir(parents=True, exist_ok=True)
         if self.cluster.metrics is not None:
             targets = json.dumps(self.cluster.metrics_targets(), indent=1)
-            (directory / TARGETS).write_text(targets + "\n")
+            whole = directory / f"{TARGETS}.new"  # Prometheus looks at any time
+            whole.write_text(targets + "\n")
+            whole.replace(directory / TARGETS)
         for number in self.cluster.here(self.cluster.servers):
             command = [*self.serve, "--once", "--endpoint", self.cluster.servers[number]]
             for flag, value in (

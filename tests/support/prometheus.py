@@ -111,13 +111,12 @@ class Prometheus:
         """It reads these processes, too."""
         targets = [f"127.0.0.1:{port}" for port in ports]
         found = {"targets": targets, "labels": {"role": role}}
-        if secured:
-            (self._folder / "secured.json").write_text(json.dumps([found]))
-            return
-        self._targets.append(found)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._targets))
-        new.rename(self._file)
+        if not secured:
+            self._targets.append(found)
+        file = self._folder / "secured.json" if secured else self._file
+        new = file.with_suffix(".new")  # it may read at any time
+        new.write_text(json.dumps([found] if secured else self._targets))
+        new.rename(file)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """What an expression gives now."""
