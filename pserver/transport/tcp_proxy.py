@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 SWEEP_SECONDS = 0.2  # between two looks for connections that are late
 ACCEPTED_AT_ONCE = 64  # then those that are open have their turn
 ROOM_BYTES = 2**18  # passed on at once: what a processor's cache holds
-STRANGERS = 1024  # connections of those who have not proved who they are; gRPC takes 20 KB of each
-STRANGERS_BYTES = 2**24  # that all of them together may have sent
+STRANGERS = 512  # connections of those who have not proved who they are; gRPC takes 20 KB of each
+STRANGERS_BYTES = 2**23  # that all of them together may have sent
 KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
 
 
