@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 from contextlib import suppress
 
 # below the ports that a kernel gives to a process that asks for any, so that it gives none of these
 PORTS = range(20000, 32000)
+# A process does not give a port twice, and two processes begin at different ones, whatever either
+# has told `random` to begin with.
+_turns = itertools.count(random.SystemRandom().randrange(len(PORTS)))
 
 
 def free_port() -> int:
@@ -17,7 +21,8 @@ def free_port() -> int:
     Raises:
         OSError: none was found.
     """
-    for port in random.sample(PORTS, 100):
+    for _ in range(100):
+        port = PORTS[next(_turns) % len(PORTS)]
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise OSError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pserver.launcher.free_port import free_port
 from tests.support.processes import PATIENCE, Processes
 
 pytestmark = pytest.mark.processes
@@ -71,11 +71,6 @@ except PServerError as error:
         os._exit(5)
     raise
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 def values(path: Path, name: str) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pserver.launcher.free_port import free_port
 from tests.support.launched import EXAMPLES, accuracy, environment, launched
 from tests.support.tiers import RARE
 
@@ -44,12 +44,6 @@ def test_digits_learns_on_a_cluster(tmp_path: Path, flags: tuple[str, ...]) -> N
     assert "trainer 0 | accuracy" in out and "trainer 1 | accuracy" not in out
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in bound]
-
-
 @contextmanager
 def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
@@ -71,7 +65,7 @@ def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
     """Two PSERVER and two TRAINER roles of one script fit the line, the same on both trainers;
     the servers end with their job.
     """
-    endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    endpoints = [f"127.0.0.1:{port}" for port in (free_port(), free_port())]
     command = [sys.executable, str(EXAMPLES / "transpiler_by_hand.py")]
     job = {"PSERVER_ENDPOINTS": ",".join(endpoints), "TRAINERS": "2"}
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pserver.launcher.free_port import free_port
 from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0
@@ -162,10 +163,3 @@ def test_a_script_whose_role_is_pserver_serves(cast: Cast, processes: Processes)
     cast.one(0, "alone", [endpoint])
     assert server.status() == 0, server
     assert server.lines[-1] == "served", server
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])

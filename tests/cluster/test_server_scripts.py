@@ -5,10 +5,10 @@ goes on with what they leave.
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 
+from pserver.launcher.free_port import free_port
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
@@ -61,8 +61,7 @@ pytestmark = pytest.mark.processes
 
 def start(processes: Processes, way: str, end: str) -> tuple[Started, dict[str, str]]:
     """A server that is ready, and what its trainer is told."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     (processes.path / "script.py").write_text(SCRIPT)
     job = {"TRAINERS": "1", "PSERVER_ENDPOINTS": endpoint}
     role = {"TRAINING_ROLE": "PSERVER", "CURRENT_ENDPOINT": endpoint}

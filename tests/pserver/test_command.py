@@ -15,6 +15,7 @@ from pserver.__main__ import main
 from pserver.config import ServerConfig
 from pserver.errors import Unreachable
 from pserver.launcher.cluster import visible_devices
+from pserver.launcher.free_port import free_port
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -312,10 +313,7 @@ def test_status_shows_an_unreachable_server_and_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server that is not there has a row that says so."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
 
     assert main(["status", endpoint]) == 1
     out = capsys.readouterr().out

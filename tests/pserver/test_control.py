@@ -36,6 +36,7 @@ from pserver.errors import (
     TrainerLost,
     Unreachable,
 )
+from pserver.launcher.free_port import free_port
 from pserver.launcher.status import ask_each, show
 from pserver.transport import grpc_stream
 
@@ -214,9 +215,7 @@ def test_a_call_ends_at_its_deadline(client: ControlClient, job: FakeJob) -> Non
 @pytest.mark.slow
 def test_calls_are_tried_again_until_the_server_is_there(job: FakeJob) -> None:
     """A call to a server that comes up late succeeds, within its deadline."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     client = ControlClient(f"127.0.0.1:{port}", SECONDS)
     with futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.status)
@@ -277,9 +276,7 @@ def test_a_draining_server_is_not_asked_again(client: ControlClient, job: FakeJo
 @pytest.mark.slow
 def test_wait_ready_waits_for_a_late_server(job: FakeJob, caplog: pytest.LogCaptureFixture) -> None:
     """Waiting ends when the server serves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     client = ControlClient(f"127.0.0.1:{port}", SECONDS)
     with futures.ThreadPoolExecutor(1) as pool:
         ready = pool.submit(client.wait_ready, SECONDS)

@@ -6,7 +6,6 @@ the process.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pserver.launcher.free_port import free_port
 from trainer import Executor, ParallelExecutor
 from transpiler import (
     ClipGradByGlobalNorm,
@@ -52,11 +52,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 def ports(count: int) -> list[str]:
     """Endpoints that were free a moment ago."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{each.getsockname()[1]}" for each in held]
-    for each in held:
-        each.close()
-    return found
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:

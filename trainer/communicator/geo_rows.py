@@ -82,6 +82,7 @@ class GeoRows:
         self._asked_in = Memory(0, np.int64)  # windows, by slot
         self._trained_in = Memory(0, np.int64)
         self._window = 1
+        self._stepped = True  # since the last :meth:`note_moved`
         self._restarted = 0  # rows last asked for up to this window are the servers' again
         self._trained: list[Array] = []  # slots, step by step, each once in this window
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
@@ -212,6 +213,7 @@ class GeoRows:
         """Steps the rows of a gradient by the table's rules, with these hyper-parameters."""
         read = [{name: hparams[group][name] for name in names} for group, names in self._read]
         self._own.update(gradient.ids.numpy(), gradient.rows.numpy(), read)
+        self._stepped = True
         self._note(gradient.ids, gradient.statistics)
 
     def _note(self, ids: torch.Tensor, statistics: torch.Tensor | None) -> None:
@@ -232,11 +234,14 @@ class GeoRows:
 
     def note_moved(self) -> bool:
         """Notes the rows that have moved without being trained in this window: they leave with it.
+        Without a step since the last time none has: what is left of a change that was divided by
+        the number of trainers is no movement.
 
         Returns:
             Whether there are any.
         """
-        found, cursor = False, 0 if self._own.moves_untouched else -1
+        found, cursor = False, 0 if self._own.moves_untouched and self._stepped else -1
+        self._stepped = False
         while cursor >= 0:
             slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)
             slots = slots[self._trained_in.array[slots] != self._window]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pserver.launcher.cluster import Cluster, cluster_endpoints
+from pserver.launcher.free_port import free_port
 from pserver.launcher.launch import launch
 from tests.support.tiny_launch import DEADLINE, LEAVE, SERVER, SHOW, Run, run_logs
 
@@ -169,13 +170,6 @@ def test_a_part_of_a_larger_collective_meets_at_the_first_trainer(tmp_path: Path
         *("RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 1"),
         *("MASTER_ADDR 127.0.0.9", "MASTER_PORT 6200"),
     ]
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 def test_on_a_terminal_trainer_0_owns_it(tmp_path: Path) -> None:

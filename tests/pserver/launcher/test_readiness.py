@@ -12,6 +12,7 @@ import pytest
 
 from pserver.__main__ import main
 from pserver.config import ServerConfig
+from pserver.launcher.free_port import free_port
 from pserver.launcher.readiness import obstacle, show
 from pserver.service.server import Server
 
@@ -38,8 +39,7 @@ def test_a_server_is_ready_until_it_drains(server: Server) -> None:
 
 def test_one_that_is_not_ready_is_enough(server: Server) -> None:
     """Each server has its line, and the status is 1."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        gone = f"127.0.0.1:{bound.getsockname()[1]}"
+    gone = f"127.0.0.1:{free_port()}"
     out = io.StringIO()
 
     assert show([server.endpoint, gone], out) == 1

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from pserver.errors import Unreachable
+from pserver.launcher.free_port import free_port
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, VALUE, Frame, Part
@@ -163,13 +164,6 @@ def test_two_streams_do_not_mix(transport: Transport) -> None:
 
 
 # ---- listeners, and ports without one ----
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_dead_port_is_unreachable(transport: Transport) -> None:

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
+from pserver.launcher.free_port import free_port
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership
@@ -178,11 +179,6 @@ def store() -> TCPStore:
     return TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
 
 
 @pytest.mark.slow
