@@ -19,6 +19,7 @@
 #   check-examples     every example in every mode, as processes
 #   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
+#   check-long         those tests that `make test` leaves out because others of their class stand for them; 25 minutes
 #   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
 # Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.
@@ -27,7 +28,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
+.PHONY: help demo test test-fast bench lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -76,6 +77,10 @@ check-pairs: .venv/.dev
 check-sample: .venv/.dev
 	@echo "== $(SAMPLE) combinations of the matrices, three at a time"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) -n 3 -r fE $(ARGS)
+
+check-long: .venv/.dev
+	@echo "== tests that take long, three files at a time"
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all -m long -n 3 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"

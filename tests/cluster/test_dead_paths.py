@@ -42,7 +42,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize(
     ("transport", "cut"),
-    [("tcp", "drop"), RARE("tcp", "reset"), RARE("grpc", "drop"), ("grpc", "reset")],
+    [("tcp", "drop"), RARE("tcp", "reset"), RARE("grpc", "drop"), RARE("grpc", "reset")],
 )
 def test_a_job_outlives_its_connections(processes: Processes, transport: str, cut: str) -> None:
     """Trainer 1's connections are cut in the middle of the job: both finish, with the same values,

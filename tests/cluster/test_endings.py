@@ -114,6 +114,7 @@ def test_sigterm_of_a_trainer_is_told_to_everyone_and_it_exits_143(
     assert cluster.statuses() == [1, 1], processes.all
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_trainer_whose_main_thread_is_outside_of_python(
     processes: Processes,
 ) -> None:
@@ -131,6 +132,7 @@ def test_sigterm_ends_a_trainer_whose_main_thread_is_outside_of_python(
     assert cluster.statuses() == [1]
 
 
+@pytest.mark.long
 def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Processes) -> None:
     """A mixed job: trainers that wait for a silent one in their all-reduce know as the servers do,
     though only these were told a timeout.
@@ -163,6 +165,7 @@ def test_a_server_that_is_told_to_stop_says_so_to_everyone(processes: Processes,
     assert cluster.statuses() == [1, 143], processes.all
 
 
+@pytest.mark.long
 def test_a_script_that_catches_the_cluster_s_error_does_not_end_the_job_well(
     processes: Processes,
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_script_that_catches_the_cluster_s_error_does_not_end_the_job_well(
     cluster.servers[0][0].said("the job failed: trainer 0 ended the job: ServerLost")
 
 
+@pytest.mark.long
 def test_a_script_that_ignores_the_jobs_failure_does_not_exit_with_0(processes: Processes) -> None:
     """It catches the error and comes to its end: no process of a failed job exits with 0.  A status
     of its own stands.
@@ -198,6 +202,7 @@ def test_a_script_that_ignores_the_jobs_failure_does_not_exit_with_0(processes: 
     assert cluster.statuses() == [143]
 
 
+@pytest.mark.long
 def test_a_trainer_that_has_finished_fails_with_a_job_that_fails_later(
     processes: Processes,
 ) -> None:
@@ -233,6 +238,7 @@ def test_a_job_that_every_trainer_has_finished_ends_with_0(processes: Processes)
     assert cluster.statuses() == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [RARE(0), 1])
 def test_a_trainer_that_is_killed_before_it_joins_is_known(
     processes: Processes, number: int
@@ -252,6 +258,7 @@ def test_a_trainer_that_is_killed_before_it_joins_is_known(
         assert cluster.statuses() == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "status", "known"),
     [

@@ -20,6 +20,7 @@ DEADLINE = 100.0
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), RARE(("--program",))], ids=["eager", "program"])
 def test_digits_learns_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """Plain ``python digits.py`` trains in one process to at least 97 %; its last line is the
@@ -61,6 +62,7 @@ def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
             process.communicate(timeout=DEADLINE)
 
 
+@pytest.mark.long
 def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
     """Two PSERVER and two TRAINER roles of one script fit the line, the same on both trainers;
     the servers end with their job.

@@ -129,6 +129,7 @@ def test_a_killed_trainer_is_named_by_everybody(
         server.said("the job failed: .*trainer 1 has shown no heartbeat", first)
 
 
+@pytest.mark.long
 def test_a_stopped_trainer_is_named_and_is_told_when_it_goes_on(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_killed_server_is_named_by_every_trainer(processes: Processes, script:
     assert_serves_another_job(processes, servers[:1], script)
 
 
+@pytest.mark.long
 def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script: str) -> None:
     """SIGSTOP of a server for longer than the deadline: as if it had been killed; after SIGCONT it
     takes the next job.
@@ -198,6 +200,7 @@ def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script
     assert_serves_another_job(processes, servers, script)
 
 
+@pytest.mark.long
 def test_a_stop_that_is_shorter_than_the_deadline_loses_nobody(
     processes: Processes, survivors: list[tuple[Started, str]], script: str
 ) -> None:

@@ -140,6 +140,7 @@ def test_servers_end_when_the_trainers_have_finished(launched: type[Launched]) -
     assert free(re.findall(r"pserver ready at (\S+)", out))
 
 
+@pytest.mark.long
 def test_a_trainer_that_ends_well_before_it_begins_is_not_waited_for(
     launched: type[Launched],
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_process_killed_with_9_ends_the_job(
     assert len(everyone) == 4 and not any(Path(f"/proc/{pid}").exists() for pid in everyone)
 
 
+@pytest.mark.long
 def test_a_trainer_that_raises_ends_the_job_with_its_traceback(launched: type[Launched]) -> None:
     """Status 1, and the error that the user has to read stands in launch's own output."""
     status, out, err = launched("100000000", "raise").end()

@@ -26,6 +26,7 @@ fleet.finish()
 """
 
 
+@pytest.mark.long
 def test_servers_and_trainers_write_the_same_labels(processes: Processes, tmp_path: Path) -> None:
     """``launch --log-json``: job and run are alike, and what is printed stays as it is."""
     script = tmp_path / "clicks.py"

@@ -54,6 +54,7 @@ def test_launch_saves_what_a_failed_job_held_below_data_dir(tmp_path: Path) -> N
     assert meta["step"] == 7 and tensors["state/exp_avg/weight"].shape == (2, 4)
 
 
+@pytest.mark.long
 def test_save_and_reset_rescue_a_failed_job(processes: Processes) -> None:
     """Another job is told both commands; after them it begins, and goes on from the file."""
     ((_, endpoint),) = processes.servers(1, 20.0)

@@ -74,7 +74,7 @@ def start(processes: Processes, way: str, end: str) -> tuple[Started, dict[str, 
     ("way", "end"),
     [
         RARE("run_server", "done"),
-        ("run_server", "failed"),
+        RARE("run_server", "failed"),
         ("Executor.run", "done"),
         RARE("Executor.run", "failed"),
     ],
@@ -92,6 +92,7 @@ def test_a_script_whose_role_is_pserver_ends_with_its_job(
         server.said("JobFailed: trainer 0 ended the job: ArithmeticError: the data are gone")
 
 
+@pytest.mark.long
 def test_another_job_goes_on_with_a_saved_program(processes: Processes) -> None:
     """``pserver serve --program`` starts with it, and a new trainer goes on from its step."""
     server, role = start(processes, "Executor.run", "done")

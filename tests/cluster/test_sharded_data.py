@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.processes import Processes
+from tests.support.tiers import RARE
 
 pytestmark = pytest.mark.processes
 
@@ -69,7 +70,7 @@ def seen(lines: list[str]) -> list[list[int]]:
     return [one + other for one, other in zip(*by_trainer.values(), strict=True)]
 
 
-@pytest.mark.parametrize("job", LAUNCHES)
+@pytest.mark.parametrize("job", ["servers", RARE("collective")])
 def test_each_process_gets_its_own_samples_also_after_a_restart(
     processes: Processes, job: str
 ) -> None:
@@ -86,7 +87,7 @@ def test_each_process_gets_its_own_samples_also_after_a_restart(
     assert len(set(map(tuple, found))) == 4
 
 
-@pytest.mark.parametrize("job", LAUNCHES)
+@pytest.mark.parametrize("job", [RARE("servers"), "collective"])
 def test_trainers_that_draw_differently_are_told(processes: Processes, job: str) -> None:
     """The job fails in its first pass, and says what to write instead."""
     status, lines = run(processes, job, "system", "")

@@ -139,6 +139,7 @@ def test_a_trainer_killed_between_its_rows_and_their_commit_is_named_by_everybod
         server.said("the job failed: .*trainer 1 has shown no heartbeat", first)
 
 
+@pytest.mark.long
 def test_a_job_whose_server_is_killed_is_told_and_goes_on_to_the_bit(
     processes: Processes, survivors: list[tuple[Started, str]], tmp_path: Path, script: str
 ) -> None:

@@ -248,6 +248,7 @@ def test_the_rules_and_the_configuration_are_sound() -> None:
     assert "SUCCESS" in check("check", "config", FOLDER / "prometheus.yml")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alert", FAULTS)
 def test_an_alert_fires_at_its_fault(scene: Scene, alert: str) -> None:
     """Of the job in which it happens."""
@@ -307,6 +308,7 @@ def whole_job(scene: Scene) -> None:
     enormous(scene)
 
 
+@pytest.mark.long
 def test_no_query_of_the_dashboard_is_dead(scene: Scene) -> None:
     """Each has a result in a job in which everything happens."""
     whole_job(scene)

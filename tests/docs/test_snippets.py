@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import PAGES, Reader, fences, name
+from tests.support.tiers import RARE
 
 RUN = ("python", "sh")
+# whose examples start jobs again and again; README.md, and the shorter pages, stand for them
+LONG = {
+    *("checkpoints.md", "collective.md", "command_line.md", "deployment.md", "dgc.md"),
+    *("embeddings.md", "inference.md", "lightning.md", "modes.md", "names.md", "programs.md"),
+    *("quickstart.md", "ray.md", "restarts.md", "rules.md", "security.md", "sharding.md"),
+    *("trace.md", "transformers.md", "web.md"),
+}
 LANGUAGES = (*RUN, "output", "text")
 
 pytestmark = pytest.mark.processes
@@ -18,7 +26,13 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(f.language in RUN for f in fences(page))], ids=name
+    "page",
+    [
+        RARE(page) if page.name in LONG else page
+        for page in PAGES
+        if any(f.language in RUN for f in fences(page))
+    ],
+    ids=name,
 )
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """Python and shell fences succeed, one after the other, and print what the page shows."""

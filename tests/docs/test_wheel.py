@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT
+from tests.support.tiers import RARE
 
 SECONDS = 240.0
 PACKAGES = ("transpiler", "pserver", "trainer")
@@ -138,7 +139,7 @@ def test_the_command_works_where_the_wheel_is_installed(python: str, tmp_path: P
     assert all(Path(file).is_relative_to(Path(python).parent.parent) for file in said[1:])
 
 
-@pytest.mark.parametrize("example", ALONE)
+@pytest.mark.parametrize("example", [ALONE[0], *map(RARE, ALONE[1:])])
 def test_an_example_runs_alone(example: str, python: str, tmp_path: Path) -> None:
     """``python -m trainer.examples.NAME`` trains in one process."""
     out = run(python, "-m", f"trainer.examples.{example}", *EXAMPLES[example], cwd=tmp_path)
@@ -146,6 +147,7 @@ def test_an_example_runs_alone(example: str, python: str, tmp_path: Path) -> Non
     assert re.search(r"accuracy 0\.\d|auc 0\.\d|weight -?\d", out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", LAUNCHED)
 def test_an_example_runs_on_a_cluster(example: str, python: str, tmp_path: Path) -> None:
     """``pserver launch`` runs the installed file with one server and one trainer."""

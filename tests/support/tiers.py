@@ -1,10 +1,10 @@
 """Which tests a run takes: ``--tier fast``, ``test`` (unless said otherwise) or ``all``.
 
 ==========  ========================================================================================
-fast        starts no process; leaves out what is marked ``slow``, ``processes``, ``matrix`` or
-            ``containers``
-test        leaves out what is marked ``matrix``, of each matrix it takes the diagonal; and
-            ``containers``
+fast        starts no process; leaves out what is marked ``slow``, ``processes``, ``long``,
+            ``matrix`` or ``containers``
+test        leaves out what is marked ``matrix``, of each matrix it takes the diagonal; ``long``,
+            for which other tests stand; and ``containers``
 all         everything
 ==========  ========================================================================================
 
@@ -25,18 +25,19 @@ from typing import Any
 import pytest
 
 LEFT_OUT = {
-    "fast": ("matrix", "containers", "processes", "slow"),
-    "test": ("matrix", "containers"),
+    "fast": ("matrix", "long", "containers", "processes", "slow"),
+    "test": ("matrix", "long", "containers"),
     "all": (),
 }
 WORDS = {
     "matrix": "of the complete matrices (make check-equalities, check-faults, ...) or very large",
+    "long": "for which others of their class stand (make check-long)",
     "containers": "of the image (make check-image)",
     "processes": "that start processes",
     "slow": "that take long",
 }
 # a parameter like another one that ``make test`` takes, as both need seconds of processes
-RARE = functools.partial(pytest.param, marks=pytest.mark.matrix)
+RARE = functools.partial(pytest.param, marks=pytest.mark.long)
 _left_out = pytest.StashKey[Counter[str]]()
 _forbidden: list[str] = []  # the test that runs now, where it may not start processes
 
