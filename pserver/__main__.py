@@ -1,7 +1,7 @@
 """The command line: ``pserver``, or ``python -m pserver``.
 
-Environment variables are read here and in ``trainer/role.py``, nowhere else.  A mistake in what was
-typed ends the process with exit status 2, any other error with 1, both with one line on stderr.
+Environment variables are read here and in ``trainer/environment``, nowhere else.  A mistake in what
+was typed ends the process with exit status 2, any other error with 1, both with one line on stderr.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pserver.config import (
 )
 from pserver.errors import PServerError
 from pserver.launcher import cluster, plan
+from pserver.launcher.checkpoint_variables import variables_of
 from pserver.memory.garbage_collector import frozen_imports
 from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
@@ -87,6 +88,8 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
         environ["PSERVER_TENSORBOARD"] = os.path.abspath(arguments.tensorboard)
     if arguments.insecure_collective:
         environ["PSERVER_INSECURE_COLLECTIVE"] = "1"
+    path = _whole_path(arguments.checkpoint) if arguments.checkpoint else None
+    environ |= checked(lambda: variables_of(path, arguments.every, arguments.keep))
     environ |= checked(lambda: _traced(arguments.trace, arguments.trace_steps))
     keys, insecure = environ.get("PSERVER_KEYS"), environ.get("PSERVER_INSECURE") == "1"
     checked(lambda: check_protected("--servers", found.servers, keys, insecure))
@@ -103,8 +106,13 @@ def _traced(path: str | None, steps: int | None) -> dict[str, str]:
         return {}
     if not path:
         raise ValueError("--trace: expected the name of a file, got none")
-    named = path if "://" in path else os.path.abspath(path)
-    return {"PSERVER_TRACE": named, **({"PSERVER_TRACE_STEPS": str(steps)} if steps else {})}
+    counted = {"PSERVER_TRACE_STEPS": str(steps)} if steps else {}
+    return {"PSERVER_TRACE": _whole_path(path), **counted}
+
+
+def _whole_path(path: str) -> str:
+    """A path that every process finds, wherever it runs; a URL stays as it is."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
@@ -143,6 +151,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.metrics,
         arguments.job or "",
         arguments.web,
+        arguments.max_restarts,
     )
 
 

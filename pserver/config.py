@@ -1,7 +1,7 @@
 """The settings of a parameter server, as one frozen dataclass, and the form of an endpoint.
 
 Flags and environment variables are read in ``__main__`` (and a trainer's role in
-``trainer/role.py``), nowhere else.
+``trainer/environment``), nowhere else.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ The rooms
 
 A room imports those above it, and none below it::
 
-    role  row_optimizers  serving   root files that import no room
+    row_optimizers  serving         root files that import no room
+    environment                     what variables say to this process: its role, its connection
     flags  places                   root: settings and devices of this process
     scope  variables                root: tensors by name; variables that a script makes itself
     collective                      trainers among themselves: rendezvous, groups, all-reduce

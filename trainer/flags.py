@@ -2,7 +2,7 @@
 by a script; and what torch and cuDNN go by while a job runs.
 
 A flag is an environment variable.  So a process that this one starts has the same setting, and
-there is one place where a setting is looked up: ``role.Connection``.
+there is one place where a setting is looked up: ``environment.connection.Connection``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from trainer.role import Connection, set_variable, variable
+from trainer.environment.connection import Connection
+from trainer.environment.values import set_variable, variable
 from transpiler.ir.close_names import close_names
 from transpiler.plan.execution import Execution
 
@@ -24,6 +25,9 @@ Flag = str | int | float | bool
 # the variable, and the attribute of a Connection that it gives
 FLAGS: Mapping[str, str] = MappingProxyType(
     {
+        "PSERVER_CHECKPOINT": "checkpoint",
+        "PSERVER_CHECKPOINT_EVERY": "checkpoint_every_seconds",
+        "PSERVER_CHECKPOINT_KEEP": "checkpoint_keep",
         "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
         "PSERVER_INSECURE": "insecure",
         "PSERVER_INSECURE_COLLECTIVE": "insecure_collective",

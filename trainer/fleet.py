@@ -20,6 +20,7 @@ they average gradients.  A process has one job at a time, and the script's threa
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ from torch import nn
 from pserver.metrics.json_log import write_json
 from pserver.service.server import serve_job
 from trainer.embedding.conversion import distribute_embedding, moved
+from trainer.environment.connection import Connection
+from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from trainer.job.automatic_saves import AutomaticSaves, CheckpointSettings
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
 from trainer.job.data_shard import shard as _shard
@@ -50,13 +54,13 @@ from trainer.job.queries import (
 )
 from trainer.job.report import report
 from trainer.job.save_load import export, load, save
+from trainer.job.saved_batches import SavedBatches
 from trainer.job.table_admin import shrink, table_status
 from trainer.job.tensorboard import write_events
 from trainer.job.trace import begin_asked, trace
 from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import CloudRoleMaker, Connection, Role, RoleMaker, UserDefinedRoleMaker
 from transpiler.clip import GradClip
 from transpiler.plan.setting import check_flag
 from transpiler.precision.mixed_forward import fp16_guard
@@ -112,6 +116,10 @@ def init(
     role_maker: RoleMaker | None = None,
     is_collective: bool = False,
     strategy: DistributedStrategy | None = None,
+    *,
+    checkpoint: str | None = None,
+    every: float | None = None,
+    keep: int | None = None,
 ) -> None:
     """Begins a job: finds the role of this process in it.
 
@@ -128,6 +136,11 @@ def init(
             Where torchrun's variables are set, and no servers, this is so without the argument.  A
             process that trains alone is a world of one.
         strategy: the default for ``distributed_optimizer``.
+        checkpoint: a folder, or its URL.  The job saves there as it goes, and goes on from the
+            newest checkpoint that is there: see docs/restarts.md.  None: what PSERVER_CHECKPOINT
+            says.
+        every: seconds between two of its checkpoints; None: what PSERVER_CHECKPOINT_EVERY says.
+        keep: how many of the newest stay; None: what PSERVER_CHECKPOINT_KEEP says.
 
     Raises:
         ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
@@ -143,23 +156,32 @@ def init(
     check_flag("is_collective", is_collective)
     role = role_maker or CloudRoleMaker()
     # a wrong variable is told also where nothing reads it
-    if Connection.from_environment().log_json:
+    connection = Connection.from_environment()
+    settings = CheckpointSettings.of(checkpoint, every, keep, connection)
+    if connection.log_json:
         write_json()
     if is_collective or role.role is Role.COLLECTIVE:
-        _begin(_collective(role, strategy))
+        _begin(_collective(role, strategy), settings)
         return
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
     job = Job(role, strategy)
-    _begin(job)
+    _begin(job, settings if role.role is not Role.PSERVER else None)
     job.announce()
 
 
-def _begin(job: Job) -> None:
+def _begin(job: Job, settings: CheckpointSettings | None) -> None:
     """Makes a job the present one; it is none where its strategy cannot be taken."""
     begin(job)
     try:
+        if settings is not None:
+            if job.divided:
+                raise ValueError(
+                    "checkpoint: expected a model that is whole on every trainer, got one divided "
+                    "by hybrid_configs: keep each trainer's optimizer.state_dict()"
+                )
+            job.saves = AutomaticSaves(job, settings)
         job.take(job.strategy)
         begin_asked(job)
         write_events(job)
@@ -321,6 +343,7 @@ def distributed_optimizer(
         job.optimizers.append(job.distribute(optimizer, grad_clip, compression))
         job.dump(job.optimizers[0], strategy)
         _note_reader(strategy, job)
+        _save_by_itself(job)
         return job.optimizers[0]
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
@@ -331,7 +354,14 @@ def distributed_optimizer(
     job.dump(made, strategy)
     _note_reader(strategy, job)
     job.passes.ask()
+    _save_by_itself(job)
     return made
+
+
+def _save_by_itself(job: Job) -> None:
+    """An optimizer was distributed: the job may take up a checkpoint, and its steps be saved."""
+    if job.saves is not None:
+        job.saves.joined()
 
 
 def finish() -> None:
@@ -392,10 +422,15 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
     """
     check_flag("progress", progress)
     job = present()
+    name = "" if job.saves is None else job.saves.passes.name_of(loader, sys._getframe(1))
     if isinstance(job, CollectiveJob):
-        return counted(job.shard(loader, seed), job, progress)
-    place, parts = job.place_in_data()
-    return counted(_shard(loader, parts, place, seed, job.passes), job, progress)
+        mine = job.shard(loader, seed, name)
+    else:
+        place, parts = job.place_in_data()
+        mine = _shard(loader, parts, place, seed, job.passes, name)
+    if job.saves is not None:
+        mine = SavedBatches(mine, name, job.saves)
+    return counted(mine, job, progress)
 
 
 # ---- the original's life-cycle calls ----

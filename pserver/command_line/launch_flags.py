@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from pserver.command_line.checkpoint_flags import add_checkpoints, add_restarts
 from pserver.command_line.key_flags import add_collective_protection, add_protection
 from pserver.command_line.web_flags import add_web_of_launch
 from pserver.config import TRANSPORT_CHOICES
@@ -58,6 +59,8 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
+    add_checkpoints(sub)
+    add_restarts(sub)
     add_protection(sub)
     add_collective_protection(sub)
     add(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from pserver.command_line.checkpoint_flags import add_checkpoints
+
 KINDS = ("jobset", "compose", "slurm")
 
 
@@ -59,8 +61,10 @@ def _add_processes(sub: argparse.ArgumentParser) -> None:
         "--restarts",
         metavar="N",
         type=int,
-        help="jobset: how often each pod is replaced after a failure (default: 3)",
+        help="after a failure: jobset: how often each pod is replaced (default: 3); slurm: how "
+        "often all processes are started again (default: 0)",
     )
+    add_checkpoints(sub)
 
 
 def _add_protection(sub: argparse.ArgumentParser) -> None:

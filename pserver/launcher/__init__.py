@@ -6,6 +6,8 @@ In reading order::
     launch    starts and supervises them; ``pserver launch``
     environments
               the variables of each process
+    checkpoint_variables
+              by which trainers learn that their job saves by itself
     job_tokens  the files with the job's keys
     free_port   for the trainers' rendezvous
     terminal  the output of all processes, and the panel below it

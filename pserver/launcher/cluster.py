@@ -38,6 +38,7 @@ class Cluster:
             trainers.  None: no process has metrics.
         job: names the job in metrics; "": as the script is named.
         web: the port of a page that shows the job; 0: any free one; None: there is none.
+        max_restarts: how often the cluster is started again when a process has failed.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -60,6 +61,7 @@ class Cluster:
     metrics: int | None = None
     job: str = ""
     web: int | None = None
+    max_restarts: int = 0
 
     @property
     def collective(self) -> bool:
@@ -89,6 +91,13 @@ class Cluster:
             raise ValueError(
                 f"--host: {self.host!r} has no process in --servers {self.servers} --trainers "
                 f"{self.trainers}"
+            )
+        if self.max_restarts < 0:
+            raise ValueError(f"--max-restarts: expected 0 or more, got {self.max_restarts}")
+        if self.max_restarts and self.host is not None:
+            raise ValueError(
+                "--max-restarts: expected without --host, as one host's launch cannot start the "
+                "others' processes again: let Kubernetes, Slurm or Ray do that"
             )
         self._check_collective()
         self._check_metrics()

@@ -8,6 +8,9 @@
                        |
                        `--> wait for reasons --> SIGTERM --> SIGKILL --> report --> its status
 
+With ``--max-restarts`` a job that has failed is started again from the beginning of this picture;
+its logs go on in the same files.
+
 After a failure the other processes first have time to end by themselves, because one of them may
 know the reason better.  The report begins with the cause: a process that was killed, that is
 suspended, or that failed without being told of another's end, with its traceback.  Of each process
@@ -77,6 +80,7 @@ def launch(
         panel: show the panel below these lines, where ``out`` is a terminal.
 
     Returns:
+        Of the last start of the job:
         0 when every process here has ended with 0; otherwise the status of the process that failed,
         or 128 + the signal that killed it; or 128 + the signal that ended ``launch`` itself.
     """
@@ -84,6 +88,23 @@ def launch(
     environment = {name: value for name, value in environment.items() if name != SHOWN}
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
+    for attempt in range(cluster.max_restarts + 1):
+        status, failed = _attempt(cluster, environment, terminal, serve, panel, attempt)
+        if not failed or attempt == cluster.max_restarts:
+            break
+        _tell(terminal, f"starts the job again (restart {attempt + 1} of {cluster.max_restarts})")
+    return status
+
+
+def _attempt(
+    cluster: Cluster,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+    serve: Sequence[str],
+    panel: bool,
+    attempt: int,
+) -> tuple[int, bool]:
+    """Runs the cluster once; gives the status, and whether a process has failed."""
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
         group = stack.enter_context(Group())
@@ -91,7 +112,9 @@ def launch(
         given = {**environment, **tokens.for_servers}
         say = partial(_tell, terminal)
         page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, say))
-        job = _Supervisor(cluster, environment, environments, tokens, group, terminal, serve, page)
+        job = _Supervisor(
+            cluster, environment, environments, tokens, group, terminal, serve, page, attempt
+        )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -101,7 +124,7 @@ def launch(
             name, token = cluster.script_name, None if cluster.collective else tokens.operator
             job.panel = Panel(name, terminal, group, environment, job.processes_here, token)
             stack.enter_context(job.panel)
-        return job.run()
+        return job.run(), job.failed
 
 
 class _Interrupted(Exception):
@@ -125,6 +148,8 @@ class _Supervisor:
     Attributes:
         environments: the variables of each process.
         page: with --web, the process that shows the job.
+        attempt: how often the job has been started before.
+        failed: a process has failed.
         panel: on a terminal.
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
@@ -141,6 +166,8 @@ class _Supervisor:
     terminal: Terminal
     serve: Sequence[str]
     page: WebPage
+    attempt: int
+    failed: bool = False
     servers: list[Process] = field(default_factory=list)
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
@@ -158,6 +185,7 @@ class _Supervisor:
             self._wait_for_servers()
             return 0
         except _Failed as failure:
+            self.failed = True
             self._end_panel()
             if self.cluster.host is not None:  # a local cluster ends as a whole
                 self._tell_servers(lambda trainer: trainer.failed)
@@ -246,6 +274,7 @@ class _Supervisor:
             command,
             {**self.environments.of(kind, number), **role, **unbuffered},
             Path(self.cluster.log_dir) / f"{kind}-{number}.log",
+            self.attempt,
             self.group,
             self.terminal,
             owns_terminal=owns,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/role.py
+ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment
 
 
 def show(

@@ -75,6 +75,7 @@ class Process:
 
     Args:
         command, environment: of the process.
+        attempt: how often it was started before, in this job: its log goes on.
         group: the group that it joins.
         terminal: where its lines go.
         owns_terminal: see [Note: who owns the terminal] in terminal.py.
@@ -97,6 +98,7 @@ class Process:
         command: Sequence[str],
         environment: Mapping[str, str],
         log: Path,
+        attempt: int,
         group: Group,
         terminal: Terminal,
         *,
@@ -112,7 +114,7 @@ class Process:
         self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
         if owns_terminal:
             termios.tcsetwinsize(child_side, terminal.size())
-        self._file = log.open("w", encoding="utf-8", buffering=1)
+        self._file = log.open("a" if attempt else "w", encoding="utf-8", buffering=1)
         try:
             self._popen = subprocess.Popen(
                 list(command),

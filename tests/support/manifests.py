@@ -12,7 +12,7 @@ SCRIPT = 'from trainer import fleet\n\nfleet.init()\nprint("hello", flush=True)\
 SMALL = "--servers 2 --trainers 2 train.py --price $(2)"
 EVERYTHING = (
     "--servers 1 --trainers 3 --name clicks --cpus 2 --memory 4Gi --gpus 1 --data-dir /data "
-    "--metrics 9400 --start-timeout 600"
+    "--metrics 9400 --start-timeout 600 --checkpoint /data/auto --every 300 --keep 2"
 )
 CTR = "/srv/pserver/lib/python3.11/site-packages/trainer/examples/ctr.py"  # of the image
 CASES = {
@@ -23,7 +23,8 @@ CASES = {
     "--insecure --storage 100Gi --storage-class shared --restarts 9 --in-image /srv/train.py",
     "everything.compose.yaml": f"--kind compose {EVERYTHING} --image registry.example/clicks:3 "
     "--keys /etc/keys --in-image /srv/train.py",
-    "everything.sbatch": f"--kind slurm {EVERYTHING} --keys /shared/keys train.py --epochs 3",
+    "everything.sbatch": f"--kind slurm {EVERYTHING} --keys /shared/keys --restarts 2 "
+    "train.py --epochs 3",
     "one_host_gpus.sbatch": "--kind slurm --servers 1 --trainers 2 --gpus 2 train.py",
 }
 EXAMPLES = {  # files of deploy/, written from the repository's root

@@ -70,6 +70,7 @@ def main(name: str) -> int:
     for option in ("distribution", "ntasks", "nodes", "cpus-per-task", "output", "mem"):
         add(f"--{option}")
     add("--exact", action="store_true")
+    add("--open-mode", choices=("append",), required=True)
     add("command", nargs=argparse.REMAINDER)
     return srun(parser.parse_args())
 
@@ -80,7 +81,7 @@ def srun(asked: argparse.Namespace) -> int:
     assert asked.distribution == "arbitrary" and hosts == [HOST] * int(asked.ntasks), hosts
     tasks = []
     for number in range(int(asked.ntasks)):
-        with open(asked.output.replace("%t", str(number)), "wb") as log:
+        with open(asked.output.replace("%t", str(number)), "ab") as log:
             variables = {**os.environ, "SLURM_PROCID": str(number)}
             task = subprocess.Popen(asked.command, env=variables, stdout=log, stderr=log)
         tasks.append(task)

@@ -26,7 +26,7 @@ from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, RULE, Scenario
 from trainer.checker.tables import TableInvariants, TableReader
 from trainer.communicator.communicator import Communicator
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 

@@ -5,6 +5,8 @@ In reading order::
     resume        parameters, optimizer state, groups and step: saved, and taken up again
     table_store   the rows of tables, on servers or in this process, chunk by chunk (imports numba)
     joint_call    what all trainers call: it succeeds on all, or raises on all
+    checkpoint_folder
+                  the checkpoints that a job writes by itself: which stay, and which go
     export        a trained model as one file that torch alone can read
     exported_program    a forward program for torch.export
 

@@ -55,6 +55,7 @@ def save(
     base: checkpoint.Saved | None = None,
     passes: int = 0,
     claims: checkpoint.Claims | None = None,
+    place: Mapping[str, Any] | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
@@ -68,6 +69,8 @@ def save(
         base: the checkpoint that this one continues: of tables it has what changed since.
         passes: over the data that the job has begun.
         claims: the paths that this job writes to.
+        place: where the script is, of an automatic checkpoint: see
+            :class:`trainer.job.automatic_saves.ScriptPlace`.
 
     Returns:
         The checkpoint, as the base of a later one.
@@ -88,7 +91,9 @@ def save(
     if len(optimizers) > 1:
         meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
     if scheduler is not None:
-        meta["scheduler"] = _packed(_state_of(scheduler))
+        meta["scheduler"] = packed(_state_of(scheduler))
+    if place is not None:
+        meta["place"] = dict(place)
     scales = [
         None if each.loss_scaling is None else each.loss_scaling.state() for each in optimizers
     ]
@@ -137,27 +142,27 @@ def _state_of(scheduler: Any) -> Any:
     return scheduler.state_dict()
 
 
-def _packed(value: Any) -> Any:
+def packed(value: Any) -> Any:
     """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers;
     functions are left to the script.
     """
     if isinstance(value, Mapping):
         return {
-            "mapping": [[key, _packed(item)] for key, item in value.items() if not callable(item)]
+            "mapping": [[key, packed(item)] for key, item in value.items() if not callable(item)]
         }
     if isinstance(value, list | tuple):
-        return {"tuple" if isinstance(value, tuple) else "list": [_packed(item) for item in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [packed(item) for item in value]}
     return value.item() if torch.is_tensor(value) else value
 
 
-def _unpacked(value: Any) -> Any:
-    """What :func:`_packed` packed."""
+def unpacked(value: Any) -> Any:
+    """What :func:`packed` packed."""
     if not isinstance(value, dict):
         return value
     ((kind, items),) = value.items()
     if kind == "mapping":
-        return {key: _unpacked(item) for key, item in items}
-    return tuple(map(_unpacked, items)) if kind == "tuple" else [_unpacked(item) for item in items]
+        return {key: unpacked(item) for key, item in items}
+    return tuple(map(unpacked, items)) if kind == "tuple" else [unpacked(item) for item in items]
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def opened(
     _check_groups(path, found.meta, optimizers)
     _check_tables(path, found.meta, tables)
     if scheduler is not None and "scheduler" in found.meta:
-        _check_schedulers(path, _unpacked(found.meta["scheduler"]), scheduler)
+        _check_schedulers(path, unpacked(found.meta["scheduler"]), scheduler)
     elif scheduler is not None:
         by = f" by {meta['saved_by']}, which does not know it" if "saved_by" in meta else ""
         raise ValueError(
@@ -261,14 +266,7 @@ def load(
     with torch.no_grad():
         for name, tensor in found.values.items():
             tensors[name].detach().copy_(tensor)
-    groups = [group for each in optimizers for group in each.param_groups]
-    for group, plain in zip(groups, found.meta["groups"], strict=True):
-        group.update(
-            {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in plain.items()
-            }
-        )
+    load_groups(found.meta["groups"], optimizers)
     owners = {
         parameter: each
         for each in optimizers
@@ -293,13 +291,25 @@ def load(
             each.loss_scaling.load(state)
     if scheduler is not None:
         several = isinstance(scheduler, list | tuple)
-        states = _unpacked(found.meta["scheduler"])
+        states = unpacked(found.meta["scheduler"])
         pairs = zip(scheduler, states, strict=True) if several else [(scheduler, states)]
         for each_scheduler, state in pairs:
             each_scheduler.load_state_dict(state)
     for name in [] if tables is None else tables.names():
         assert tables is not None, "it has names"
         tables.load(name, found.reader.chunks(name), found.meta["tables"][name])
+
+
+def load_groups(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Trained]) -> None:
+    """Takes the hyper-parameters of all groups, of one optimizer after the other."""
+    groups = [group for each in optimizers for group in each.param_groups]
+    for group, plain in zip(groups, saved, strict=True):
+        group.update(
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in plain.items()
+            }
+        )
 
 
 def load_stepped(found: Opened, tables: TableStore | None) -> None:

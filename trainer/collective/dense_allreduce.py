@@ -30,7 +30,7 @@ from trainer.collective.comm_ring import Ring
 from trainer.collective.gradient_sums import as_sent
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler.plan.comm_rings import row_or_all
 from transpiler.plan.plan import Plan
 from transpiler.strategy.exchange import Exchange, exchange_of

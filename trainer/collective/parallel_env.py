@@ -31,7 +31,8 @@ from pserver.errors import PServerError, TimedOut
 from pserver.memory.garbage_collector import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
-from trainer.role import Connection, World
+from trainer.environment.connection import Connection
+from trainer.environment.world import World
 
 # between looks for lost trainers, while a reduction is waited for
 LOOK_SECONDS = timedelta(seconds=1)

@@ -40,7 +40,7 @@ from pserver.errors import (
 from pserver.polling import poll
 from trainer.collective.gloo_threads import rest_at_exit
 from trainer.collective.membership import Membership
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler.plan.plan import differences
 
 PAUSE_SECONDS = 0.25  # the longest, between two looks into the store

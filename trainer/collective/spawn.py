@@ -29,7 +29,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from pserver.errors import JobFailed, Lost
 from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
-from trainer.role import World
+from trainer.environment.world import World
 from transpiler.plan.setting import check_flag
 
 SETTLE_SECONDS = 3.0

@@ -39,7 +39,7 @@ from trainer.communicator.state_transfer import StateTransfer
 from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
 from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler.distribute import pserver_program
 from transpiler.formats.plan_text import plan_text
 from transpiler.plan.plan import Deployment, Placement

@@ -8,7 +8,7 @@ from pserver.client.client import Client, Identity
 from pserver.client.replies import Joined
 from pserver.client.retrying_stream import Destination
 from pserver.errors import Refused
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler.plan.plan import Deployment
 
 TRANSPORTS = ("shm", "tcp", "grpc")

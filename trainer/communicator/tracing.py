@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pserver.tracing.spans import SPANS
 from trainer.communicator.server_meeting import ServerMeeting
 from trainer.communicator.trace import Meeting, Phase, Trace, TraceSettings
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 
 if TYPE_CHECKING:
     from trainer.communicator.communicator import Communicator

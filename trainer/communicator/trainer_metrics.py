@@ -23,7 +23,7 @@ from pserver.metrics.labels import Labelled, build_info, current, job_labels, pu
 from pserver.security.access import Access
 from pserver.tracing.spans import SPANS, now
 from trainer.communicator.lane import LaneSender
-from trainer.role import LOOPBACK, Connection
+from trainer.environment.connection import LOOPBACK, Connection
 from transpiler.plan.plan import Deployment
 
 

@@ -11,6 +11,7 @@ In reading order::
     devices              the device of an Executor
     pserver_runtime      kernels of send, recv and barriers, over a communicator
     collective_runtime   kernels of all-reduce and broadcast, over rings of trainers
+    checkpoint_warning   of programs, which do not save by themselves
     table_handle         the value of a table's variable
     table_runtime        its kinds, and the kernels of lookups (imports numba)
     served_tables        tables whose rows servers hold (imports numba)

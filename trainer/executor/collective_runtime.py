@@ -39,7 +39,8 @@ from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.communicator.tracing import TRACING
-from trainer.role import Connection
+from trainer.environment.connection import Connection
+from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Op
 from transpiler.ir.updates import rules_of_ops
@@ -301,6 +302,7 @@ class CollectiveRuntime:
     def _rendezvous(self) -> ProcessGroups:
         """See [Note: rendezvous again]."""
         connection, deployment = Connection.from_environment(), self._deployment
+        warn_of_checkpoint(connection)
         if connection.plan_only:
             print(plan_text(deployment.plan), flush=True)
             raise SystemExit(0)

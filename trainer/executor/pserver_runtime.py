@@ -22,6 +22,8 @@ from trainer.collective.dense_allreduce import dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.communicator.tracing import TRACING, meeting_of
+from trainer.environment.connection import Connection
+from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from trainer.executor.compressed_gradients import CompressedGradients
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
@@ -68,6 +70,7 @@ class PServerRuntime:
         self._tensors = {
             name: tensor for each in self._storages for name, tensor in each.tensors.items()
         }
+        warn_of_checkpoint(Connection.from_environment())
         self._communicator = Communicator(
             program.deployment,
             self._tensors,

@@ -21,6 +21,12 @@ In reading order::
     part             a trainer's part of an order
     data_shard       this trainer's part of the data
     data_position    how far a pass over it has come
+    pass_log         the passes that a script has made, so that it finds its place again
+    random_states    of a trainer's random sources
+    found_schedulers of a job's optimizers
+    save_schedule    when all trainers save
+    saves, automatic_saves, saved_batches
+                     checkpoints that a job writes by itself, and goes on from
     queries          what a script may ask about its job
     reported, report what a script says of its training
     eager_spans      the forwards and backwards of a trace

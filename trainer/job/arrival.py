@@ -11,7 +11,8 @@ import sys
 from pserver.client.announcement import Announcement
 from trainer.communicator.departure import spelled
 from trainer.communicator.termination import REASON, termination
-from trainer.role import Connection, RoleMaker
+from trainer.environment.connection import Connection
+from trainer.environment.role import RoleMaker
 
 
 class Arrival:

@@ -32,6 +32,7 @@ from trainer.collective.parallel_env import (
     world_total,
 )
 from trainer.communicator.tracing import TRACING
+from trainer.environment.role import Role, RoleMaker
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.dgc_allreduce import check_alike
 from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of
@@ -44,7 +45,6 @@ from trainer.job.lockstep_batches import LockstepBatches
 from trainer.modules.loss_scaling import loss_scaling_of
 from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import Role, RoleMaker
 from transpiler.clip import GradClip
 from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.refusals import check
@@ -241,10 +241,10 @@ class CollectiveJob(Job):
         """What the first trainer said about a topic."""
         return current_peers().store.compare_set(f"agree/{topic}", "", text).decode()
 
-    def shard(self, loader: Iterable[Any], seed: int | None) -> Iterable[Any]:
+    def shard(self, loader: Iterable[Any], seed: int | None, name: str) -> Iterable[Any]:
         """See :func:`trainer.fleet.shard`."""
         place, parts = self.place_in_data()
-        mine = shard(loader, parts, place, seed, self.passes)
+        mine = shard(loader, parts, place, seed, self.passes, name)
         return (
             mine
             if self.role.trainers == 1

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeGuard
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
@@ -19,7 +20,7 @@ from trainer.job.part import (
     singles,
     warn_left_out,
 )
-from trainer.job.passes import Passes
+from trainer.job.passes import LoaderPasses, Passes
 from trainer.job.sample_order import (
     base_seed,
     checksum_of_batch,
@@ -42,12 +43,18 @@ class Shard:
         loader: what a single-node script would iterate over.
         part: this trainer's.
         seed: of the shuffling.
-        passes: of the job.
+        passes: over this loader.
+
+    Attributes:
+        number: of the last pass that was drawn.
     """
 
-    def __init__(self, loader: Iterable[Any], part: Part, seed: int | None, passes: Passes) -> None:
+    def __init__(
+        self, loader: Iterable[Any], part: Part, seed: int | None, passes: LoaderPasses
+    ) -> None:
         self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
         self._last: Iterable[Any] | None = None  # the last pass that was drawn
+        self.number = -1  # of that pass
         self._begun = False  # somebody iterates, or has iterated, over it
 
     def __len__(self) -> int:
@@ -61,9 +68,25 @@ class Shard:
         self._begun = True
         return iter(self._last)
 
+    def after(self, batches: int, number: int) -> Iterator[Any]:
+        """The batches of the pass of this number, without its first ones.  Where the samples are
+        known those are not read.
+        """
+        self._last, self._begun = self._pass(number), True
+        if not isinstance(self._last, DataLoader):
+            return islice(self._last, batches, None)
+        if self._last.batch_sampler is None:
+            later = {"batch_size": None, "sampler": islice(self._last.sampler, batches, None)}
+        else:
+            later = {"batch_sampler": islice(self._last.batch_sampler, batches, None)}
+        return iter(_remade(self._last, later))
+
     def begin_pass(self) -> Iterable[Any]:
         """The next pass; a DataLoader where the samples are known."""
-        loader, number = self._loader, self._passes.begin()
+        return self._pass(self._passes.begin())
+
+    def _pass(self, number: int) -> Iterable[Any]:
+        loader, self.number = self._loader, number
         if _knows_its_samples(loader):
             return _remade(loader, self._chosen(loader, number))
         return DealtBatches(loader, self._part, self._seed, self._passes, number)
@@ -132,7 +155,7 @@ class DealtBatches:
         batches: that every trainer reads.
         part: this trainer's.
         seed: of the random numbers; None: a loader's generator's, or 0.
-        passes: of the job; ``number``: of this pass.
+        passes: over these batches; ``number``: of this pass.
     """
 
     def __init__(
@@ -140,7 +163,7 @@ class DealtBatches:
         batches: Iterable[Any],
         part: Part,
         seed: int | None,
-        passes: Passes,
+        passes: LoaderPasses,
         number: int,
     ) -> None:
         self._batches, self._part, self._passes, self._number = batches, part, passes, number
@@ -189,6 +212,7 @@ def shard(
     trainer_id: int,
     seed: int | None = None,
     passes: Passes | None = None,
+    name: str = "",
 ) -> Iterable[Any]:
     """One trainer's part of the data.
 
@@ -203,6 +227,8 @@ def shard(
         seed: of the shuffling; with None a loader that shuffles uses its generator's seed, or 0,
             and one that does not keeps its order.
         passes: of the job; None begins to count.
+        name: of the loader, where a pass may have to begin in its middle; then every pass has an
+            order that can be drawn again, also where one trainer has all data.
 
     Returns:
         An iterable of batches; each iteration is a pass.
@@ -215,9 +241,9 @@ def shard(
         part_of_one_rank = _dividing(loader)
     if part_of_one_rank is not None:
         refuse_parts(part_of_one_rank)
-    elif trainers == 1 and seed is None:
+    elif trainers == 1 and seed is None and not name:
         return loader
-    return Shard(loader, Part(trainer_id, trainers), seed, passes or Passes())
+    return Shard(loader, Part(trainer_id, trainers), seed, (passes or Passes()).of(name))
 
 
 def _dividing(loader: DataLoader[Any]) -> Sampler[Any] | Iterable[Any] | None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.environment.role import RoleMaker
 from trainer.hybrid.mesh import data_place, hybrid_mesh
 from trainer.hybrid.parallel import hybrid_optimizer, hybrid_parallel, hybrid_state_dict
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.collective_optimizer import CollectiveOptimizer
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import RoleMaker
 from transpiler.clip import GradClip
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced

@@ -21,6 +21,8 @@ from trainer.communicator.options import options_of
 from trainer.communicator.tracing import TRACING
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.served_rows import without_served_rows
+from trainer.environment.connection import Connection
+from trainer.environment.role import Role, RoleMaker
 from trainer.flags import ProcessSettings
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of
@@ -31,11 +33,11 @@ from trainer.job.further_optimizers import check_further, overlaps
 from trainer.job.joint_plan import Distributed, first_groups, joint_plan
 from trainer.job.passes import Passes
 from trainer.job.reported import Reported
+from trainer.job.saves import Saves
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import loss_scaling_of
 from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
-from trainer.role import Connection, Role, RoleMaker
 from transpiler.clip import GradClip
 from transpiler.ir.module_types import module_types
 from transpiler.plan.lanes import describe
@@ -75,6 +77,7 @@ class Job:
         undo: what the job's end takes back.
         reported: what the script has said of its training.
         position: in the data of ``fleet.shard``.
+        saves: writes its checkpoints, where it does that by itself.
     """
 
     divided = False
@@ -96,6 +99,7 @@ class Job:
         self.undo = ExitStack()
         self.reported = Reported()
         self.position = DataPosition()
+        self.saves: Saves | None = None
         self._arrival: Arrival | None = None
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward

@@ -34,7 +34,19 @@ class LockstepBatches:
         return len(self._batches)  # type: ignore[arg-type]  # what has no length says so
 
     def __iter__(self) -> Iterator[Any]:
-        batches, count = iter(self._batches), 0
+        return self._together(iter(self._batches))
+
+    @property
+    def number(self) -> int:
+        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        return int(self._batches.number)  # type: ignore[attr-defined]
+
+    def after(self, batches: int, number: int) -> Iterator[Any]:
+        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        return self._together(self._batches.after(batches, number))  # type: ignore[attr-defined]
+
+    def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
+        count = 0
         while True:
             batch = next(batches, END)
             have = torch.zeros(self._trainers, dtype=torch.int32)

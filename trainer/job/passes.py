@@ -56,6 +56,10 @@ class Passes:
         self._unasked.append((topic, drawn, advice))
         self.ask()
 
+    def of(self, loader: str) -> LoaderPasses:
+        """The passes over one loader."""
+        return LoaderPasses(self, loader)
+
     def ask(self) -> None:
         """Compares what could not be compared before.
 
@@ -74,3 +78,28 @@ class Passes:
                     f"fleet.shard, {topic}: expected trainer {trainer}'s {expected}, got {drawn} "
                     f"on trainer {self._trainer_id}: {advice}"
                 )
+
+
+class LoaderPasses:
+    """The passes over one loader, numbered among those of the job.
+
+    Args:
+        passes: of the job.
+        loader: its name, the same on every trainer; "": topics name no loader.
+    """
+
+    def __init__(self, passes: Passes, loader: str) -> None:
+        self._passes, self._loader = passes, loader
+
+    def begin(self) -> int:
+        """See :meth:`Passes.begin`."""
+        return self._passes.begin()
+
+    def compare(self, topic: str, drawn: str, advice: str) -> None:
+        """See :meth:`Passes.compare`.
+
+        Raises:
+            ValueError: another trainer has drawn something else.
+        """
+        where = f"{topic} of the loader at {self._loader}" if self._loader else topic
+        self._passes.compare(where, drawn, advice)

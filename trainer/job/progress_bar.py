@@ -17,10 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from trainer.environment.connection import Connection
+from trainer.environment.role import Role
 from trainer.job.data_position import CountedBatches
 from trainer.job.job import Job
 from trainer.job.reported import Reported
-from trainer.role import Connection, Role
 
 DRAW_SECONDS = 0.1
 

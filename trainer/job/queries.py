@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
+from trainer.environment.role import Role
 from trainer.job.current import present
-from trainer.role import Role
 
 
 def is_worker() -> bool:

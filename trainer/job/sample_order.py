@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from trainer.job.passes import Passes
+from trainer.job.passes import LoaderPasses
 from trainer.job.shared_randomness import SharedRandomness
 
 # attributes by which samplers that give a part only are known: torch's, and accelerate's
@@ -68,7 +68,7 @@ def _generator(sampler: Any) -> torch.Generator | None:
 
 
 def drawn(
-    sampler: Iterable[Any], samples: int, seed: int | None, number: int, passes: Passes
+    sampler: Iterable[Any], samples: int, seed: int | None, number: int, passes: LoaderPasses
 ) -> Sequence[Any] | None:
     """What a sampler draws in a pass, whole.
 
@@ -103,7 +103,7 @@ def drawn(
 
 
 def drawn_by_and_by(
-    sampler: Iterable[Any], many: int, seed: int | None, number: int, passes: Passes
+    sampler: Iterable[Any], many: int, seed: int | None, number: int, passes: LoaderPasses
 ) -> Iterator[list[Any]]:
     """What a sampler draws in a pass, ``many`` draws at a time, the last ones fewer.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from trainer.job.job import Job
 from transpiler.plan.setting import check_flag
 
 if TYPE_CHECKING:
+    from trainer.checkpoint.resume import Opened
     from trainer.checkpoint.table_store import TableStore
     from trainer.communicator.tables import Tables
     from trainer.optimizer import DistributedOptimizer
@@ -52,6 +54,11 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     """
     check_flag("delta", delta)
     job = _whole(present())
+    if delta and job.saves is not None:
+        raise ValueError(
+            "delta: expected False in a job that writes checkpoints by itself, which removes those "
+            "that a delta continues"
+        )
     with nullcontext() if job.communicator is None else job.communicator.page.steps.save():
         _save(job, path, scheduler, delta)
 
@@ -63,18 +70,37 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     with jointly(optimizer, "fleet.save", "saved"):
         if job.role.trainer_id == 0:
             optimizer.flush()  # the others' last steps too
-            base = job.saved if delta else None
-            tensors = job.tensors() | job.served()
-            job.saved = resume.save(
-                path,
-                tensors,
-                job.optimizers,
-                scheduler,
-                _store(job),
-                base,
-                job.passes.count,
-                job.claims,
-            )
+            write(job, path, scheduler, delta)
+
+
+def write(
+    job: Job,
+    path: str,
+    scheduler: Any | None,
+    delta: bool,
+    place: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a job's checkpoint; one trainer calls this, when all have sent what they have.
+
+    Args:
+        scheduler, delta: see :func:`save`.
+        place: where the script is, of an automatic checkpoint.
+
+    Raises:
+        OSError, ValueError: see :func:`save`.
+    """
+    tensors = job.tensors() | job.served()
+    job.saved = resume.save(
+        path,
+        tensors,
+        job.optimizers,
+        scheduler,
+        _store(job),
+        job.saved if delta else None,
+        job.passes.count,
+        job.claims,
+        place,
+    )
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
@@ -97,6 +123,19 @@ def load(path: str, scheduler: Any | None = None) -> int:
     was read, and the job may go on.
     """
     job = _whole(present())
+    found = read(job, path, scheduler)
+    job.passes.count = found.passes
+    if job.saves is not None:
+        job.saves.cancel()
+    return distributed(job).steps
+
+
+def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
+    """What :func:`load` does, but for the passes over the data.
+
+    Returns:
+        The checkpoint that was read.
+    """
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("load")
@@ -106,7 +145,6 @@ def load(path: str, scheduler: Any | None = None) -> int:
         part.fact = f"the checkpoint {found.reader.saved.identity}"
     with jointly(optimizer, "fleet.load", "taken"):
         resume.load(found, job.tensors(), job.optimizers, scheduler, store if first else None)
-        job.passes.count = found.passes
         for each in job.optimizers:
             each.forget()
         if job.tables is not None:
@@ -120,7 +158,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
                 store.mark_saved(name)
             job.saved = found.reader.saved
             job.claims.saw(job.saved)
-    return optimizer.steps
+    return found
 
 
 def _agree_on(path: str, optimizer: DistributedOptimizer, call: str) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.role import Connection, Role
+from trainer.environment.connection import Connection
+from trainer.environment.role import Role
 
 if TYPE_CHECKING:
     from trainer.job.job import Job

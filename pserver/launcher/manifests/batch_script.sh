@@ -102,34 +102,47 @@ step() {
     shift 2
     SLURM_HOSTFILE=$logs/$role-hosts srun --distribution=arbitrary --ntasks="$count" \
         --nodes="$(sort -u "$logs/$role-hosts" | wc -l)" --cpus-per-task="$cpus" --exact \
-        --output="$logs/$role-%t.log" "$@"
+        --output="$logs/$role-%t.log" --open-mode=append "$@"
 }
 
 # SIGTERM, which Slurm sends before the time is up, ends trainers and servers in good order.
 terminate() { scancel --signal=TERM "$SLURM_JOB_ID" 2> /dev/null || true; }
-trap terminate TERM INT
+told=
+trap 'told=1; terminate' TERM INT
 
-step server "$servers" "${server_options[@]}" "${server_step[@]}" bash -c serve &
-serving=$!
-deadline=$((SECONDS + start_timeout))
-until (protect trainer && exec pserver status --ready "$PSERVER_ENDPOINTS") > "$logs/ready.log" 2>&1; do
-    if ! kill -0 "$serving" 2> /dev/null || ((SECONDS > deadline)); then
-        echo "the servers are not ready: see $PWD/$logs" >&2
-        terminate
-        exit 1
-    fi
-    sleep 1
-done
-
-step trainer "$trainers" "${trainer_options[@]}" "${trainer_step[@]}" bash -c 'train "$@"' train "${script[@]}" &
-training=$!
-status=0
-wait "$training" || status=$?
-while kill -0 "$training" 2> /dev/null; do # a signal ends `wait`, not the trainers
+# run: the job, once; sets status.
+run() {
+    local serving training deadline
+    step server "$servers" "${server_options[@]}" "${server_step[@]}" bash -c serve &
+    serving=$!
+    deadline=$((SECONDS + start_timeout))
+    until (protect trainer && exec pserver status --ready "$PSERVER_ENDPOINTS") > "$logs/ready.log" 2>&1; do
+        if ! kill -0 "$serving" 2> /dev/null || ((SECONDS > deadline)); then
+            echo "the servers are not ready: see $PWD/$logs" >&2
+            terminate
+            wait "$serving" || true
+            status=1
+            return
+        fi
+        sleep 1
+    done
+    step trainer "$trainers" "${trainer_options[@]}" "${trainer_step[@]}" bash -c 'train "$@"' train "${script[@]}" &
+    training=$!
     status=0
     wait "$training" || status=$?
+    while kill -0 "$training" 2> /dev/null; do # a signal ends `wait`, not the trainers
+        status=0
+        wait "$training" || status=$?
+    done
+    terminate # servers that have had no job; the others end by themselves
+    wait "$serving" || true
+}
+
+run
+for ((restart = 1; restart <= restarts && status; restart++)); do
+    if [[ -n $told ]]; then break; fi
+    echo "status $status; starts the job again (restart $restart of $restarts)" >&2
+    run
 done
-terminate # servers that have had no job; the others end by themselves
-wait "$serving" || true
 if [[ -z $keys ]]; then rm -f "$logs"/*.token; fi
 exit "$status"

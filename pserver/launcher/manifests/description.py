@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 
 from pserver.config import check_seconds
+from pserver.launcher.checkpoint_variables import variables_of
 from pserver.launcher.manifests.credentials import refuse_credentials
 from pserver.launcher.manifests.quantities import bytes_of, cpus_of
 
@@ -18,7 +19,7 @@ BELONGS = {
     "in_image": CONTAINERS,
     "storage": ("jobset",),
     "storage_class": ("jobset",),
-    "restarts": ("jobset",),
+    "restarts": ("jobset", "slurm"),
     "keys": ("compose", "slurm"),
 }
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -53,7 +54,11 @@ class ClusterDescription:
             Slurm a secret of the job itself, on one host.  In Kubernetes keys are always secrets.
         insecure: processes do without keys, on a network that nobody else reaches.
         start_timeout_seconds: how long the processes wait for one another to come up.
-        restarts: how often each pod of Kubernetes is replaced after a failure; None: 3 times.
+        restarts: how often each pod of Kubernetes is replaced after a failure, None: 3 times; how
+            often all processes of a job of Slurm are started again, None: never.
+        checkpoint: the folder, or the URL, where the job saves by itself; "": nowhere.
+        every: seconds between two checkpoints; None: 600.
+        keep: how many of them stay; None: 3.
 
     Raises:
         ValueError: something is wrong, missing, or has no effect with this kind; one sentence.
@@ -78,6 +83,9 @@ class ClusterDescription:
     insecure: bool = False
     start_timeout_seconds: float = 300.0
     restarts: int | None = None
+    checkpoint: str = ""
+    every: float | None = None
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -148,6 +156,26 @@ class ClusterDescription:
                 raise ValueError(f"{flag}: has no effect without --data-dir")
         if self.storage:
             bytes_of("--storage", self.storage)
+
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        variables_of(self.checkpoint or None, self.every, self.keep)  # which checks them
+        path = PurePosixPath(self.checkpoint)
+        if not self.checkpoint or "://" in self.checkpoint:
+            return
+        if not path.is_absolute():
+            raise ValueError(f"--checkpoint: expected a whole path or a URL, got {path}")
+        if self.kind in CONTAINERS and not (self.data_dir and path.is_relative_to(self.data_dir)):
+            raise ValueError(
+                f"--checkpoint: expected a URL, or a folder below --data-dir, which outlives a "
+                f"container, got {path}"
+            )
+
+    @property
+    def checkpoint_variables(self) -> dict[str, str]:
+        """The variables by which trainers learn where they save by themselves."""
+        return variables_of(self.checkpoint or None, self.every, self.keep)
 
     @property
     def job(self) -> str:

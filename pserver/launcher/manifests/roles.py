@@ -54,4 +54,5 @@ def trainer_variables(cluster: ClusterDescription) -> dict[str, str]:
         "TRAINERS": str(cluster.trainers),
         "PSERVER_START_TIMEOUT": f"{cluster.start_timeout_seconds:g}",
         **metrics,
+        **cluster.checkpoint_variables,
     }

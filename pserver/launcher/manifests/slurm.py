@@ -93,6 +93,11 @@ def _assignments(cluster: ClusterDescription) -> list[str]:
         f"data_dir={shlex.quote(cluster.data_dir)}",
         f"metrics={cluster.metrics} # the port of server 0's, or 0: none",
         f"cpus={cluster.cpus or 1}",
+        f"restarts={cluster.restarts or 0} # of all processes, when one has failed",
+        *(
+            f"export {name}={shlex.quote(value)}"
+            for name, value in cluster.checkpoint_variables.items()
+        ),
         f"start_timeout={math.ceil(cluster.start_timeout_seconds)} # seconds",
         f"server_options=({shlex.join(memory + gpus)})",
         f"trainer_options=({shlex.join(memory + per_task)})",

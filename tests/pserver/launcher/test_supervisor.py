@@ -16,7 +16,7 @@ def supervisor(trainers: list[Any], servers: list[Any]) -> _Supervisor:
     cluster = Cluster(__file__, (), ("127.0.0.1:0",), ("127.0.0.1:1",))
     parts = cast(Any, SimpleNamespace())
     return _Supervisor(
-        cluster, {}, parts, parts, parts, parts, (), parts, servers=servers, trainers=trainers
+        cluster, {}, parts, parts, parts, parts, (), parts, 0, servers=servers, trainers=trainers
     )
 
 

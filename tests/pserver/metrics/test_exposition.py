@@ -20,7 +20,7 @@ from pserver.metrics.labels import Labelled
 from pserver.security import tls
 from tests.support.cluster_keys import foreign_folder, keys_of
 from tests.support.scraped import Scraped
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 
 HOST = "127.0.0.1"
 

@@ -9,7 +9,8 @@ import pytest
 
 from pserver.security.ports import PORTS
 from tests.support.sources import ROOT
-from trainer.role import Connection, World
+from trainer.environment.connection import Connection
+from trainer.environment.world import World
 
 OPENS = re.compile(
     r"\b(create_server|listening_socket|add_\w*secure_port|TCPStore|listening\.bind|_Server)\("

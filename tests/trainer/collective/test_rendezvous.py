@@ -29,7 +29,8 @@ from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
-from trainer.role import Connection, World
+from trainer.environment.connection import Connection
+from trainer.environment.world import World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -15,9 +15,9 @@ from torch import nn
 from tests.support.table_trainers import Servers, at_once
 from trainer import Constant, DistributedEmbedding, ShowClickEntry, fleet
 from trainer.checkpoint.export import export
+from trainer.environment.role import Role, RoleMaker
 from trainer.job.job import Job
 from trainer.job.save_load import _table_rows
-from trainer.role import Role, RoleMaker
 from transpiler import DistributedStrategy
 
 ROWS, STEPS = 10, 7

@@ -20,8 +20,8 @@ from tests.support.seeded import seeded
 from tests.support.table_trainers import at_once
 from trainer import DistributedEmbedding, Uniform
 from trainer.collective.dense_allreduce import _buckets
+from trainer.environment.role import Role, RoleMaker
 from trainer.job.job import Job
-from trainer.role import Role, RoleMaker
 from transpiler import DistributedStrategy
 from transpiler.strategy.exchange import exchange_of
 

@@ -17,7 +17,7 @@ from trainer import Executor, fleet
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.rendezvous import Peers, connect_store
 from trainer.communicator.server_meeting import ServerMeeting
-from trainer.role import Connection
+from trainer.environment.connection import Connection
 from transpiler import DistributedStrategy, DistributeTranspiler, capture
 
 

@@ -52,10 +52,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def batch(job: Path, *arguments: str) -> subprocess.Popen[str]:
+def batch(job: Path, *arguments: str, restarts: str = "0") -> subprocess.Popen[str]:
     """Starts the batch script of one server and two trainers, as Slurm would on one host."""
     line = ["--kind", "slurm", "--servers", "1", "--trainers", "2", "--output", "job.sbatch"]
-    assert main(["manifest", *line, "train.py", *arguments]) == 0
+    assert main(["manifest", *line, "--restarts", restarts, "train.py", *arguments]) == 0
     return subprocess.Popen(
         ["bash", "job.sbatch"],
         env=slurm_commands.environment(job / "bin", tasks=3),
@@ -105,7 +105,20 @@ def test_the_job_ends_as_its_trainers_do(job: Path, argument: str, status: int) 
 
 
 @pytest.mark.processes
-@pytest.mark.matrix
+@pytest.mark.long
+def test_a_job_that_has_failed_is_started_again(job: Path) -> None:
+    """As often as it may be, in the same logs; its status is that of the last time."""
+    with batch(job, "fail", restarts="1") as process:
+        out, _ = process.communicate(timeout=SECONDS)
+    found = logs(job)
+
+    assert process.returncode == 7, (out, found)
+    assert out.count("starts the job again (restart 1 of 1)") == 1
+    assert found["server-0.log"].count("pserver ready at") == 2
+
+
+@pytest.mark.processes
+@pytest.mark.long
 def test_sigterm_ends_the_job_in_good_order(job: Path) -> None:
     """Slurm sends it to the script before the time is up: trainers end with 143, and the server
     has drained.

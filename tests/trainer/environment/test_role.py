@@ -13,15 +13,9 @@ import pytest
 
 from trainer import fleet, init_parallel_env
 from trainer.collective.parallel_env import leave_parallel_env
-from trainer.role import (
-    TORCHRUN,
-    CloudRoleMaker,
-    Connection,
-    Role,
-    RoleMaker,
-    UserDefinedRoleMaker,
-    World,
-)
+from trainer.environment.connection import Connection
+from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from trainer.environment.world import TORCHRUN, World
 
 ENDPOINTS = "10.0.0.1:6174,10.0.0.2:6174"
 COMPLETE = {

@@ -1,0 +1,148 @@
+"""A folder of checkpoints that a job writes as it goes: which are there, and which may go.
+
+Each is a directory of its own, ``step-000120``.  ``checkpoints.json`` lists those that are
+complete, the newest last; it is replaced after a checkpoint has become complete, and before an old
+one is removed.  So it never names one that is not there, also in stores that cannot list folders.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pserver.checkpoint import manifest
+from pserver.checkpoint.checkpoint import Saved
+from pserver.storage.local_place import LocalPlace
+from pserver.storage.place import Place, place_at
+from pserver.storage.single_file import joined
+
+LIST = "checkpoints.json"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A complete checkpoint of the folder.
+
+    Attributes:
+        name: of its directory.
+        base: the name of the checkpoint that it continues; "" for one that has all rows of tables.
+    """
+
+    name: str
+    base: str = ""
+
+
+class CheckpointFolder:
+    """The checkpoints of one job.  One trainer uses it.
+
+    Args:
+        path: of the folder, or its URL.
+        keep: how many of the newest are kept, besides those that these continue.
+
+    Raises:
+        ValueError: ``keep`` is below 1, or the list is damaged.
+        OSError: the list cannot be read.
+
+    Example::
+
+        folder = CheckpointFolder("/data/job", keep=3)
+        folder.paths()            # the newest first: ["/data/job/step-000240", ...]
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"checkpoints to keep: expected 1 or more, got {keep}")
+        self._path, self._keep = path, keep
+        self._place: Place = place_at(path)
+        self._listed: bytes | None = None
+        self._kept: list[Kept] = []
+        if self._place.size(LIST) is not None:
+            self._listed = self._place.read(LIST)
+            self._kept = _parsed(self._listed, f"{self._place}/{LIST}")
+
+    def paths(self) -> list[str]:
+        """The directories, or URLs, of the complete checkpoints, the newest first."""
+        return [self.path_of(kept.name) for kept in reversed(self._kept)]
+
+    def path_of(self, name: str) -> str:
+        """The directory, or the URL, of one."""
+        return joined(self._path, name)
+
+    def name_at(self, step: int) -> str:
+        """The name of a checkpoint after so many steps."""
+        return f"step-{step:06d}"
+
+    def continued(self, saved: Saved | None, deltas: int) -> str:
+        """The name of the checkpoint that the next one may continue: the newest, where the job has
+        saved, or read, it last, and fewer than ``deltas`` lead from it back to one that has all
+        rows.  "": the next one has to have all rows itself.
+        """
+        if saved is None or not self._kept or self._length(self._kept[-1]) >= deltas:
+            return ""
+        newest = self._kept[-1].name
+        return newest if place_at(saved.path) == self._place.at(newest) else ""
+
+    def _length(self, kept: Kept) -> int:
+        """How many checkpoints it continues."""
+        found, length = {each.name: each for each in self._kept}, 0
+        while kept.base:
+            kept, length = found[kept.base], length + 1
+        return length
+
+    def add(self, name: str, base: str = "") -> None:
+        """Lists a checkpoint that is complete, and removes those that are kept no longer.
+
+        Args:
+            base: the name of the one that it continues.
+
+        Raises:
+            OSError: the list cannot be written; or another job writes it.
+        """
+        kept = [*(each for each in self._kept if each.name != name), Kept(name, base)]
+        bases = {each.name: each.base for each in kept}
+        needed = {each.name for each in kept[-self._keep :]}
+        for each in reversed(kept):  # whoever continues another one comes after it
+            if each.name in needed and bases[each.name]:
+                needed.add(bases[each.name])
+        self._list([each for each in kept if each.name in needed])
+        for each in kept:
+            if each.name not in needed:
+                self._remove(each.name)
+
+    def _list(self, kept: list[Kept]) -> None:
+        content = json.dumps(
+            {"format": 1, "checkpoints": [{"name": k.name, "base": k.base} for k in kept]}, indent=1
+        ).encode()
+        if not self._place.replace(LIST, content, self._listed):
+            raise OSError(f"{self._place}: another job has written to {LIST}: give it another path")
+        self._place.flush()
+        self._listed, self._kept = content, kept
+
+    def _remove(self, name: str) -> None:
+        """Removes the files of a checkpoint.  What cannot be removed is no reason to stop."""
+        place = self._place.at(name)
+        try:
+            # first what makes it one: what is left behind is then no checkpoint
+            for file in sorted(place.names(), key=lambda file: file != manifest.MANIFEST):
+                place.remove(file)
+            if isinstance(place, LocalPlace):
+                os.rmdir(place.path)
+        except OSError as error:
+            log.warning("the old checkpoint %s could not be removed: %s", place, error)
+
+
+def _parsed(content: bytes, where: str) -> list[Kept]:
+    try:
+        said: dict[str, Any] = json.loads(content)
+        kept = [Kept(str(each["name"]), str(each["base"])) for each in said["checkpoints"]]
+        names = {each.name for each in kept}
+        if said["format"] != 1 or any(each.base and each.base not in names for each in kept):
+            raise ValueError(said["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: expected a list of checkpoints, got something else") from error
+    return kept

@@ -1,0 +1,149 @@
+"""The passes over data that a script has made, so that it finds its place when it is started again.
+
+[Note: which pass is which]  A script that is started again does not make the same passes: one that
+evaluates in the middle of an epoch does not come by there where the epoch is over.  So passes are
+counted by loader.  A loader is known by the place in the script where ``fleet.shard`` is called,
+and by how many loaders came by there before it.  Once the script is where it was, all counts are
+those that were saved.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+
+@dataclass(eq=False)
+class Pass:
+    """One iteration over a loader.
+
+    Attributes:
+        loader: its name.
+        number: of this loader's passes, from 1.
+        drawn: the number by which its order is drawn.
+        given: how many batches the script has got.
+        trained: how many of those came before the end of a step.
+        skipped: how many were given, and trained on, before the script was started again; None:
+            all, it is over.
+        live: it was under way when its job saved.
+    """
+
+    loader: str
+    number: int
+    drawn: int = 0
+    given: int = 0
+    trained: int = 0
+    skipped: int | None = 0
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPasses:
+    """The passes of a script, as a checkpoint has them.
+
+    Attributes:
+        loaders: how many have come by, by the place of the call.
+        begun: passes, by loader.
+        under_way: those that were not over.
+    """
+
+    loaders: Mapping[str, int]
+    begun: Mapping[str, int]
+    under_way: tuple[Pass, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "loaders": dict(self.loaders),
+            "begun": dict(self.begun),
+            "under_way": [[p.loader, p.number, p.drawn, p.trained] for p in self.under_way],
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> SavedPasses:
+        """What :meth:`plain` gave."""
+        under_way = [
+            Pass(loader, number, drawn, trained, trained, trained, live=True)
+            for loader, number, drawn, trained in plain["under_way"]
+        ]
+        return cls(plain["loaders"], plain["begun"], tuple(under_way))
+
+    def find(self, loader: str, number: int) -> Pass:
+        """What was known of a pass: its batches that were trained on."""
+        for each in self.under_way:
+            if (each.loader, each.number) == (loader, number):
+                return Pass(**vars(each))
+        over = number <= self.begun.get(loader, 0)
+        return Pass(loader, number, skipped=None if over else 0)
+
+
+NOTHING = SavedPasses({}, {}, ())
+
+
+class PassLog:
+    """The passes of this process's script.  The script's thread uses it."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, int] = {}
+        self._known: dict[str, list[tuple[weakref.ref[Any], str]]] = {}
+        self._begun: dict[str, int] = {}
+        self._under_way: list[Pass] = []
+
+    def name_of(self, loader: Any, frame: FrameType) -> str:
+        """A loader's name.
+
+        Args:
+            frame: that has called ``fleet.shard``.
+        """
+        code = frame.f_code
+        line = frame.f_lineno - code.co_firstlineno
+        place = f"{code.co_qualname}, line {line}, {frame.f_lasti}"
+        known = [(ref, name) for ref, name in self._known.get(place, []) if ref() is not None]
+        for ref, name in known:
+            if ref() is loader:
+                return name
+        self._loaders[place] = self._loaders.get(place, 0) + 1
+        name = f"{place}, {self._loaders[place]}"
+        try:
+            known.append((weakref.ref(loader), name))
+        except TypeError:
+            pass  # a list, for instance: each call has a name of its own
+        self._known[place] = known
+        return name
+
+    def begin(self, loader: str, saved: SavedPasses) -> Pass:
+        """A pass begins."""
+        self._begun[loader] = self._begun.get(loader, 0) + 1
+        begun = saved.find(loader, self._begun[loader])
+        if begun.skipped is not None:
+            self._under_way.append(begun)
+        return begun
+
+    def end(self, over: Pass) -> None:
+        """A pass is over, by its end, by ``break``, or by an error."""
+        if over in self._under_way:
+            self._under_way.remove(over)
+
+    @property
+    def first(self) -> Pass | None:
+        """The first one of those that are under way."""
+        return self._under_way[0] if self._under_way else None
+
+    def stepped(self) -> None:
+        """A step has ended: it counts the batches that were given until now."""
+        for each in self._under_way:
+            each.trained = each.given
+
+    def saved(self) -> SavedPasses:
+        """What a checkpoint is to have."""
+        under_way = tuple(Pass(**vars(each)) for each in self._under_way)
+        return SavedPasses(dict(self._loaders), dict(self._begun), under_way)
+
+    def restore(self, saved: SavedPasses) -> None:
+        """The script is where it was: the counts are those."""
+        for mine, theirs in ((self._loaders, saved.loaders), (self._begun, saved.begun)):
+            for name, count in theirs.items():
+                mine[name] = max(mine.get(name, 0), count)

@@ -1,0 +1,65 @@
+"""When the trainers of a job save: all of them after the same number of steps.
+
+[Note: the same step everywhere]  A joint save is a meeting.  In sync mode a trainer that came to it
+one step before the others would wait for ever, as they wait for its step.  So nobody decides by its
+own clock.  All trainers ask after the same step whether they save there, the first one that asks
+answers for all by its clock, and its answer also says after which step they ask again.  It foresees
+that step from the steps per second so far; so a job asks about as often as it saves.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+EARLY = 0.9  # of the interval: then a save is due, rather than another question soon
+GROWTH = 4  # the next question is at most so many times as many steps away as the last one was
+
+
+class SaveSchedule:
+    """One trainer's view of it.
+
+    Args:
+        every_seconds: between two saves; of a step that takes longer each is followed by one.
+        agree: takes a topic and a text, and gives the text of the first trainer that said something
+            about that topic.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        every_seconds: float,
+        agree: Callable[[str, str], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._every, self._agree, self._clock = every_seconds, agree, clock
+        self._ask_at = self._asked_at = 0  # steps
+        self._asked = self._saved = clock()
+
+    def begin(self, steps: int) -> None:
+        """The job goes on from this step, where nothing is to be saved."""
+        self._asked_at, self._ask_at = steps, steps + 1
+        self._asked = self._saved = self._clock()
+
+    def due(self, steps: int) -> bool:
+        """Whether the trainers save now, after so many steps."""
+        if steps < self._ask_at:
+            return False
+        said = self._agree(f"save at step {self._ask_at}", self._answer(steps))
+        answer = json.loads(said)
+        now = self._clock()
+        self._asked, self._asked_at, self._ask_at = now, steps, answer["next"]
+        return bool(answer["save"])
+
+    def saved(self) -> None:
+        """A save has ended, and the time to the next one begins."""
+        self._asked = self._saved = self._clock()
+
+    def _answer(self, steps: int) -> str:
+        now = self._clock()
+        save = now - self._saved >= EARLY * self._every
+        left = self._every if save else self._every - (now - self._saved)
+        taken, seconds = steps - self._asked_at, max(now - self._asked, 1e-9)
+        ahead = min(int(taken / seconds * left), GROWTH * taken)
+        return json.dumps({"save": save, "next": self._ask_at + max(1, ahead)})

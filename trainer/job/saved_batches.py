@@ -1,0 +1,71 @@
+"""A trainer's batches in a job that saves by itself: between two of them it may save, and after a
+new start of the script they go on where they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, cast
+
+from trainer.job.pass_log import Pass
+from trainer.job.saves import Saves
+
+
+class Resumable(Protocol):
+    """Batches of which a pass can begin in its middle.
+
+    Attributes:
+        number: of the last pass among those of the job, by which its order was drawn.
+    """
+
+    number: int
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Those of a new pass."""
+
+    def after(self, batches: int, number: int) -> Iterator[Any]:
+        """The batches of the pass of this number, without its first ones."""
+
+
+class SavedBatches:
+    """Batches that follow the saves of their job; each iteration is a pass.
+
+    Args:
+        batches: this trainer's, :class:`Resumable`.
+        name: of the loader.
+        saves: of the job.
+    """
+
+    def __init__(self, batches: Iterable[Any], name: str, saves: Saves) -> None:
+        self._batches = cast(Resumable, batches)
+        self._name, self._saves = name, saves
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._saves.between(None)
+        begun = self._saves.begin(self._name)
+        if begun.skipped is None:
+            return iter(())
+        if begun.live:
+            # drawing begins before the random sources are what they were: so it did then
+            batches = self._batches.after(begun.skipped, begun.drawn)
+            self._saves.ready(begun)
+        else:
+            self._saves.ready(begun)
+            batches = iter(self._batches)
+            begun.drawn = self._batches.number
+        return self._given(batches, begun)
+
+    def _given(self, batches: Iterator[Any], begun: Pass) -> Iterator[Any]:
+        try:
+            for batch in batches:
+                begun.given += 1
+                yield batch
+                self._saves.between(begun)
+        finally:
+            self._saves.passes.end(begun)

@@ -1,0 +1,32 @@
+"""What writes a job's checkpoints by itself, as the rest of the job sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trainer.job.pass_log import Pass, PassLog
+
+
+class Saves(Protocol):
+    """See :class:`trainer.job.automatic_saves.AutomaticSaves`.
+
+    Attributes:
+        passes: over the data of ``fleet.shard``.
+    """
+
+    passes: PassLog
+
+    def joined(self) -> None:
+        """An optimizer was distributed."""
+
+    def cancel(self) -> None:
+        """The script has loaded a checkpoint by itself."""
+
+    def begin(self, loader: str) -> Pass:
+        """A pass over a loader begins."""
+
+    def ready(self, begun: Pass) -> None:
+        """A pass is about to give its first batch."""
+
+    def between(self, asked: Pass | None) -> None:
+        """The script asks for the next batch of a pass; None: of one that has not begun."""
