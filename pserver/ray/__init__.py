@@ -1,0 +1,48 @@
+"""A job on Ray: ``run`` places servers and trainers on the nodes of a Ray cluster.
+
+In reading order::
+
+    job            ``run``: a placement group, and attempts in it until one ends well
+    request        what ``run`` is asked for, and what is wrong with it
+    placement      the placement group: a bundle of resources for each process
+    attempt        one start of all processes: begins them, follows them, ends them
+    company        the actors of an attempt, and what they say
+    role_actor     one server or trainer, on its node
+    order          what an actor is told
+    news           what it says
+    output         their lines, at the driver
+    spoken_lines   the lines of its process that nobody has fetched yet
+    captured_output  the output of a function that trains in the actor's own process
+    variables      the environment of each process
+    node_keys      the job's secret, and keys for TLS, without a private key on the way
+    failures       which process is the cause, and the error that says so
+    installed      Ray itself, or what to install
+
+::
+
+    run --the group has its resources--> actors --ready--> trainers --all ended with 0--> Result
+     ^                                     |                  |
+     |                                     `-- a process or a node fails: all end --+
+     `------ fewer than max_restarts times, in the group as Ray has repaired it ----'
+
+A server is ``pserver serve`` and a script is a Python process, both children of their actors, as
+they are of ``pserver launch``: Ray's threads, its gRPC and its allocator stay out of them, and each
+has an exit status, signals and output of its own.  A function trains in its actor's process, for
+Ray alone can bring it there.
+
+What goes through Ray is small and is answered inline: addresses, public keys and certificates, the
+job's secret, lines of output, exit statuses, and what functions return.  Tensors go from trainers
+to servers, as in every job, and the object store stays empty.
+
+Nothing here imports Ray before ``run`` is called.
+
+May import: ``pserver.config``, ``pserver.errors``, ``pserver.launcher``, ``pserver.security``, and
+``pserver.transport.endpoint``.
+"""
+
+from __future__ import annotations
+
+from pserver.ray.failures import ProcessFailed
+from pserver.ray.job import Result, run
+
+__all__ = ["ProcessFailed", "Result", "run"]

@@ -1,0 +1,42 @@
+"""The lines of all processes, at the driver."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from pserver.launcher.terminal import Terminal
+
+
+class Output:
+    """Standard output of the driver, and a file for each process; a context manager.
+
+    Args:
+        width: characters of the longest process name.
+        log_dir: the folder of ``server-0.log``, ``trainer-0.log``, ...; None: there are no files.
+    """
+
+    def __init__(self, width: int, log_dir: str | None) -> None:
+        self._terminal = Terminal(sys.stdout, width)
+        self._folder = None if log_dir is None else Path(log_dir)
+        self._files: dict[str, TextIO] = {}
+        self._stack = ExitStack()
+
+    def line(self, name: str, text: str) -> None:
+        """A line of a process."""
+        self._terminal.line(name, text)
+        if self._folder is not None:
+            if name not in self._files:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / f"{name.replace(' ', '-')}.log"
+                file = path.open("w", encoding="utf-8", buffering=1)
+                self._files[name] = self._stack.enter_context(file)
+            self._files[name].write(text + "\n")
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,97 @@
+"""A driver of jobs on Ray, in a process of its own, as a user has it.
+
+::
+
+    python ray_driver.py ADDRESS TARGET '{"servers": 2}'
+
+TARGET is a script, or the name of a function below.  The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+
+import ray
+from ray._private.internal_api import memory_summary
+
+import pserver.ray
+from pserver.ray import ProcessFailed
+
+
+def trained(steps: int) -> list[float]:
+    """Trains a line; returns its parameters."""
+    import torch
+
+    from trainer import fleet
+
+    fleet.init()
+    torch.manual_seed(0)
+    inputs, half = torch.randn(8, 4), slice(fleet.worker_index(), None, 2)
+    model = fleet.distributed_model(torch.nn.Linear(4, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(steps):
+        model(inputs[half]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
+    print("trainer", fleet.worker_index(), "threads", os.environ["OMP_NUM_THREADS"])
+    fleet.finish()
+    return list(found)
+
+
+def too_much() -> bytes:
+    """Returns more than Ray carries inline."""
+    return bytes(2**20)
+
+
+def exits() -> None:
+    """Ends as a script does by ``sys.exit``."""
+    print("it is over")
+    sys.exit(9)
+
+
+FUNCTIONS = {each.__name__: each for each in (trained, too_much, exits)}
+
+
+def stored() -> float:
+    """Objects in the stores of all nodes, and what tasks have ever read of them or spilled, in MiB;
+    0 where nothing ever was.
+    """
+    summary = memory_summary(stats_only=True)
+    return sum(map(float, re.findall(r"(?:, |tasks: |Spilled )(\d+) (?:objects|MiB)", summary)))
+
+
+def watch(over: threading.Event, seen: list[float]) -> None:
+    """Looks at the stores again and again."""
+    while not over.wait(0.3):
+        seen.append(stored())
+
+
+def main() -> None:
+    """Runs one job."""
+    address, target, said = sys.argv[1:]
+    ray.init(address=address, log_to_driver=False)
+    over, seen = threading.Event(), list[float]()
+    watcher = threading.Thread(target=watch, args=(over, seen))
+    watcher.start()
+    try:
+        done = pserver.ray.run(FUNCTIONS.get(target, target), **json.loads(said))
+        result = {"values": done.values, "restarts": done.restarts, "status": 0}
+    except (ProcessFailed, TimeoutError, ValueError, KeyboardInterrupt) as error:
+        status = getattr(error, "exit_status", None)
+        result = {"error": f"{type(error).__name__}: {error}", "status": status}
+    finally:
+        over.set()
+        watcher.join()
+    groups = [each["state"] for each in ray.util.placement_group_table().values()]
+    result |= {"stored": max(seen, default=0.0), "groups": groups}
+    ray.shutdown()
+    print("result", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
