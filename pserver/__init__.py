@@ -98,6 +98,7 @@ Rooms
 Imports go down this list only; each room's ``__init__`` lists its files in reading order::
 
     __main__         the commands
+    ray/             pserver.ray.run: a job on the nodes of a Ray cluster
     service/         the server's process, and its end of every stream
     testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
@@ -141,6 +142,9 @@ The threads of a server::
 The threads of ``pserver web``: one asks each server, one takes what all have said each second, one
 accepts browsers, of which each connection has a thread; an act of an operator has one, too.  Its
 locks: Collector's, and under it none; that of Acts, which is held while an act runs.
+
+The threads of an actor on Ray: two for its process, or one for its function and one for what that
+prints; and those of Ray.
 
 The threads of a trainer's end, for each server: one heartbeat, and an outbox and an inbox for each
 channel.

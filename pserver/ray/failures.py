@@ -52,15 +52,12 @@ class ProcessFailed(PServerError):
 
     Attributes:
         failures: the processes that failed by themselves, the likeliest cause first.
-        kind, number, node, status, tail: of the first one: see :class:`Failure`.
-        exit_status: for ``sys.exit``: that status, or 1 where nobody knows it.
+        exit_status: of the first one, for ``sys.exit``; 1 where nobody knows it.
     """
 
     def __init__(self, failures: Sequence[Failure], restarts: int) -> None:
         self.failures = by_cause(failures)
         first = self.failures[0]
-        self.kind, self.number, self.node = first.kind, first.number, first.node
-        self.status, self.tail = first.status, first.tail
         self.exit_status = first.status or 1
         lines = [f"{first}; its last lines:" if first.tail else str(first)]
         lines += [f"    {line}" for line in first.tail]

@@ -57,9 +57,9 @@ def run(
 
     Example::
 
-        from pserver import ray
+        import pserver.ray
 
-        ray.run("train.py", servers=2, trainers=4, trainer_resources={"CPU": 2, "GPU": 1})
+        pserver.ray.run("train.py", servers=2, trainers=4, trainer_resources={"GPU": 1})
 
     Args:
         target: the path of a script, which each trainer runs in a process; or a function, which

@@ -91,7 +91,7 @@ def _asked(request: JobRequest) -> str:
 def _amounts(resources: Mapping[str, float]) -> str:
     """Without the resources that stand for nodes, groups, and Ray's own store."""
     shown = [
-        f"{amount:g} {name}"
+        f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())
         if amount
         and not name.startswith(("node:", "bundle", "object_store_memory"))

@@ -68,7 +68,7 @@ class RoleActor:
         if self._kind == "server":
             command = [*SERVE, "--once", *order.flags]
         else:
-            command = [sys.executable, _script(order), *order.arguments]
+            command = [sys.executable, script_here(order), *order.arguments]
         group = self._stack.enter_context(Group())
         nowhere = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         self._process = Process(
@@ -185,7 +185,7 @@ def _check_result(value: Any) -> None:
         )
 
 
-def _script(order: Order) -> str:
+def script_here(order: Order) -> str:
     """The script's path on this node.
 
     Raises:

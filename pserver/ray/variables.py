@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from pserver.ray.request import JobRequest
 
+OURS = re.compile(r"PSERVER_\w+")
 # of a node's own environment: another job's, or another launcher's
 DROPPED = (
     "TRAINING_ROLE",
@@ -56,5 +58,5 @@ def without_other_jobs(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in DROPPED and not name.startswith("PSERVER_")
+        if name not in DROPPED and not OURS.match(name)
     }
