@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +19,13 @@ from tests.support.pages import ROOT
 from tests.support.processes import Processes, Started
 from tests.support.waiting import eventually
 
-pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'pserver[ray]'")
-# what a Ray's own processes need to start, on a machine that others use as well
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+RAY = importlib.util.find_spec("ray")  # this folder has its name, and no origin
+ABSENT = RAY is None or RAY.origin is None
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(240),  # Ray's own processes on a machine that others use as well
+    pytest.mark.skipif(ABSENT, reason="Ray is not installed: pip install 'pserver[ray]'"),
+]
 PATIENCE = 150.0
 MARK = "JOB_OF_A_TEST"  # a variable of all processes of a job
 # Each trainer has half of the samples.  In its first life the job goes on until it is ended.
@@ -72,7 +78,9 @@ class Site:
     def __init__(self, path: Path, *nodes: str) -> None:
         self.path, self.processes = path, Processes(path)
         program = str(ROOT / "tests/support/ray_nodes.py")
-        self.nodes = self.processes.python("nodes", program, *nodes, RAY_USAGE_STATS_ENABLED="0")
+        # no file in the user's home, and nobody is told
+        self.own = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.nodes = self.processes.python("nodes", program, *nodes, **self.own)
 
     def drive(self, path: Path, target: str, **said: Any) -> Started:
         """Starts a driver with a job.
@@ -89,7 +97,7 @@ class Site:
         shape = {"servers": 2, "trainers": 2, "start_timeout": 100.0, "environment": environment}
         program = str(Path(__file__).with_name("ray_driver.py"))
         request = json.dumps({**shape, **said})
-        return self.processes.python("driver", program, address, target, request)
+        return self.processes.python("driver", program, address, target, request, **self.own)
 
     def end(self) -> None:
         """All of it ends, whatever a test has left."""
@@ -191,9 +199,11 @@ def test_a_failure_is_told(
     target: str, status: int, message: str, two_nodes: Site, tmp_path: Path
 ) -> None:
     """With the process, its node, its status, and its last lines."""
-    found = result(two_nodes.drive(tmp_path, target))
+    restarts = int(target == FAILS)
+    found = result(two_nodes.drive(tmp_path, target, max_restarts=restarts))
 
     assert found["status"] == status
+    assert restarts == ("the job was started 2 times" in found["error"])
     assert re.search(message, found["error"]), found["error"]
     assert not left(tmp_path)
 
@@ -205,7 +215,7 @@ def test_what_the_cluster_lacks_is_said(two_nodes: Site, tmp_path: Path) -> None
 
     assert re.search(
         r"^TimeoutError: .* within 2 s: PACK of 2 servers with 1 CPU each and 5 trainers with 1 "
-        r"CPU each; the cluster has 4 CPU, .* on 2 nodes$",
+        r"CPU each; the cluster has 4 CPU, \S+ GiB memory, of .* on 2 nodes$",
         found["error"],
     ), found["error"]
 
