@@ -76,6 +76,7 @@ class RoleActor:
             command,
             environment,
             Path(os.devnull),  # the driver gets the lines
+            0,
             group,
             Terminal(nowhere, 0),
             line=self._take,

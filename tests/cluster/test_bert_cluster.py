@@ -74,7 +74,7 @@ def run(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [json.loads((folder / "out" / f"said by {i}.json").read_text()) for i in range(2)]
 
 
-@pytest.mark.matrix  # Lightning's is in every run
+@pytest.mark.long  # Lightning's is in every run
 def test_two_trainers_fine_tune_what_a_plain_script_does(servers: Servers, tmp_path: Path) -> None:
     """With bf16, a warm-up, accumulation and clipping, to the bit; they stop early together, go
     back to the best checkpoint, and ``from_pretrained`` reads what trainer 0 wrote.
@@ -94,7 +94,7 @@ def test_two_trainers_fine_tune_what_a_plain_script_does(servers: Servers, tmp_p
     assert_same(dict(loaded.state_dict()), states[0])
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_example_learns_what_is_praised(tmp_path: Path) -> None:
     """At least 95 % of the sentences, on a cluster."""

@@ -85,7 +85,7 @@ def test_two_trainers_fit_what_a_plain_script_fits(servers: Servers, tmp_path: P
         assert said[0]["val"] == pytest.approx(float(mse_loss(module(x), y)))
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_trainers_go_on_from_a_checkpoint(servers: Servers, tmp_path: Path) -> None:
     """With the orders of the passes that follow: two jobs are one of as many epochs, to the bit."""
@@ -95,7 +95,7 @@ def test_two_trainers_go_on_from_a_checkpoint(servers: Servers, tmp_path: Path) 
     assert_same(state_of(tmp_path, "second", 1), plain_fleet(servers(2), 3))
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_example_learns_digits(tmp_path: Path) -> None:
     """At least 95 % of them, on a cluster."""

@@ -30,7 +30,7 @@ LEFT_OUT = {
     "all": (),
 }
 WORDS = {
-    "matrix": "of the complete matrices (make check-equalities, check-faults, ...) or very large",
+    "matrix": "of the complete matrices (make check-equalities, check-faults, ...)",
     "long": "for which others of their class stand (make check-long)",
     "containers": "of the image (make check-image)",
     "processes": "that start processes",

@@ -147,7 +147,7 @@ def test_other_clippings_and_optimizers_are_taken(servers: Servers, tmp_path: Pa
     assert present().optimizer.inner is optimizer  # type: ignore[union-attr]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_train_twice_goes_on(servers: Servers, tmp_path: Path) -> None:
     """As under transformers alone: the optimizer keeps its state."""
     begin(servers(1))

@@ -174,7 +174,7 @@ def test_a_job_on_two_nodes_is_plain_training(two_nodes: Site, tmp_path: Path) -
     assert "from 0 to 6 of 2" in (tmp_path / "trainer-1.log").read_text()
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_function_trains_in_its_actor(two_nodes: Site, tmp_path: Path) -> None:
     """It may be of the driver's own script; what it prints is seen, and what it returns is told."""
     driver = two_nodes.drive(tmp_path, "trained", arguments=[5])
@@ -186,7 +186,7 @@ def test_a_function_trains_in_its_actor(two_nodes: Site, tmp_path: Path) -> None
     driver.said(r"^trainer 1 \| trainer 1 threads 1")
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "status", "message"),
     [
@@ -208,7 +208,7 @@ def test_a_failure_is_told(
     assert not left(tmp_path)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_what_the_cluster_lacks_is_said(two_nodes: Site, tmp_path: Path) -> None:
     """After the time for it, with what was asked for and what there is."""
     found = result(two_nodes.drive(tmp_path, "exits", trainers=5, start_timeout=2.0))
@@ -220,7 +220,7 @@ def test_what_the_cluster_lacks_is_said(two_nodes: Site, tmp_path: Path) -> None
     ), found["error"]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_driver(
     number: signal.Signals, two_nodes: Site, tmp_path: Path
@@ -239,7 +239,7 @@ def test_nothing_outlives_the_driver(
         eventually(lambda: not left(tmp_path))
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_job_goes_on_without_a_node(tmp_path: Path) -> None:
     """It starts again on the nodes that are left, from its checkpoint, and ends as if nothing had
     been.

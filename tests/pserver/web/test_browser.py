@@ -105,7 +105,7 @@ def test_the_page_opens(full: PageServer) -> None:
         assert complaints(driver) == []
 
 
-@pytest.mark.matrix  # half a minute on a busy machine: the test before opens the same page
+@pytest.mark.long  # half a minute on a busy machine: the test before opens the same page
 def test_ten_thousand_points_and_everybody_can_use_it(full: PageServer) -> None:
     """Drawn in less than 100 ms; no axe-core violation in light and dark, wide and on a phone,
     where nothing is wider than the screen; every control is reached with the keyboard and shows it.
@@ -183,7 +183,7 @@ def address(said: Path) -> str:
     return next(word for word in said.read_text().split() if "token=" in word)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_running_job(tmp_path: Path) -> None:
     """The page follows a launched job within two seconds, and shows a trainer that was killed."""
     (tmp_path / "train.py").write_text(TRAIN)
@@ -206,7 +206,7 @@ def test_a_running_job(tmp_path: Path) -> None:
         assert complaints(driver) == []
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_server_that_is_started_again(tmp_path: Path) -> None:
     """The page says that it is gone, and goes on when it is back; and when its own process was."""
     endpoint = f"127.0.0.1:{free_port()}"

@@ -161,7 +161,7 @@ def test_sep_by_dp(rank: int, scratch: Path) -> None:
     check_equal_to_one_process(rank, dp=2, sep=2)
 
 
-@pytest.mark.matrix  # eight processes: other tests have each pair of directions
+@pytest.mark.long  # eight processes: other tests have each pair of directions
 @on_ranks(8)
 def test_dp_by_mp_by_pp(rank: int, scratch: Path) -> None:
     """Three directions at once, on 8 ranks."""

@@ -226,7 +226,7 @@ def test_segment_size_is_the_smallest_tensor_that_is_sharded(rank: int, scratch:
         assert [hasattr(tensor, "placements") for tensor in weights] == expected, least
 
 
-@pytest.mark.matrix  # the profiler of four processes: tests of equality are in every run
+@pytest.mark.long  # the profiler of four processes: tests of equality are in every run
 @on_ranks(4)
 def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
     """With sync_comm a collective has ended before anything else happens; without, the next one
