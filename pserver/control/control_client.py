@@ -101,7 +101,7 @@ class ControlClient:
             Unreachable: it was not, within ``timeout_seconds``.
             Untrusted: one end does not take the other's certificate, or has none.
         """
-        reason = ""
+        reason, answered = "", False
         text = f"{self._name}: waiting for the server (for up to {timeout_seconds:g} s)"
         for waited in poll(log, lambda: text, timeout_seconds, FIRST_PAUSE):
             meanwhile()
@@ -117,10 +117,11 @@ class ControlClient:
                 )
                 if reply.status == health_pb2.HealthCheckResponse.SERVING:
                     return
-                reason = "it is up, but shutting down"
+                reason, answered = "it is up, but shutting down", True
             except grpc.RpcError as error:
-                reason = str(from_rpc_error(error, self.endpoint, "a health check"))
-                reason = reason.removeprefix(self.endpoint).lstrip(": ")
+                if not answered:  # the last try may have had no time left
+                    reason = str(from_rpc_error(error, self.endpoint, "a health check"))
+                    reason = reason.removeprefix(self.endpoint).lstrip(": ")
                 self._dialled.drop(channel)
                 self._check_plain()
         raise Unreachable(f"{self._name}: no server there within {timeout_seconds:g} s: {reason}")

@@ -6,8 +6,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pserver.errors import PServerError
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -47,7 +45,7 @@ class Failure:
         return f"{where} failed with status {self.status}{_killer(self.status)}{said}"
 
 
-class ProcessFailed(PServerError):
+class ProcessFailed(RuntimeError):
     """A process of a job on Ray failed, and the job is not started again.
 
     Attributes:

@@ -358,7 +358,7 @@ def test_health_and_reflection_answer(server: ControlServer, client: ControlClie
     assert grpc_stream.SERVICE in names
     assert after.status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(Unreachable, match="it is up, but shutting down"):
-        client.wait_ready(0.3)
+        client.wait_ready(1.5)
 
 
 def test_a_port_in_use_is_one_sentence(server: ControlServer) -> None:

@@ -25,6 +25,12 @@ DATA = TensorDataset(torch.linspace(-1, 1, 36).reshape(12, 3))
 ALWAYS = 1e-6  # seconds between two checkpoints: after every step
 
 
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files need not outlive the machine: hundreds of checkpoints are flushed by nobody."""
+    monkeypatch.setattr("pserver.storage.local_place.flush", lambda path: None)
+
+
 class Stopped(Exception):
     """The process is killed here."""
 
