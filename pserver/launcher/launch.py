@@ -89,8 +89,8 @@ def launch(
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
     for attempt in range(cluster.max_restarts + 1):
-        status, failed = _attempt(cluster, environment, terminal, serve, panel, attempt)
-        if not failed or attempt == cluster.max_restarts:
+        status, again = _attempt(cluster, environment, terminal, serve, panel, attempt)
+        if not again or attempt == cluster.max_restarts:
             break
         _tell(terminal, f"starts the job again (restart {attempt + 1} of {cluster.max_restarts})")
     return status
@@ -104,7 +104,9 @@ def _attempt(
     panel: bool,
     attempt: int,
 ) -> tuple[int, bool]:
-    """Runs the cluster once; gives the status, and whether a process has failed."""
+    """Runs the cluster once; gives the status, and whether it may be started again: a process has
+    failed, and nobody has asked ``launch`` to end, also while it failed.
+    """
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
         group = stack.enter_context(Group())
@@ -124,7 +126,8 @@ def _attempt(
             name, token = cluster.script_name, None if cluster.collective else tokens.operator
             job.panel = Panel(name, terminal, group, environment, job.processes_here, token)
             stack.enter_context(job.panel)
-        return job.run(), job.failed
+        status = job.run()
+        return status, job.failed and not job.interrupted
 
 
 class _Interrupted(Exception):
@@ -150,6 +153,7 @@ class _Supervisor:
         page: with --web, the process that shows the job.
         attempt: how often the job has been started before.
         failed: a process has failed.
+        interrupted: a signal has asked ``launch`` to end.
         panel: on a terminal.
         endpoints: by server, the endpoint that its readiness line names.
         ended: the processes that have ended, in this order.
@@ -168,6 +172,7 @@ class _Supervisor:
     page: WebPage
     attempt: int
     failed: bool = False
+    interrupted: bool = False
     servers: list[Process] = field(default_factory=list)
     trainers: list[Process] = field(default_factory=list)
     endpoints: dict[Process, str] = field(default_factory=dict)
@@ -203,6 +208,7 @@ class _Supervisor:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
+        self.interrupted = True
         self.events.put(number)
 
     # ---- starting ----

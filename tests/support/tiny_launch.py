@@ -71,7 +71,8 @@ class Run:
             f"{more.get('host')!r})\n"
             f"cluster = Cluster({str(tmp_path / 'script.py')!r}, ('a', '--b'), servers, trainers, "
             f"host={more.get('host')!r},"
-            f" transport={more.get('transport')!r}, log_dir={str(self.logs)!r})\n"
+            f" transport={more.get('transport')!r}, log_dir={str(self.logs)!r},"
+            f" max_restarts={int(more.get('max_restarts', '0'))})\n"
             "sys.exit(launch(cluster, os.environ, serve=(sys.executable, "
             f"{str(tmp_path / 'server.py')!r})))"
         )

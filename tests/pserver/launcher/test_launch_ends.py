@@ -184,6 +184,26 @@ def test_a_second_signal_kills(run: type[Run]) -> None:
     assert gone(pid)
 
 
+FAILS = """
+import os, signal, sys
+print("begun", flush=True)
+if os.environ["TRAINER_ID"] == "1":
+    sys.exit(3)
+# launch stops the others, and then gets a signal itself
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))
+while True:
+    signal.pause()
+"""
+
+
+def test_a_signal_while_a_job_fails_ends_it(run: type[Run]) -> None:
+    """It is not started again; the status is the failed trainer's."""
+    status, out, err = run(FAILS, max_restarts="2").end()
+
+    assert status == 3 and out.count("begun") == 2
+    assert "starts the job again" not in err
+
+
 def test_nobody_outlives_a_launch_that_is_killed(run: type[Run]) -> None:
     """kill -9 of launch itself takes servers, trainers and the trainers' children with it."""
     one = run(
