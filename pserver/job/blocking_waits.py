@@ -4,8 +4,8 @@ A wait ends when the job ends.  One that lasts long is logged, with the trainers
 
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
-barrier, none of them can ever go on: they have taken different numbers of steps.  The job then
-fails and tells them so.
+barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
+where all wait at barriers, but not at the same one.  The job then fails and tells them so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Membership, Wait
 from pserver.polling import poll
 
+BARRIER = "barrier"  # the place of such a wait
 WAKE_SECONDS = 0.2  # between two checks whether the job still runs
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,11 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
         wait.done() for member in blocked for wait in member.waits.values()
     ):
         return
-    at_barrier = ["barrier" in member.waits for member in blocked]
-    if any(at_barrier) and not all(at_barrier):
+    barriers = {
+        wait.what for member in blocked for at, wait in member.waits.items() if at == BARRIER
+    }
+    at_barrier = [BARRIER in member.waits for member in blocked]
+    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1):
         waits = ", ".join(
             f"trainer {member.trainer} waits at {member.waiting}" for member in blocked
         )

@@ -16,7 +16,7 @@ import torch
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
-from pserver.job.blocking_waits import wait_until_done
+from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
@@ -263,10 +263,24 @@ class InstalledProgram:
                 return [trainer for trainer in self._members.awaited() if trainer not in arrived]
 
             wait = Wait(
-                member, "barrier", f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
+                member, BARRIER, f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
             )
             wait_until_done(self._job, self._members, wait, missing)
-            return {own: told for own, told in arrived.items() if told} if passed() else None
+            if not passed():
+                return None
+            self._forget_before(name)
+            return {own: told for own, told in arrived.items() if told}
+
+    def _forget_before(self, name: str) -> None:
+        """Forgets barriers before the one of this name, which all trainers have come to: what they
+        have told there would take memory until the job ends.
+        """
+        awaited = set(self._members.awaited())
+        for earlier in list(self._barriers):
+            if earlier == name:
+                break
+            if self._barriers[earlier].keys() >= awaited:
+                del self._barriers[earlier]
 
 
 def _check_room(what: str, name: str, known: Mapping[str, object]) -> None:

@@ -191,3 +191,31 @@ def test_a_barrier_and_a_step_that_wait_for_one_another_end_the_job(served) -> N
         for future in (step, barrier):
             with pytest.raises(JobFailed, match="different numbers of steps"):
                 future.result(timeout=20)
+
+
+def test_barriers_that_wait_for_one_another_end_the_job(served) -> None:
+    """Trainers that are at different barriers are told so instead of hanging."""
+    job, listener = served
+    plan = plan_of(trainers=2)
+    trainers = [Trainer(job, listener, plan, number) for number in range(2)]
+
+    def at_barrier(trainer: Trainer, name: str) -> None:
+        while not job.barrier(BarrierRequest(session=trainer.session, name=name)).passed:
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(at_barrier, *each) for each in zip(trainers, "xy", strict=True)]:
+            with pytest.raises(JobFailed, match="barrier 'x'.*barrier 'y'"):
+                future.result(timeout=20)
+
+
+def test_a_barrier_that_all_have_left_is_forgotten(served) -> None:
+    """What trainers have told there takes no memory; nor does it count as one of the barriers that
+    a job may have.
+    """
+    job, listener = served
+    trainer = Trainer(job, listener, plan_of(trainers=1), 0)
+    for name in "abc":
+        job.barrier(BarrierRequest(session=trainer.session, name=name, text="told"))
+
+    assert list(job.installed()._barriers) == ["c"]
