@@ -99,10 +99,14 @@ class ScriptPlace:
     trainers: Mapping[int, Mapping[str, Any]]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON can hold it.
+
+        Raises:
+            ValueError: a scheduler's state cannot be held.
+        """
         return {
             "drawn": self.drawn,
-            "schedulers": {name: resume.packed(state) for name, state in self.schedulers.items()},
+            "schedulers": {name: _packed(name, state) for name, state in self.schedulers.items()},
             "trainers": [[trainer, place] for trainer, place in self.trainers.items()],
         }
 
@@ -123,6 +127,7 @@ class ScriptPlace:
         if len(self.trainers) != trainers:
             for each in found.under_way:
                 each.skipped = (each.skipped or 0) * len(self.trainers) // trainers
+                each.given = each.trained = each.skipped
                 log.warning(
                     "%d trainers had saved, and there are %d: the pass that was under way goes on "
                     "behind batch %d of this trainer",
@@ -131,6 +136,23 @@ class ScriptPlace:
                     each.skipped,
                 )
         return found
+
+
+def _packed(name: str, state: Any) -> Any:
+    """A scheduler's state, as JSON can hold it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        packed = resume.packed(state)
+        json.dumps(packed)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"automatic checkpoints: expected numbers, words, lists and mappings in the state of "
+            f"the scheduler {name}, got another: {error}"
+        ) from error
+    return packed
 
 
 def _own_place(passes: PassLog) -> dict[str, Any]:
@@ -162,6 +184,7 @@ class AutomaticSaves:
         self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._steps = 0  # at the last place where the trainers could have saved
         self._found: list[tuple[str, int]] | None = None  # checkpoints, and their optimizers
+        self._chosen = False  # one was taken, by this object or by the script
         self._place: ScriptPlace | None = None  # to which the script has not come back yet
         self._groups: list[dict[str, Any]] = []  # hyper-parameters there
         self._there = NOTHING  # this trainer's passes until then
@@ -188,8 +211,9 @@ class AutomaticSaves:
             told = optimizer.barrier("checkpoints to go on from", text)
             self._found = [(path, count) for path, count in json.loads(told[0])]
         fitting = [path for path, count in self._found if count == len(job.optimizers)]
-        if fitting and self._place is None:
+        if fitting and not self._chosen:
             self._take_newest(fitting)
+            self._chosen = True
         self._steps = self._taken()
         self._schedule.begin(self._steps)
         last = job.optimizers[-1]
@@ -198,23 +222,37 @@ class AutomaticSaves:
             last.register_step_post_hook(lambda *_: self.passes.stepped()),
         ]
         if len(job.optimizers) == 1:
-            hooks += [
-                m.register_forward_pre_hook(lambda *_: self.between(None)) for m in job.models
-            ]
+            hooks += [m.register_forward_pre_hook(lambda *_: self._own_loop()) for m in job.models]
         for hook in hooks:
             job.undo.callback(hook.remove)
 
     def _candidates(self, folder: CheckpointFolder) -> list[tuple[str, int]]:
-        """The checkpoints, the newest first, with the number of optimizers of each."""
-        found = []
+        """The checkpoints, the newest first, with the number of optimizers of each.
+
+        Raises:
+            OSError, ValueError: there are some, and none can be read.
+        """
+        found: list[tuple[str, int]] = []
+        failure: Exception | None = None
         for path in folder.paths():
             try:
                 meta = manifest.read(place_at(path)).meta
             except (OSError, ValueError) as error:
-                log.warning("%s cannot be read, the one before it is taken: %s", path, error)
+                failure = failure or error
+                log.warning("%s cannot be read: %s", path, error)
                 continue
             found.append((path, len(meta.get("optimizers", [None]))))
+        if failure is not None and not found:
+            raise self._explained(failure)
         return found
+
+    def _explained(self, failure: Exception) -> Exception:
+        """Why no checkpoint is taken, and what to do."""
+        failure.add_note(
+            f"no checkpoint below {self._settings.path} can be taken; to begin anew, give another "
+            "path, or remove it"
+        )
+        return failure
 
     def _take_newest(self, paths: list[str]) -> None:
         """Takes the newest one that is whole."""
@@ -237,15 +275,11 @@ class AutomaticSaves:
             log.warning("goes on from %s, after %d steps", path, self._job.optimizers[0].steps)
             return
         assert failure is not None, "there was a path"
-        failure.add_note(
-            f"no checkpoint below {self._settings.path} can be taken; to begin anew, give another "
-            "path, or remove it"
-        )
-        raise failure
+        raise self._explained(failure)
 
     def cancel(self) -> None:
         """The script has loaded a checkpoint by itself, and knows where it is."""
-        self._place = None
+        self._place, self._chosen = None, True
         self._steps = self._taken()
         self._schedule.begin(self._steps)
 
@@ -289,10 +323,26 @@ class AutomaticSaves:
 
     # ---- saving ----
 
+    def _own_loop(self) -> None:
+        """A forward begins, in a loop over data of the script's own.  Where it iterates over
+        fleet.shard this may be an evaluation behind an epoch, and a scheduler's step follows.
+        """
+        if not self.passes.any:
+            self.between(None)
+
     def _stepping(self) -> None:
         """A step begins; the script may iterate over data of its own, of which the first batch has
         drawn its random numbers already.
+
+        Raises:
+            ValueError: the checkpoints are of a job with another number of optimizers.
         """
+        if self._found and not self._chosen:
+            path, count = self._found[0]
+            raise ValueError(
+                f"{path}: expected a job of {count} distributed optimizers, got "
+                f"{len(self._job.optimizers)}; to begin anew, give another path, or remove it"
+            )
         if self._place is not None:
             self._be_there(self._place)
         self.between(None)

@@ -45,6 +45,10 @@ class LockstepBatches:
         """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
         return self._together(self._batches.after(batches, number))  # type: ignore[attr-defined]
 
+    def skip(self) -> None:
+        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        self._batches.skip()  # type: ignore[attr-defined]
+
     def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
         count = 0
         while True:

@@ -132,6 +132,11 @@ class PassLog:
         """The first one of those that are under way."""
         return self._under_way[0] if self._under_way else None
 
+    @property
+    def any(self) -> bool:
+        """Whether a pass has begun."""
+        return bool(self._begun)
+
     def stepped(self) -> None:
         """A step has ended: it counts the batches that were given until now."""
         for each in self._under_way:

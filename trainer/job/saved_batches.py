@@ -29,6 +29,9 @@ class Resumable(Protocol):
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """The batches of the pass of this number, without its first ones."""
 
+    def skip(self) -> None:
+        """The script would iterate over a pass that is over."""
+
 
 class SavedBatches:
     """Batches that follow the saves of their job; each iteration is a pass.
@@ -50,6 +53,7 @@ class SavedBatches:
         self._saves.between(None)
         begun = self._saves.begin(self._name)
         if begun.skipped is None:
+            self._batches.skip()
             return iter(())
         if begun.live:
             # drawing begins before the random sources are what they were: so it did then
