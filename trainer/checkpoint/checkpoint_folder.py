@@ -10,16 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
+from pserver.storage.in_use import InUse
 from pserver.storage.local_place import LocalPlace
+from pserver.storage.path_lock import PathLock
 from pserver.storage.place import Place, place_at
 from pserver.storage.single_file import joined
 
 LIST = "checkpoints.json"
+NAME = re.compile(r"step-\d{6,}")
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +69,28 @@ class CheckpointFolder:
         if self._place.size(LIST) is not None:
             self._listed = self._place.read(LIST)
             self._kept = _parsed(self._listed, f"{self._place}/{LIST}")
+
+    def hold(self) -> PathLock | None:
+        """Keeps other jobs out of a directory, and removes what saves have left there that were
+        stopped in their middle.  None where nothing can be held: behind a URL, or where nothing can
+        be written.
+
+        Raises:
+            InUse: another job is there.
+        """
+        try:
+            lock = self._place.lock()
+        except InUse:
+            raise
+        except OSError:  # each save will say so
+            return None
+        if isinstance(self._place, LocalPlace):
+            listed = {kept.name for kept in self._kept}
+            for found in self._place.directory.iterdir():
+                unfinished = NAME.fullmatch(found.name) and not (found / manifest.MANIFEST).exists()
+                if unfinished and found.name not in listed:
+                    shutil.rmtree(found, ignore_errors=True)
+        return lock
 
     def paths(self) -> list[str]:
         """The directories, or URLs, of the complete checkpoints, the newest first."""

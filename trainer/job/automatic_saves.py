@@ -170,6 +170,7 @@ class AutomaticSaves:
 
     Raises:
         ValueError, OSError: the list of checkpoints is damaged, or cannot be read.
+        InUse (an OSError): another job saves there.
 
     Attributes:
         passes: over the data of ``fleet.shard``.
@@ -180,6 +181,9 @@ class AutomaticSaves:
         first = job.role.trainer_id == 0
         # the others neither write nor choose
         self._folder = CheckpointFolder(settings.path, settings.keep) if first else None
+        lock = None if self._folder is None else self._folder.hold()
+        if lock is not None:
+            job.undo.callback(lock.release)
         self.passes = PassLog()
         self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._steps = 0  # at the last place where the trainers could have saved

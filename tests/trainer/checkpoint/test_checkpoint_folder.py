@@ -9,6 +9,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
+from pserver.storage.in_use import InUse
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 
 
@@ -106,3 +107,29 @@ def test_fewer_than_one_cannot_be_kept(tmp_path: Path) -> None:
     """A folder of none is no folder."""
     with pytest.raises(ValueError, match="expected 1 or more, got 0"):
         CheckpointFolder(tmp_path, keep=0)
+
+
+def test_what_a_stopped_save_has_left_goes(tmp_path: Path) -> None:
+    """But nothing that is complete, and nothing of another name."""
+    folder = CheckpointFolder(tmp_path, keep=1)
+    write(folder, 1)
+    checkpoint.save(folder.path_of("step-000002"), {}, {})  # the list lacks it
+    for name in ("step-000003/writing-1", "mine"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "rows-1.safetensors").write_text("")
+    held = folder.hold()
+
+    assert held is not None
+    found = sorted(each.name for each in tmp_path.glob("[!.]*"))
+    assert found == ["checkpoints.json", "mine", "step-000001", "step-000002"]
+    held.release()
+
+
+def test_another_job_keeps_out(tmp_path: Path) -> None:
+    """It would go on from the first one's checkpoints, and remove them."""
+    held = CheckpointFolder(tmp_path, keep=1).hold()
+    with pytest.raises(InUse, match="give each job a path of its own"):
+        CheckpointFolder(tmp_path, keep=1).hold()
+    assert held is not None
+    held.release()
+    assert CheckpointFolder("memory://x", keep=1).hold() is None
