@@ -10,6 +10,8 @@ In reading order::
               by which trainers learn that their job saves by itself
     job_tokens  the files with the job's keys
     free_port   for the trainers' rendezvous
+    prometheus_targets
+              where Prometheus finds them
     terminal  the output of all processes, and the panel below it
     process   one process: its output, its end, the group that dies with ``launch``
     panel_state, panel_rows, panel

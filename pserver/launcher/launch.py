@@ -24,7 +24,6 @@ its role.
 
 from __future__ import annotations
 
-import json
 import queue
 import re
 import signal
@@ -44,6 +43,7 @@ from pserver.launcher.environments import ProcessEnvironments
 from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Group, Process
+from pserver.launcher.prometheus_targets import write_targets
 from pserver.launcher.report import by_cause, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 from pserver.launcher.terminal import Terminal
@@ -53,7 +53,6 @@ SERVE = (sys.executable, "-m", "pserver", "serve")
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
 SHOWN = "PSERVER_PANEL"  # tells trainers that there is a panel
-TARGETS = "prometheus.json"  # in the folder of logs
 READY = re.compile(r"pserver ready at (\S+)")
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
@@ -216,11 +215,7 @@ class _Supervisor:
     def _start_servers(self) -> None:
         directory = Path(self.cluster.log_dir)
         directory.mkdir(parents=True, exist_ok=True)
-        if self.cluster.metrics is not None:
-            targets = json.dumps(self.cluster.metrics_targets(), indent=1)
-            whole = directory / f"{TARGETS}.new"  # Prometheus looks at any time
-            whole.write_text(targets + "\n")
-            whole.replace(directory / TARGETS)
+        write_targets(self.cluster, directory)
         for number in self.cluster.here(self.cluster.servers):
             command = [*self.serve, "--once", "--endpoint", self.cluster.servers[number]]
             for flag, value in (

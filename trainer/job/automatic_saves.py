@@ -76,6 +76,8 @@ class CheckpointSettings:
                 if value is not None:
                     raise ValueError(f"{name}: has no effect without checkpoint=")
             return None
+        if connection.plan_only:
+            return None  # it ends before its first step
         return cls(
             str(chosen),
             connection.checkpoint_every_seconds if every is None else every,
