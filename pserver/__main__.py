@@ -11,12 +11,14 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pserver.command_line.flags import USAGE, Parser, add_numbers, parser
+from pserver.command_line.flags import USAGE, Parser, parser
 from pserver.command_line.operator_access import access_of
+from pserver.command_line.plan_flags import add_planning
 from pserver.command_line.settings import UsageError, checked, server_config
 from pserver.config import (
     check_protected,
@@ -28,6 +30,7 @@ from pserver.config import (
 from pserver.errors import PServerError
 from pserver.launcher import cluster, plan
 from pserver.launcher.checkpoint_variables import variables_of
+from pserver.launcher.planning import quantities
 from pserver.memory.garbage_collector import frozen_imports
 from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
@@ -157,16 +160,26 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """``pserver plan``; returns the exit status."""
-    # --servers and --trainers may stand behind the script's arguments
+    # flags may stand behind the script's arguments
     after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)
-    add_numbers(after)
+    add_planning(after)
     numbers, rest = after.parse_known_args(arguments.arguments)
-    servers, trainers = (
-        getattr(numbers, name) or getattr(arguments, name) for name in ("servers", "trainers")
-    )
+    given = {name: value or getattr(arguments, name) for name, value in vars(numbers).items()}
+    settings = checked(lambda: _planned(given))
+    return plan.show(arguments.script, rest, settings, os.environ)
+
+
+def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
+    servers, trainers = given["servers"], given["trainers"]
     if not servers or not trainers or servers < 1 or trainers < 1:
         raise UsageError("expected both --servers and --trainers, as numbers of 1 or more")
-    return plan.show(arguments.script, rest, servers, trainers, os.environ)
+    for flag in ("link", "latency", "hosts"):
+        if given["no_probe"] and given[flag]:
+            raise ValueError(f"--{flag}: has no effect with --no-probe")
+    link = quantities.bandwidth("--link", given["link"]) if given["link"] else None
+    latency = quantities.latency("--latency", given["latency"]) if given["latency"] else 0.0
+    apart = given["hosts"] == "each" or (given["hosts"] is None and link is not None)
+    return plan.PlanSettings(servers, trainers, not given["no_probe"], link, latency, apart)
 
 
 def run_manifest(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
 from pserver.command_line.launch_flags import add_launching
 from pserver.command_line.manifest_flags import add_manifest
+from pserver.command_line.plan_flags import add_planning
 from pserver.command_line.texts import (
     DRAIN,
     ENDPOINTS,
@@ -72,9 +73,9 @@ def parser() -> Parser:
     add_launching(launch)
     _add_script(launch, "what each trainer runs")
     plan = commands.add_parser(
-        "plan", help="show the split, bytes and memory of a job", description=PLAN
+        "plan", help="show a job's split, bytes, memory and predicted step", description=PLAN
     )
-    add_numbers(plan)
+    add_planning(plan)
     _add_script(plan, "what each trainer would run")
     manifest = commands.add_parser(
         "manifest", help="write a job for Kubernetes, Compose or Slurm", description=MANIFEST
@@ -287,12 +288,6 @@ def _add_limits(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="how long a peer may take to say who it is, on any port (default: 10)",
     )
-
-
-def add_numbers(sub: argparse.ArgumentParser) -> None:
-    """Adds ``--servers`` and ``--trainers`` of ``plan``."""
-    sub.add_argument("--servers", metavar="N", type=int, help="how many there would be")
-    sub.add_argument("--trainers", metavar="N", type=int, help="how many there would be")
 
 
 def _add_script(sub: argparse.ArgumentParser, use: str) -> None:

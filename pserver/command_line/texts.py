@@ -32,8 +32,9 @@ SERVE = """Runs one parameter server.  It prints one line when it is ready, and 
 SIGTERM or Ctrl-C after draining."""
 LAUNCH = """Starts servers and trainers (or trainers alone), prefixes their output and files it, and
 ends with the job's exit status."""
-PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.  It
-runs SCRIPT up to where it would join the servers, and starts none."""
+PLAN = """Shows which server would hold what, the bytes of a step and the memory of each server.
+Then it runs some steps of SCRIPT with servers on this machine, for at most 30 s in all, and
+predicts the step of the whole job and what limits it."""
 MANIFEST = """Writes a job as the file that another system starts it by: a JobSet of Kubernetes, a
 file for docker compose, or a batch script for Slurm.  It starts nothing, and writes no secret."""
 STATUS = """Shows each server's state, what it holds, its trainers, and the bytes that have passed

@@ -1,46 +1,116 @@
-"""``pserver plan``: runs a trainer's script up to its plan, which the script prints instead of
-joining servers.
+"""``pserver plan``: the split of a job that nobody has started, and the step that it would take.
+
+The script runs up to its plan, which it prints instead of joining servers.  Then a probe runs some
+of its steps for real, and the cost model says what they become in the job that is asked for.
 """
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment
+from pserver.launcher.planning.cost import Where, predict
+from pserver.launcher.planning.figures import JobLoad
+from pserver.launcher.planning.prediction_text import prediction_text
+from pserver.launcher.planning.probe import TOTAL_SECONDS, Probe, ProbeFailed
+
+INTERRUPTED = 130
+FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What ``pserver plan`` is asked.
+
+    Attributes:
+        servers, trainers: how many the job would have.
+        probes: predict a step, too.
+        link: bytes per second of each process's link; None: they share this machine's loopback.
+        latency: seconds one way.
+        apart: each process would have a machine like this one.
+    """
+
+    servers: int
+    trainers: int
+    probes: bool = True
+    link: float | None = None
+    latency: float = 0.0
+    apart: bool = False
+
+    @property
+    def where(self) -> Where:
+        """The machines."""
+        return Where(_cores(), self.apart, self.link, self.latency)
 
 
 def show(
-    script: str,
-    arguments: Sequence[str],
-    servers: int,
-    trainers: int,
-    environment: Mapping[str, str],
+    script: str, arguments: Sequence[str], settings: PlanSettings, environment: Mapping[str, str]
 ) -> int:
-    """Runs the script as trainer 0 of such a job.
+    """Runs the script as trainer 0 of such a job, up to its plan; then a probe.
 
     Args:
         script, arguments: of the trainer.
-        servers, trainers: how many the job would have.
+        settings: the job.
         environment: the script's environment variables, besides those of its role.
 
     Returns:
-        The script's exit status.
+        0; the script's exit status where it has no plan; 1 where the probe has failed.
 
     Raises:
         ValueError: there is no such script.
     """
     if not Path(script).is_file():
         raise ValueError(f"no script at {script!r}")
-    role = {
-        "TRAINING_ROLE": "TRAINER",
-        "TRAINER_ID": "0",
-        "TRAINERS": str(trainers),
-        "PSERVER_ENDPOINTS": ",".join(f"server-{index}:6174" for index in range(servers)),
-        ONLY: "1",
-    }
-    return subprocess.run(
-        [sys.executable, script, *arguments], env={**environment, **role}, check=False
-    ).returncode
+    probe = probe_of(script, arguments, settings, environment)
+    try:
+        load = probe.load()
+        if isinstance(load, int):
+            return load
+        return _predict(probe, load, settings) if settings.probes else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def probe_of(
+    script: str, arguments: Sequence[str], settings: PlanSettings, environment: Mapping[str, str]
+) -> Probe:
+    """The probe of a job; its processes have as many threads as the job's."""
+    processes = 1 if settings.apart else settings.servers + settings.trainers
+    threads = environment.get("OMP_NUM_THREADS", "")
+    return Probe(
+        script,
+        tuple(arguments),
+        settings.servers,
+        settings.trainers,
+        int(threads) if threads.isdecimal() else max(1, _cores() // processes),
+        "auto" if settings.link is None else "tcp",
+        environment,
+    )
+
+
+def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
+    if not load.lanes:
+        print("pserver plan: no prediction for a job without servers", file=sys.stderr)
+        return 0
+    print(f"probing, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True)
+    try:
+        measured = probe.measure(time.monotonic() + TOTAL_SECONDS)
+    except ProbeFailed as failure:
+        print(
+            f"pserver plan: no prediction, the probe has failed: {failure}; --no-probe leaves it "
+            "out",
+            file=sys.stderr,
+        )
+        return FAILED
+    print("\n" + prediction_text(predict(load, measured, settings.where), measured))
+    return 0
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -42,6 +42,7 @@ NEAR, FAR = (
 )
 LINKS = {SYNC: ("1gbit",), GEO: ("1gbit",), NEAR: ("10gbit",), FAR: ("10gbit", "netem delay 500us")}
 PROMISES = tuple(LINKS)
+MOST_HOSTS = 8
 HOSTS = ("10.77.0.1", "10.77.0.2")
 BRIDGE = "pserverbench"
 
@@ -62,7 +63,7 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
 def _moving(promise: Promise, runs: int, count: int, elements: int) -> Row:
     """A step between two hosts."""
     size, flags = count * elements * 4, ["--connections", str(CONNECTIONS)]
-    with _hosts(*LINKS[promise]) as (here, there), ExitStack() as stack:
+    with hosts(*LINKS[promise]) as (here, there), ExitStack() as stack:
         raw = Peer("raw", size, HOSTS[1], CONNECTIONS, prefix=there)
         (port,) = stack.enter_context(peers(raw))
         _, endpoint = stack.enter_context(server("tcp", prefix=there, host=HOSTS[1], flags=flags))
@@ -76,7 +77,7 @@ def _moving(promise: Promise, runs: int, count: int, elements: int) -> Row:
 
 def _training(wanted: Collection[Promise], runs: int, width: int) -> Iterator[Row]:
     """Whole steps, beside DDP over the same links."""
-    with _hosts("1gbit") as prefixes, ExitStack() as stack:
+    with hosts("1gbit") as prefixes, ExitStack() as stack:
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
         ranks = [
             Peer("ddp", rank, 2, HOSTS[0], 29700, width, prefix=prefix)
@@ -110,7 +111,7 @@ def _missing(*link: str) -> str:
     if missing:
         return f"network namespaces need iproute2: there is no {missing[0]}"
     try:
-        with _hosts(*link):
+        with hosts(*link):
             return ""
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"
@@ -121,20 +122,25 @@ def _do(command: str, check: bool = True) -> None:
 
 
 @contextmanager
-def _hosts(rate: str, further: str = "") -> Iterator[list[list[str]]]:
-    """How to run a command on each of the two hosts; they are gone afterwards, and what an earlier
-    run left before.
+def hosts(
+    rate: str, further: str = "", count: int = len(HOSTS), burst: str = "1mb"
+) -> Iterator[list[list[str]]]:
+    """How to run a command on each of some hosts, 10.77.0.1 and so on; they are gone afterwards,
+    and what an earlier run left before.
 
     Args:
         rate: of each link, each way.
         further: a queueing discipline behind that, of each host's own end.
+        count: how many, up to MOST_HOSTS.
+        burst: what leaves at once after a pause.
     """
     os.environ["PSERVER_INSECURE"] = "1"  # nobody else is on these links
     _remove()
     try:
         _do(f"ip link add {BRIDGE} type bridge")
         _do(f"ip link set {BRIDGE} up")
-        for number, host in enumerate(HOSTS):
+        for number in range(count):
+            host = f"10.77.0.{number + 1}"
             name, link = f"bench{number}", f"benchlink{number}"
             _do(f"ip netns add {name}")
             _do(f"ip link add {link} type veth peer name eth0 netns {name}")
@@ -147,20 +153,20 @@ def _hosts(rate: str, further: str = "") -> Iterator[list[list[str]]]:
                 _do(f"ip netns exec {name} {command}")
             for prefix, device in ((f"ip netns exec {name} ", "eth0"), ("", link)):  # both ways
                 _do(
-                    f"{prefix}tc qdisc add dev {device} root handle 1: tbf rate {rate} burst 1mb "
-                    "latency 50ms"
+                    f"{prefix}tc qdisc add dev {device} root handle 1: tbf rate {rate} "
+                    f"burst {burst} latency 50ms"
                 )
             if further:
                 _do(
                     f"ip netns exec {name} tc qdisc add dev eth0 parent 1:1 handle 10: {further} "
                     "limit 100000"
                 )
-        yield [["ip", "netns", "exec", f"bench{number}"] for number in range(len(HOSTS))]
+        yield [["ip", "netns", "exec", f"bench{number}"] for number in range(count)]
     finally:
         _remove()
 
 
 def _remove() -> None:
-    for number in range(len(HOSTS)):
+    for number in range(MOST_HOSTS):
         _do(f"ip netns del bench{number}", check=False)
     _do(f"ip link del {BRIDGE}", check=False)

@@ -1,7 +1,8 @@
-"""``pserver plan``: the split of a real script, without starting any of it."""
+"""``pserver plan``: the split of a real script, and the step that a probe of it predicts."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -22,13 +23,14 @@ print("trained")
 """
 
 
-def plan(*words: str) -> subprocess.CompletedProcess[str]:
+def plan(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pserver", "plan", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
         check=False,
+        env={**os.environ, **variables},
     )
 
 
@@ -39,7 +41,7 @@ def test_plan_prints_the_split_bytes_and_memory_and_starts_nothing(tmp_path: Pat
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    done = plan(str(script), "300", "--servers", "2", "--trainers", "3")
+    done = plan(str(script), "300", "--no-probe", "--servers", "2", "--trainers", "3")
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -68,7 +70,7 @@ def test_plan_has_the_tables_with_what_a_row_weighs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TABLES)
 
-    done = plan(str(script), "--servers", "2", "--trainers", "3")
+    done = plan(str(script), "--servers", "2", "--trainers", "3", "--no-probe")
 
     assert done.returncode == 0, done.stderr
     lines = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
@@ -82,9 +84,58 @@ def test_plan_has_the_tables_with_what_a_row_weighs(tmp_path: Path) -> None:
     assert [line[-1] for line in servers] == ["64.0 MB", "64.0 MB"]
 
 
+STEPS = """
+import torch
+from trainer import fleet
+fleet.init()
+model = fleet.distributed_model(torch.nn.Linear(100, 10))
+optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))
+for step in range(1_000_000):
+    model(torch.ones(24 // fleet.worker_num(), 100)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+
+
+def test_a_probe_runs_some_steps_and_predicts_the_job(tmp_path: Path) -> None:
+    """The steps are of one trainer, whose batch is that of three; nothing is left behind."""
+    script = tmp_path / "train.py"
+    script.write_text(STEPS)
+    words = ("--servers", "1", "--trainers", "3", "--hosts", "each", "--latency", "50ms")
+
+    done = plan(str(script), *words, PSERVER_PROBE_SECONDS="1")
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    found = next(line for line in lines if line.startswith("predicted step"))
+    assert found.endswith("bottleneck: latency")
+    assert any(line.startswith("latency") and "100 ms" in line for line in lines)
+    assert lines[-1].startswith("from a probe of")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.long
+def test_a_script_without_steps_has_a_split_and_no_prediction(tmp_path: Path) -> None:
+    """The reason is its last line."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    done = plan(str(script), "300", "--servers", "1", "--trainers", "1")
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("sync: 1 trainers, 1 servers")
+    assert "no prediction, the probe has failed: its trainer ended" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
-    [(("nothing.py", "--servers", "1", "--trainers", "1"), 1), (("x.py", "--servers", "1"), 2)],
+    [
+        (("nothing.py", "--servers", "1", "--trainers", "1"), 1),
+        (("x.py", "--servers", "1"), 2),
+        (("x.py", "--servers", "1", "--trainers", "1", "--link", "fast"), 2),
+        (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--hosts", "each"), 2),
+    ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], status: int) -> None:
     """No traceback, and the usual exit statuses."""

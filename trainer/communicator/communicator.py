@@ -36,12 +36,12 @@ from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
 from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
+from trainer.communicator.step_probe import probe_of, show_if_only
 from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
 from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
 from trainer.environment.connection import Connection
 from transpiler.distribute import pserver_program
-from transpiler.formats.plan_text import plan_text
 from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 
@@ -94,7 +94,7 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
-        self._plan_only = connection.plan_only
+        self._connection = connection
         self._options = options or SendOptions()
         self._tensors = tensors
         self._programs = [
@@ -135,6 +135,7 @@ class Communicator:
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
+        self._probe = probe_of(connection, self.plan, self.clients, self.lanes, self.lookups)
         self._sources = sources_of(
             self.plan, self.lookups, self.lanes, self.clients, self.trainer_id, self.drain
         )
@@ -152,9 +153,7 @@ class Communicator:
             PServerError: a server cannot be reached or says no; then no server keeps this trainer.
             SystemExit: only the plan was asked for; it has been printed.
         """
-        if self._plan_only:
-            print(plan_text(self.plan), flush=True)
-            raise SystemExit(0)
+        show_if_only(self.plan, self._connection)
         keep_memory()
         self.page.open(self.clients)
         self._departure.expect()
@@ -361,9 +360,11 @@ class Communicator:
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
+            SystemExit: this was the last step of a probe.
         """
         closed, self._closed = sorted(self._closed), set()
-        replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
+        with self._probe:
+            replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
         for index in closed:
             self.written.landed(index)
         self.buffers.land()

@@ -29,6 +29,9 @@ class Connection:
         transport: "auto", or the one transport to use.
         plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
             a script.
+        probe: the file for what ``pserver plan`` wants to know: with ``plan_only`` the loads of the
+            plan, otherwise what some steps take, after which the process ends; "": nothing.
+        probe_seconds: of such steps.
         token_file: the file with this process's key; "": it has none.
         keys: the folder of this host's keys, for TLS to the servers; "": without.
         insecure: servers may be beyond this host without keys.
@@ -51,6 +54,8 @@ class Connection:
     start_timeout_seconds: float = config.START_TIMEOUT_SECONDS
     transport: str = "auto"
     plan_only: bool = False
+    probe: str = ""
+    probe_seconds: float = 6.0
     token_file: str = ""
     keys: str = ""
     insecure: bool = False
@@ -98,6 +103,8 @@ class Connection:
             seconds_of(environ, "PSERVER_START_TIMEOUT", config.START_TIMEOUT_SECONDS),
             environ.get("PSERVER_TRANSPORT", "auto"),
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
+            environ.get("PSERVER_PROBE", ""),
+            seconds_of(environ, "PSERVER_PROBE_SECONDS", 6.0),
             environ.get("PSERVER_TOKEN_FILE", ""),
             environ.get("PSERVER_KEYS", ""),
             environ.get("PSERVER_INSECURE", "") == "1",

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -309,7 +310,7 @@ class Job:
         """Joins the servers, with the plan for the optimizers as they are now; where it has joined
         with another plan, all trainers leave first.
         """
-        plan = joint_plan(self.role, self.tensors(), distributed, self.tables)
+        plan = joint_plan(_planned(self.role), self.tensors(), distributed, self.tables)
         self._distributed = distributed
         if self.role.role is Role.SINGLE:
             return
@@ -404,6 +405,12 @@ class Job:
         if not overlaps(self._distributed[0].strategy):
             trained, lanes = optimizer.trained(), optimizer.lanes
             optimizer.watch(changes_of(plan, self.role.trainer_id, trained, self.tables, lanes))
+
+
+def _planned(role: RoleMaker) -> RoleMaker:
+    """The role that a plan is made for: in a probe servers wait for this trainer alone."""
+    given = Connection.from_environment()
+    return replace(role, trainer_id=0, trainers=1) if given.probe and not given.plan_only else role
 
 
 def _refresh(communicator: Communicator) -> None:

@@ -13,6 +13,7 @@ In reading order::
     panels.py          where blocks are in a picture
     svg.py             a picture (Program.draw)
     table_text.py      tables as readable text
+    plan_bytes.py      what servers of a plan hold and exchange
     plan_text.py       a plan as readable text (pserver plan)
 
 The room may import ir and plan, and the generated messages of program.proto.

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from transpiler.formats.table_text import server_bytes, size, table_rows
+from transpiler.formats.plan_bytes import SCALAR_BYTES, server_load, slice_bytes
+from transpiler.formats.table_text import size, table_rows
 from transpiler.ir.rules import state_of
-from transpiler.plan.lanes import applied, describe
+from transpiler.plan.lanes import describe
 from transpiler.plan.owners import owners
-from transpiler.plan.placement import element_bytes
 from transpiler.plan.plan import Placement, Plan, Slice
-
-SCALAR_BYTES = 4  # of a scalar state
 
 
 def plan_text(plan: Plan) -> str:
@@ -57,12 +55,12 @@ def _without_servers(plan: Plan) -> str:
         whole = Slice(name, 0, prod(placement.shape), placement.shape, 0)
         by = (f"trainer {owner[name]}" if name in owner else "",) if owner else ()
         variables.append(_variable(plan, placement)[:3] + by)
-        parameters += _bytes(placement, whole)
+        parameters += slice_bytes(placement, whole)
         if placement.group is not None:
-            summed += _bytes(placement, whole)
+            summed += slice_bytes(placement, whole)
             shaped = state_of(plan.groups[placement.group]).values()
             states[owner.get(name, 0)] += sum(
-                _bytes(placement, whole) if each else SCALAR_BYTES for each in shaped
+                slice_bytes(placement, whole) if each else SCALAR_BYTES for each in shaped
             )
     rows = [("" if owner else "each of", "parameters", "states", "summed", "memory")]
     for rank, held in enumerate(states):
@@ -98,50 +96,16 @@ def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
 
 
 def _server(plan: Plan, server: int) -> tuple[str, ...]:
-    held = [(p, slice_) for p in plan.placements for slice_ in p.slices if slice_.server == server]
-    updated = [(p, slice_) for p, slice_ in held if p.group is not None]
-    parameters = sum(_bytes(p, slice_) for p, slice_ in held)
-    states = sum(_state_bytes(plan, p, slice_) for p, slice_ in updated)
-    travels = sum(_bytes(p, slice_) for p, slice_ in updated)
-    sent = sum(_sent_bytes(p, slice_) for p, slice_ in updated)
-    buffers = plan.trainers * travels
-    tables = [server_bytes(plan, table) for table in plan.tables]
-    memory = size(parameters + states + buffers + sum(each or 0 for each in tables))
+    load = server_load(plan, server)
     return (
         str(server),
-        str(len(held)),
-        size(parameters),
-        size(states),
-        size(sent),
-        size(travels),
-        memory + (" + rows" if None in tables else ""),
+        str(load.slices),
+        size(load.parameters),
+        size(load.states),
+        size(sum(load.sent)),
+        size(sum(load.received)),
+        size(load.memory) + (" + rows" if load.unbounded else ""),
     )
-
-
-def _bytes(placement: Placement, slice_: Slice) -> int:
-    return (slice_.end - slice_.begin) * element_bytes(placement.dtype)
-
-
-def _sent_bytes(placement: Placement, slice_: Slice) -> int:
-    """The bytes of a slice's gradient, compressed as it is sent; at most, where that differs from
-    step to step.
-    """
-    elements = slice_.end - slice_.begin
-    per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
-    return (
-        round(elements * per_element[placement.compression])
-        if placement.compression in per_element
-        else _bytes(placement, slice_)
-    )
-
-
-def _state_bytes(plan: Plan, placement: Placement, slice_: Slice) -> int:
-    """Of the states that the slice's rule keeps on the server."""
-    found = applied(plan, placement)
-    if found is None:
-        return 0
-    shaped = state_of(found[1]).values()
-    return sum(_bytes(placement, slice_) if whole else SCALAR_BYTES for whole in shaped)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,24 @@
+"""Predicting the step of a job from a short run of its script on this machine.
+
+In reading order::
+
+    figures     what the plan says of a job's bytes, and what a probe has measured
+    quantities  what a user types: 1Gbit, 0.2ms, 8Gi
+    cost        the cost model: figures and a cluster -> a predicted step; pure
+    candidates  the clusters and modes that ``--search`` compares; pure
+    prediction_text
+                a prediction, and a search, as tables
+    probe       runs the script with real servers for some seconds
+
+figures, quantities, cost, candidates and prediction_text are pure: no clock, process or
+environment.
+
+[Note: what a probe measures]  A probe is a small job on this machine: one trainer, and as many
+servers as the job will have, four at most.  The trainer is told that there are as many trainers as
+the job will have, so that its batch and its part of the data are the real ones; but the servers
+wait for it alone.  It takes some steps to warm up.  From then on it counts, for each step, how long
+its thread was within ``step()`` (the exchange) and outside (forward, backward and the script's own
+work), the processor time of both, and the bytes of every server; the processor time of the servers
+is read from the system.  Everything that a further trainer, a link or another machine changes is
+computed from these by ``cost``.
+"""

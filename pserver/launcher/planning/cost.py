@@ -1,0 +1,241 @@
+"""The cost model: from what a probe has measured to the step of another cluster.
+
+[Note: the cost model]  A step of a trainer has a compute part and messages.  With lanes that wait,
+the two follow each other; with lanes that queue, messages are on their way meanwhile, and the
+longer of the two decides.
+
+::
+
+    waits    step = compute + exchange + (wire + latency) / steps of a message
+    queues   step = max(compute + exchange, message / steps of a message, processors)
+
+- compute and exchange are the probe's own.  Where all processes share this machine, T trainers
+  that compute need T times the processor time of one, of which only so many cores are there.
+- exchange grows with the trainers by the servers' processor time.  SHARED of that is done for each
+  trainer's message (receive, merge, answer), the rest once a step (the update).  Servers whose
+  lanes do not wait for all update once a message.
+- wire: what a message takes at the link's rate.  The messages of all servers share the trainer's
+  link, and those of all trainers the server's; the slower one of the two decides.  A lane that
+  waits sends first, and receives then.
+- latency: two times one way for each message, and for each lookup of rows.
+
+It is a model of means: it knows no garbage collection, no slow host, no other job, and no overlap
+of a gradient's way with the rest of the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
+
+SHARED = 0.5  # of a server's processor time in a step that waits for all: for each trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The machines of a cluster.
+
+    Attributes:
+        cores: of a machine.
+        apart: each process has a machine of its own; otherwise all share one.
+        link: bytes per second of each process's link, each way; None: as this machine's loopback.
+        latency: seconds one way, beyond the loopback's.
+    """
+
+    cores: int
+    apart: bool = False
+    link: float | None = None
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a predicted step.
+
+    Attributes:
+        name: what limits the job, if this is the longest part.
+        seconds: of a step.
+        why: the figures behind it, in words.
+        hidden: it passes while the others do.
+    """
+
+    name: str
+    seconds: float
+    why: str
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted step of each trainer.
+
+    Attributes:
+        seconds: from one step to the next.
+        parts: that it is made of.
+    """
+
+    seconds: float
+    parts: tuple[Part, ...]
+
+    @property
+    def bottleneck(self) -> str:
+        """The name of the longest part."""
+        return max(self.parts, key=lambda part: part.seconds).name
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Of one trainer's messages: by server."""
+
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+
+
+def predict(load: JobLoad, measured: Measured, where: Where) -> Prediction:
+    """The step of a job.
+
+    Args:
+        load: of the job's plan.
+        measured: by a probe of the same script, in the same modes.
+        where: its processes run.
+
+    Raises:
+        ValueError: the job has no servers.
+    """
+    if not load.lanes:
+        raise ValueError("expected a job with servers, got one without")
+    waits = any(lane.waits for lane in load.lanes)
+    steps = max(lane.steps for lane in load.lanes)
+    travels = _travels(load, measured, steps)
+    parts = [_compute(load, measured, where), _exchange(load, measured, where)]
+    wire = [*_wire(load, travels, where, steps, waits), *_lookups(load, measured, where)]
+    trips = 2 * where.latency / steps
+    if where.latency:
+        wire.append(
+            Part("latency", trips, f"a message and its answer, every {steps} steps", not waits)
+        )
+    if waits:
+        return _sum(parts, wire)
+    message = sum(part.seconds for part in wire if part.hidden)
+    own = parts + [part for part in wire if not part.hidden]
+    processors = _processors(load, measured, where)
+    hidden = [part for part in wire if part.hidden]
+    longest = max(sum(part.seconds for part in own), message, processors.seconds)
+    return Prediction(longest, (*own, *hidden, processors))
+
+
+def _sum(*parts: Sequence[Part]) -> Prediction:
+    every = tuple(part for some in parts for part in some)
+    return Prediction(sum(part.seconds for part in every), every)
+
+
+def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
+    """Forward and backward, and whatever else the script does."""
+    alone = max(0.0, measured.seconds - measured.exchange_seconds)
+    busy = max(0.0, measured.cpu_seconds - measured.exchange_cpu_seconds)
+    if where.apart or not any(lane.together for lane in load.lanes):
+        return Part("compute", alone, "forward, backward and the script's own work")
+    shared = load.trainers * busy / where.cores
+    if shared <= alone:
+        return Part("compute", alone, "forward, backward and the script's own work")
+    why = f"{load.trainers} trainers, {busy * 1e3:.3g} ms of processor each, {where.cores} cores"
+    return Part("compute", shared, why)
+
+
+def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
+    """Copies, merging and updating, as on this machine's loopback."""
+    alone, others = measured.exchange_seconds, load.trainers - 1
+    together = any(lane.together for lane in load.lanes)
+    grows = SHARED if together else 1.0
+    server = sum(measured.server_cpu_seconds)
+    each = server / max(1, len(measured.server_cpu_seconds))
+    if not together:  # what others send is hidden behind compute, as far as processors suffice
+        return Part("exchange", alone, "copies, and the servers' work", False)
+    if where.apart:
+        more = others * grows * each / where.cores
+    else:
+        more = others * (measured.exchange_cpu_seconds + grows * server) / where.cores
+    why = f"copies, and the servers' work: {server * 1e3:.3g} ms of processor in the probe"
+    return Part("exchange", alone + more, why)
+
+
+def _processors(load: JobLoad, measured: Measured, where: Where) -> Part:
+    """What all steps need of the processors, where trainers do not wait for one another."""
+    server = sum(measured.server_cpu_seconds)
+    if where.apart:
+        servers = max(1, load.servers)
+        seconds = load.trainers * server / servers / where.cores
+        return Part("processor of a server", seconds, f"{load.trainers} trainers' messages", True)
+    seconds = load.trainers * (measured.cpu_seconds + server) / where.cores
+    why = f"{load.trainers} trainers and {load.servers} servers on {where.cores} cores"
+    return Part("processors", seconds, why, True)
+
+
+def _travels(load: JobLoad, measured: Measured, steps: int) -> _Bytes:
+    """The bytes of one trainer's message, by server of the job: those of the plan, and what the
+    probe has measured of tables, spread evenly.
+    """
+    sent, received = (_dense(load.lanes, way, steps) for way in ("sent", "received"))
+    if not load.tables:
+        return _Bytes(sent, received)
+    per_message = measured.messages or 1 / steps
+    rows = sum(measured.sent) / per_message - sum(sent)
+    rows_back = (sum(measured.received) - sum(measured.looked_up)) / per_message - sum(received)
+    return _Bytes(
+        tuple(each + max(0.0, rows) / load.servers for each in sent),
+        tuple(each + max(0.0, rows_back) / load.servers for each in received),
+    )
+
+
+def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]:
+    """Of all lanes: those of more frequent messages count several times."""
+    columns = zip(*(getattr(lane, way) for lane in lanes), strict=True)
+    weights = [steps / lane.steps for lane in lanes]
+    return tuple(
+        sum(weight * each for weight, each in zip(weights, column, strict=True))
+        for column in columns
+    )
+
+
+def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool) -> Sequence[Part]:
+    """What messages take on a link."""
+    if where.link is None:
+        return []
+    ways = ((travels.sent, "to"), (travels.received, "from")) if waits else ()
+    parts = []
+    for by_server, word in ways:
+        parts.append(_slower(load.trainers, by_server, where.link, steps, word))
+    if not waits:
+        both = tuple(map(sum, zip(travels.sent, travels.received, strict=True)))
+        own = Part("link of a trainer", sum(both) / where.link / steps, _why(sum(both)), True)
+        largest = max((*travels.sent, *travels.received))
+        many = load.trainers * largest
+        theirs = Part("link of a server", many / where.link / steps, _why(many), True)
+        parts.append(max(own, theirs, key=lambda part: part.seconds))
+    return parts
+
+
+def _slower(trainers: int, by_server: Sequence[float], link: float, steps: int, word: str) -> Part:
+    own, many = sum(by_server), trainers * max(by_server)
+    server = by_server.index(max(by_server))
+    if many > own:
+        return Part(f"link {word} server {server}", many / link / steps, _why(many))
+    name = "link from a trainer" if word == "to" else "link to a trainer"
+    return Part(name, own / link / steps, _why(own))
+
+
+def _why(count: float) -> str:
+    return f"{count / 1e6:.3g} MB a message"
+
+
+def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:
+    """Rows that a forward waits for."""
+    if not measured.lookups:
+        return []
+    rows = sum(measured.looked_up)
+    seconds = 2 * where.latency * min(1.0, measured.lookups)
+    if where.link is not None:
+        seconds += max(rows, load.trainers * rows / max(1, load.servers)) / where.link
+    return [Part("lookups", seconds, f"{rows / 1e6:.3g} MB of rows a step")] if seconds else []
