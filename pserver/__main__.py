@@ -30,7 +30,7 @@ from pserver.config import (
 from pserver.errors import PServerError
 from pserver.launcher import cluster, plan
 from pserver.launcher.checkpoint_variables import variables_of
-from pserver.launcher.planning import quantities
+from pserver.launcher.planning import probe, quantities
 from pserver.memory.garbage_collector import frozen_imports
 from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
@@ -164,7 +164,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
     after = Parser(prog="pserver plan", add_help=False, allow_abbrev=False)
     add_planning(after)
     numbers, rest = after.parse_known_args(arguments.arguments)
-    given = {name: value or getattr(arguments, name) for name, value in vars(numbers).items()}
+    given = {
+        name: getattr(arguments, name) if value is None or value is False else value
+        for name, value in vars(numbers).items()
+    }
     settings = checked(lambda: _planned(given))
     return plan.show(arguments.script, rest, settings, os.environ)
 
@@ -173,13 +176,19 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     servers, trainers = given["servers"], given["trainers"]
     if not servers or not trainers or servers < 1 or trainers < 1:
         raise UsageError("expected both --servers and --trainers, as numbers of 1 or more")
-    for flag in ("link", "latency", "hosts"):
-        if given["no_probe"] and given[flag]:
+    for flag in ("link", "latency", "hosts", "search", "window"):
+        if given["no_probe"] and given[flag] not in (None, False):
             raise ValueError(f"--{flag}: has no effect with --no-probe")
+    if given["memory"] and not given["search"]:
+        raise ValueError("--memory: has no effect without --search")
+    memory = quantities.memory("--memory", given["memory"]) if given["memory"] else None
     link = quantities.bandwidth("--link", given["link"]) if given["link"] else None
     latency = quantities.latency("--latency", given["latency"]) if given["latency"] else 0.0
     apart = given["hosts"] == "each" or (given["hosts"] is None and link is not None)
-    return plan.PlanSettings(servers, trainers, not given["no_probe"], link, latency, apart)
+    window = probe.WINDOW_SECONDS if given["window"] is None else given["window"]
+    check_seconds("--window", window)
+    asked = not given["no_probe"], link, latency, apart, bool(given["search"]), memory, window
+    return plan.PlanSettings(servers, trainers, *asked)
 
 
 def run_manifest(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ In reading order::
     rescue    saves what a failed job has left
     report    what ``launch`` says of a failed job
     web_page  the process behind --web
+    planning  predicts the step of a job from a probe of its script
     plan      ``pserver plan``
     status    ``pserver status``
     readiness the same with --ready: a health check, without torch

@@ -10,13 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pserver.launcher.planning.candidates import candidates, check_modes
 from pserver.launcher.planning.cost import Where, predict
-from pserver.launcher.planning.figures import JobLoad
-from pserver.launcher.planning.prediction_text import prediction_text
-from pserver.launcher.planning.probe import TOTAL_SECONDS, Probe, ProbeFailed
+from pserver.launcher.planning.figures import JobLoad, Measured
+from pserver.launcher.planning.prediction_text import candidates_text, prediction_text
+from pserver.launcher.planning.probe import (
+    MOST_SERVERS,
+    TOTAL_SECONDS,
+    WINDOW_SECONDS,
+    Probe,
+    ProbeFailed,
+)
 
 INTERRUPTED = 130
 FAILED = 1
@@ -32,6 +39,9 @@ class PlanSettings:
         link: bytes per second of each process's link; None: they share this machine's loopback.
         latency: seconds one way.
         apart: each process would have a machine like this one.
+        search: compare modes and numbers of servers, up to ``servers``.
+        memory: bytes that each server may have; None: any.
+        window: seconds of the steps that a probe measures.
     """
 
     servers: int
@@ -40,6 +50,9 @@ class PlanSettings:
     link: float | None = None
     latency: float = 0.0
     apart: bool = False
+    search: bool = False
+    memory: int | None = None
+    window: float = WINDOW_SECONDS
 
     @property
     def where(self) -> Where:
@@ -89,6 +102,7 @@ def probe_of(
         int(threads) if threads.isdecimal() else max(1, _cores() // processes),
         "auto" if settings.link is None else "tcp",
         environment,
+        settings.window,
     )
 
 
@@ -96,9 +110,10 @@ def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
     if not load.lanes:
         print("pserver plan: no prediction for a job without servers", file=sys.stderr)
         return 0
-    print(f"probing, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True)
     try:
-        measured = probe.measure(time.monotonic() + TOTAL_SECONDS)
+        if settings.search:
+            return _search(probe, load, settings)
+        measured = _measured(probe)
     except ProbeFailed as failure:
         print(
             f"pserver plan: no prediction, the probe has failed: {failure}; --no-probe leaves it "
@@ -108,6 +123,22 @@ def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
         return FAILED
     print("\n" + prediction_text(predict(load, measured, settings.where), measured))
     return 0
+
+
+def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
+    """Probes one server, and as many as there may be, if that is more."""
+    check_modes(load)
+    counts = sorted({1, min(settings.servers, MOST_SERVERS)})
+    probes = {count: _measured(replace(probe, servers=count)) for count in counts}
+    found = candidates(load, probes, settings.servers, settings.where, settings.memory)
+    print("\n" + candidates_text(found, settings.trainers))
+    return 0
+
+
+def _measured(probe: Probe) -> Measured:
+    servers = f"{min(probe.servers, MOST_SERVERS)} servers"
+    print(f"probing {servers}, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True)
+    return probe.measure(time.monotonic() + TOTAL_SECONDS)
 
 
 def _cores() -> int:

@@ -1,8 +1,8 @@
 """What `pserver plan` predicts, beside what the job then takes.
 
-`python tests/benchmarks/planner.py`: for each configuration the planner probes, the job runs for real, and a line tells both.  With
-``--only NAME`` those whose names begin so.  Configurations with a link need root: each process is
-in a network namespace of its own.
+`python tests/benchmarks/planner.py`: for each configuration the planner probes, the job runs for
+real, and a line tells both.  With ``--only NAME`` those whose names begin so.  Configurations with
+a link need root: each process is in a network namespace of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -23,14 +22,13 @@ print("trained")
 """
 
 
-def plan(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def plan(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pserver", "plan", *words],
         capture_output=True,
         text=True,
         timeout=90,
         check=False,
-        env={**os.environ, **variables},
     )
 
 
@@ -102,9 +100,9 @@ def test_a_probe_runs_some_steps_and_predicts_the_job(tmp_path: Path) -> None:
     """The steps are of one trainer, whose batch is that of three; nothing is left behind."""
     script = tmp_path / "train.py"
     script.write_text(STEPS)
-    words = ("--servers", "1", "--trainers", "3", "--hosts", "each", "--latency", "50ms")
+    words = "--servers 1 --trainers 3 --hosts each --latency 50ms --window 1".split()
 
-    done = plan(str(script), *words, PSERVER_PROBE_SECONDS="1")
+    done = plan(str(script), *words)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -135,6 +133,8 @@ def test_a_script_without_steps_has_a_split_and_no_prediction(tmp_path: Path) ->
         (("x.py", "--servers", "1"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--link", "fast"), 2),
         (("x.py", "--servers", "1", "--trainers", "1", "--no-probe", "--hosts", "each"), 2),
+        (("x.py", "--servers", "1", "--trainers", "1", "--memory", "8Gi"), 2),
+        (("x.py", "--servers", "1", "--trainers", "1", "--window", "0"), 2),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], status: int) -> None:

@@ -35,6 +35,7 @@ In reading order::
     torch_spans        torch.profiler's spans beside them
     server_meeting     how the spans of all processes come together
     tracing            the present trace of this process
+    step_probe         the plan, or some steps' figures, for `pserver plan`
     table_requests     what it has for the plan's tables, if there are any
     tables             the embeddings of a job's models, by table (imports numba)
     lookups            rows of tables on servers (imports numba)

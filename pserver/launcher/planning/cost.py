@@ -14,7 +14,7 @@ longer of the two decides.
 - exchange grows with the trainers by the servers' processor time.  SHARED of that is done for each
   trainer's message (receive, merge, answer), the rest once a step (the update).  Servers whose
   lanes do not wait for all update once a message.
-- wire: what a message takes at the link's rate.  The messages of all servers share the trainer's
+- wire: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of all servers share the trainer's
   link, and those of all trainers the server's; the slower one of the two decides.  A lane that
   waits sends first, and receives then.
 - latency: two times one way for each message, and for each lookup of rows.
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
 
 SHARED = 0.5  # of a server's processor time in a step that waits for all: for each trainer
+PAYLOAD = 0.95  # of a link's rate: frames of 1538 bytes carry 1448 of TCP
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class Where:
     apart: bool = False
     link: float | None = None
     latency: float = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes of tensors per second of a link."""
+        return None if self.link is None else PAYLOAD * self.link
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +207,18 @@ def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]
 
 def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool) -> Sequence[Part]:
     """What messages take on a link."""
-    if where.link is None:
+    if where.rate is None:
         return []
     ways = ((travels.sent, "to"), (travels.received, "from")) if waits else ()
     parts = []
     for by_server, word in ways:
-        parts.append(_slower(load.trainers, by_server, where.link, steps, word))
+        parts.append(_slower(load.trainers, by_server, where.rate, steps, word))
     if not waits:
         both = tuple(map(sum, zip(travels.sent, travels.received, strict=True)))
-        own = Part("link of a trainer", sum(both) / where.link / steps, _why(sum(both)), True)
+        own = Part("link of a trainer", sum(both) / where.rate / steps, _why(sum(both)), True)
         largest = max((*travels.sent, *travels.received))
         many = load.trainers * largest
-        theirs = Part("link of a server", many / where.link / steps, _why(many), True)
+        theirs = Part("link of a server", many / where.rate / steps, _why(many), True)
         parts.append(max(own, theirs, key=lambda part: part.seconds))
     return parts
 
@@ -236,6 +242,6 @@ def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:
         return []
     rows = sum(measured.looked_up)
     seconds = 2 * where.latency * min(1.0, measured.lookups)
-    if where.link is not None:
-        seconds += max(rows, load.trainers * rows / max(1, load.servers)) / where.link
+    if where.rate is not None:
+        seconds += max(rows, load.trainers * rows / max(1, load.servers)) / where.rate
     return [Part("lookups", seconds, f"{rows / 1e6:.3g} MB of rows a step")] if seconds else []

@@ -1,9 +1,10 @@
-"""A prediction as text."""
+"""A prediction, and a search, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pserver.launcher.planning.candidates import Candidate
 from pserver.launcher.planning.cost import Prediction
 from pserver.launcher.planning.figures import Measured
 
@@ -27,6 +28,24 @@ def prediction_text(found: Prediction, measured: Measured) -> str:
         f"{spelled(measured.exchange_seconds)} of them in the exchange"
     )
     return "\n".join([head, *table(rows), probe])
+
+
+def candidates_text(found: Sequence[Candidate], trainers: int) -> str:
+    """A table, the first of which is the best."""
+    rows = [("servers", "strategy", "of a step", "steps/s", "memory of a server", "bottleneck")]
+    for each in found:
+        seconds = each.prediction.seconds
+        rows.append(
+            (
+                str(each.servers),
+                each.setting,
+                spelled(seconds),
+                f"{trainers / seconds:.4g}",
+                f"{each.memory / 1e6:.4g} MB",
+                each.prediction.bottleneck,
+            )
+        )
+    return "\n".join(table(rows))
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -55,6 +55,7 @@ class Probe:
         threads: of each process.
         transport: "tcp" where the job has a link, otherwise "auto".
         environment: of every process.
+        window: seconds of the steps that are measured.
     """
 
     script: str
@@ -64,6 +65,7 @@ class Probe:
     threads: int
     transport: str
     environment: Mapping[str, str]
+    window: float = WINDOW_SECONDS
 
     def load(self, quiet: bool = False) -> JobLoad | int:
         """Runs the script up to its plan, which it prints; returns the plan's loads, or its exit
@@ -120,7 +122,7 @@ class Probe:
             for number in range(servers):
                 run.start(f"server {number}", serve, given | tokens.for_servers)
             endpoints = run.ready()
-            window = min(WINDOW_SECONDS, max(1.0, (end - time.monotonic()) / 3))
+            window = min(self.window, max(1.0, (end - time.monotonic()) / 3))
             run.start(
                 "trainer",
                 [sys.executable, self.script, *self.arguments],
@@ -130,7 +132,7 @@ class Probe:
                     **self._role(",".join(endpoints)),
                     "PSERVER_TRANSPORT": self.transport,
                     FILE: str(folder / "measured.json"),
-                    SECONDS: self.environment.get(SECONDS, f"{window:.1f}"),
+                    SECONDS: f"{window:.1f}",
                 },
             )
             return run.measured(folder / "measured.json")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.launcher.planning.cost import Where, predict
+from pserver.launcher.planning.cost import PAYLOAD, Where, predict
 from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
 from pserver.launcher.planning.prediction_text import prediction_text
 
@@ -68,8 +68,8 @@ def test_trainers_with_machines_of_their_own_share_only_the_server() -> None:
 
 def test_a_link_carries_what_trainers_send_and_then_what_they_receive() -> None:
     """4 MB each way at 100 MB/s; of two trainers one server's link carries twice as much."""
-    alone = predict(job(SYNC), MEASURED, Where(2, True, link=100e6))
-    two = predict(job(SYNC, trainers=2), MEASURED, Where(2, True, link=100e6))
+    alone = predict(job(SYNC), MEASURED, Where(2, True, link=100e6 / PAYLOAD))
+    two = predict(job(SYNC, trainers=2), MEASURED, Where(2, True, link=100e6 / PAYLOAD))
     parts = {part.name: part.seconds for part in two.parts}
 
     assert alone.seconds == pytest.approx(0.012 + 0.080)
@@ -79,7 +79,9 @@ def test_a_link_carries_what_trainers_send_and_then_what_they_receive() -> None:
 
 def test_two_servers_halve_what_a_server_link_carries() -> None:
     """Then the trainers' own links decide, which carry everything."""
-    found = predict(job(divided(SYNC, 2), trainers=2), MEASURED, Where(2, True, link=100e6))
+    found = predict(
+        job(divided(SYNC, 2), trainers=2), MEASURED, Where(2, True, link=100e6 / PAYLOAD)
+    )
     parts = {part.name: part.seconds for part in found.parts}
 
     assert parts["link from a trainer"] == pytest.approx(0.040)
@@ -88,7 +90,7 @@ def test_two_servers_halve_what_a_server_link_carries() -> None:
 def test_what_queues_is_hidden_until_it_is_longer() -> None:
     """8 MB both ways: 8 ms at 1 GB/s, hidden behind 12 ms; 80 ms at 100 MB/s, which decide."""
     fast = predict(job(ASYNC), MEASURED, Where(2, True, link=1e9))
-    slow = predict(job(ASYNC), MEASURED, Where(2, True, link=100e6))
+    slow = predict(job(ASYNC), MEASURED, Where(2, True, link=100e6 / PAYLOAD))
 
     assert (fast.seconds, fast.bottleneck) == (pytest.approx(0.012), "compute")
     assert (slow.seconds, slow.bottleneck) == (pytest.approx(0.080), "link of a trainer")
@@ -96,7 +98,9 @@ def test_what_queues_is_hidden_until_it_is_longer() -> None:
 
 def test_k_steps_divide_what_a_message_takes() -> None:
     """80 ms every 100 steps are hidden."""
-    found = predict(job(GEO), replace(MEASURED, messages=0.01), Where(2, True, link=100e6))
+    found = predict(
+        job(GEO), replace(MEASURED, messages=0.01), Where(2, True, link=100e6 / PAYLOAD)
+    )
 
     assert found.seconds == pytest.approx(0.012)
 
@@ -112,8 +116,8 @@ def test_latency_counts_for_each_message_and_each_lookup() -> None:
     """Two times one way, of a message and of the lookup before the forward."""
     measured = replace(MEASURED, lookups=1.0, received=(5e6,), looked_up=(1e6,))
     tables = replace(job(SYNC), tables=True)
-    near = predict(tables, measured, Where(2, True, link=100e6))
-    far = predict(tables, measured, Where(2, True, link=100e6, latency=0.001))
+    near = predict(tables, measured, Where(2, True, link=100e6 / PAYLOAD))
+    far = predict(tables, measured, Where(2, True, link=100e6 / PAYLOAD, latency=0.001))
 
     assert far.seconds - near.seconds == pytest.approx(0.004)
     assert near.seconds == pytest.approx(0.012 + 0.080 + 0.010)
@@ -145,7 +149,7 @@ def test_a_job_without_servers_is_refused() -> None:
 
 def test_the_table_names_the_bottleneck_and_every_part() -> None:
     """With the probe that it stands on."""
-    found = predict(job(SYNC, trainers=2), MEASURED, Where(2, True, link=100e6))
+    found = predict(job(SYNC, trainers=2), MEASURED, Where(2, True, link=100e6 / PAYLOAD))
 
     lines = prediction_text(found, MEASURED).splitlines()
 
