@@ -14,9 +14,9 @@ longer of the two decides.
 - exchange grows with the trainers by the servers' processor time.  SHARED of that is done for each
   trainer's message (receive, merge, answer), the rest once a step (the update).  Servers whose
   lanes do not wait for all update once a message.
-- wire: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of all servers share the trainer's
-  link, and those of all trainers the server's; the slower one of the two decides.  A lane that
-  waits sends first, and receives then.
+- wire: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of
+  all servers share the trainer's link, and those of all trainers the server's; the slower one of
+  the two decides.  A lane that waits sends first, and receives then.
 - latency: two times one way for each message, and for each lookup of rows.
 
 It is a model of means: it knows no garbage collection, no slow host, no other job, and no overlap
