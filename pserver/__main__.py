@@ -179,16 +179,27 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     for flag in ("link", "latency", "hosts", "search", "window"):
         if given["no_probe"] and given[flag] not in (None, False):
             raise ValueError(f"--{flag}: has no effect with --no-probe")
-    if given["memory"] and not given["search"]:
-        raise ValueError("--memory: has no effect without --search")
+    for flag in ("memory", "write"):
+        if given[flag] and not given["search"]:
+            raise ValueError(f"--{flag}: has no effect without --search")
     memory = quantities.memory("--memory", given["memory"]) if given["memory"] else None
     link = quantities.bandwidth("--link", given["link"]) if given["link"] else None
     latency = quantities.latency("--latency", given["latency"]) if given["latency"] else 0.0
     apart = given["hosts"] == "each" or (given["hosts"] is None and link is not None)
     window = probe.WINDOW_SECONDS if given["window"] is None else given["window"]
     check_seconds("--window", window)
-    asked = not given["no_probe"], link, latency, apart, bool(given["search"]), memory, window
-    return plan.PlanSettings(servers, trainers, *asked)
+    return plan.PlanSettings(
+        servers,
+        trainers,
+        not given["no_probe"],
+        link,
+        latency,
+        apart,
+        bool(given["search"]),
+        memory,
+        bool(given["write"]),
+        window,
+    )
 
 
 def run_manifest(arguments: argparse.Namespace) -> int:

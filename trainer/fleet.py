@@ -55,6 +55,7 @@ from trainer.job.queries import (
 from trainer.job.report import report
 from trainer.job.save_load import export, load, save
 from trainer.job.saved_batches import SavedBatches
+from trainer.job.searched_mode import searched
 from trainer.job.table_admin import shrink, table_status
 from trainer.job.tensorboard import write_events
 from trainer.job.trace import begin_asked, trace
@@ -163,6 +164,7 @@ def init(
     if is_collective or role.role is Role.COLLECTIVE:
         _begin(_collective(role, strategy), settings)
         return
+    strategy = searched(strategy, role)
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
         log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
@@ -347,6 +349,7 @@ def distributed_optimizer(
         return job.optimizers[0]
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
+    strategy = searched(strategy, job.role)
     _check_late(strategy, job, _kind(job.role))
     job.take(strategy)
     fuse_updates(optimizer, strategy or job.strategy)

@@ -33,3 +33,8 @@ def add_planning(sub: argparse.ArgumentParser) -> None:
         help="compare update modes and numbers of servers, up to --servers, the best on top",
     )
     add("--memory", metavar="SIZE", help="with --search: that each server may have, as 8Gi")
+    add(
+        "--write",
+        action="store_true",
+        help="with --search: write the winner to SCRIPT's .plan.json, for strategy.auto_search",
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pserver.launcher.planning.candidates import candidates, check_modes
+from pserver.launcher.planning.choice import Choice
 from pserver.launcher.planning.cost import Where, predict
 from pserver.launcher.planning.figures import JobLoad, Measured
 from pserver.launcher.planning.prediction_text import candidates_text, prediction_text
@@ -41,6 +42,7 @@ class PlanSettings:
         apart: each process would have a machine like this one.
         search: compare modes and numbers of servers, up to ``servers``.
         memory: bytes that each server may have; None: any.
+        write: the winner goes to a file beside the script.
         window: seconds of the steps that a probe measures.
     """
 
@@ -52,6 +54,7 @@ class PlanSettings:
     apart: bool = False
     search: bool = False
     memory: int | None = None
+    write: bool = False
     window: float = WINDOW_SECONDS
 
     @property
@@ -132,6 +135,13 @@ def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
     probes = {count: _measured(replace(probe, servers=count)) for count in counts}
     found = candidates(load, probes, settings.servers, settings.where, settings.memory)
     print("\n" + candidates_text(found, settings.trainers))
+    if settings.write:
+        best = found[0]
+        choice = Choice(
+            best.mode, best.k_steps, best.servers, load.trainers, best.prediction.seconds
+        )
+        choice.write(Choice.beside(probe.script))
+        print(f"written to {Choice.beside(probe.script)}")
     return 0
 
 

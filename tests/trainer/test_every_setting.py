@@ -113,11 +113,12 @@ BESIDE |= {
     "trainer_desc_configs.dump_param": {"trainer_desc_configs": {"dump_fields_path": DUMP}},
     "trainer_desc_configs.stat_var_names": {"trainer_desc_configs": {"dump_fields_path": DUMP}},
 }
-# What an error says of a setting that was read: it asks for more than one trainer, for a GPU, or
-# for a module of that name.
+# What an error says of a setting that was read: it asks for more than one trainer, for a GPU, for a
+# module of that name, or for a file beside the script.
 READ = (
     r"product is the 1 rank|pp_degree|match|at most the number of ranks|replicas only|a model on a "
-    r"GPU|a module below the model|hadoop_bin acts with|dump_param: no"
+    r"GPU|a module below the model|hadoop_bin acts with|dump_param: no|"
+    r"the choice for this script in"
 )
 # with servers, what is about gradients that trainers average among themselves
 AVERAGED = {"a_sync_configs": {"modes": {"0.*": "sync", "*": "collective"}}}

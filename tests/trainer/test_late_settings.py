@@ -14,14 +14,14 @@ from transpiler import DistributedStrategy
 def test_all_offenders_are_named_in_one_error() -> None:
     """Switches, keys of dictionaries, and keys that another one makes meaningless."""
     strategy = DistributedStrategy()
-    strategy.qat, strategy.auto, strategy.fuse_grad_size_in_MB = True, True, 8
+    strategy.qat, strategy.semi_auto, strategy.fuse_grad_size_in_MB = True, True, 8
     strategy.hybrid_configs = {"mp_degree": 2}
     strategy.a_sync, strategy.a_sync_configs = False, {"staleness": 3, "dc_asgd": 0.5}
     with pytest.raises(ValueError) as raised:
         fleet.init(strategy=strategy)
 
     said = str(raised.value)
-    for name in ("qat", "auto", "fuse_grad_size_in_MB", "hybrid_configs.mp_degree"):
+    for name in ("qat", "semi_auto", "fuse_grad_size_in_MB", "hybrid_configs.mp_degree"):
         assert f"strategy.{name}: " in said
     assert "staleness=3 has no effect with a_sync=False" in said
     assert "dc_asgd=0.5 has no effect with a_sync=False" in said

@@ -5,6 +5,7 @@ See [Note: what a probe measures] in pserver/launcher/planning.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -124,7 +125,7 @@ class StepProbe:
     The script's thread is within it during the exchange of each step.
 
     Args:
-        connection: which file, and how long the window is.
+        connection: which file, how long the window is, and when it ends at the latest.
         clients, lanes: the trainer's.
         lookups: of rows, where the plan has tables.
     """
@@ -137,6 +138,7 @@ class StepProbe:
         lookups: Lookups | None,
     ) -> None:
         self._path, self._seconds = connection.probe, connection.probe_seconds
+        self._end = connection.probe_end or math.inf
         self._clients, self._lanes, self._lookups = clients, lanes, lookups
         self._steps = 0
         self._first = 0.0  # when the first step had ended
@@ -163,12 +165,13 @@ class StepProbe:
         self._steps += 1
         if self._begun is None:
             self._first = self._first or now
-            if self._steps >= WARM_STEPS and now - self._first >= WARM_SECONDS:
+            warm = self._steps >= WARM_STEPS and now - self._first >= WARM_SECONDS
+            if warm or now >= self._end - self._seconds:
                 self._begun = self._counts(now)
             return False
         passed, steps = now - self._begun.seconds, self._steps - self._begun.steps
         enough = passed >= self._seconds and steps >= LEAST_STEPS
-        if not enough and passed < MOST_WINDOWS * self._seconds:
+        if not enough and passed < MOST_WINDOWS * self._seconds and now < self._end:
             return False
         self._measured(self._begun, self._counts(now)).write(self._path)
         return True

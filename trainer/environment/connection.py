@@ -32,6 +32,7 @@ class Connection:
         probe: the file for what ``pserver plan`` wants to know: with ``plan_only`` the loads of the
             plan, otherwise what some steps take, after which the process ends; "": nothing.
         probe_seconds: of such steps.
+        probe_end: on the system's monotonic clock, by when the file is there; 0: any time.
         token_file: the file with this process's key; "": it has none.
         keys: the folder of this host's keys, for TLS to the servers; "": without.
         insecure: servers may be beyond this host without keys.
@@ -56,6 +57,7 @@ class Connection:
     plan_only: bool = False
     probe: str = ""
     probe_seconds: float = 6.0
+    probe_end: float = 0.0
     token_file: str = ""
     keys: str = ""
     insecure: bool = False
@@ -105,6 +107,7 @@ class Connection:
             environ.get("PSERVER_PLAN_ONLY", "") == "1",
             environ.get("PSERVER_PROBE", ""),
             seconds_of(environ, "PSERVER_PROBE_SECONDS", 6.0),
+            seconds_of(environ, "PSERVER_PROBE_END", 0.0),
             environ.get("PSERVER_TOKEN_FILE", ""),
             environ.get("PSERVER_KEYS", ""),
             environ.get("PSERVER_INSECURE", "") == "1",

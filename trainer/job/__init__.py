@@ -5,6 +5,7 @@ In reading order::
     job              role, models, optimizer, connection: a job with servers, or alone
     further_optimizers
                      what a job's optimizers must have alike
+    searched_mode    the update mode that `pserver plan --search` has found
     arrival          a trainer that has not joined yet
     lockstep_batches a trainer's batches, up to the first that some trainer lacks
     averaged_gradients

@@ -160,9 +160,15 @@ DIVISION_SWITCHES = (
         "fuse_grad_merge", False, flag(), "Merged gradients share one buffer.", EVERY, _COLLECTIVE
     ),
     _divided("tensor_parallel", False, flag(), "Layers are split over trainers."),
-    Setting("auto", False, flag(), "The division is found automatically."),
-    Setting("semi_auto", False, flag(), "It is found from hints in the model."),
-    Setting("auto_search", False, flag(), "It is searched for by measuring."),
+    Setting("auto", False, flag(), "As ``auto_search``.", EVERY),
+    Setting("semi_auto", False, flag(), "The division is found from hints in the model."),
+    Setting(
+        "auto_search",
+        False,
+        flag(),
+        "The update mode is what ``pserver plan --search --write`` has chosen for the script.",
+        EVERY,
+    ),
     Setting(
         "split_data",
         True,

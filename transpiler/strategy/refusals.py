@@ -76,8 +76,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "qat": _QUANTIZE,
         "qat_configs": _QUANTIZE,
         "semi_auto": _BY_HAND,
-        "auto": _BY_HAND,
-        "auto_search": _BY_HAND,
         "heter_ccl_mode": "train against parameter servers: there each trainer has a device of its "
         "own kind",
         "elastic": "save with fleet.save, and start the job again by hand with another number of "
@@ -93,8 +91,6 @@ BECAUSE: Mapping[str, str] = MappingProxyType(
         "qat": _FULL_PRECISION,
         "qat_configs": _FULL_PRECISION,
         "semi_auto": _NO_SEARCH,
-        "auto": _NO_SEARCH,
-        "auto_search": _NO_SEARCH,
         "heter_ccl_mode": "trainers without servers exchange by one library, gloo or nccl",
         "elastic": "the number of trainers is the same from a job's beginning to its end",
     }

@@ -6,6 +6,7 @@ In reading order::
     quantities  what a user types: 1Gbit, 0.2ms, 8Gi
     cost        the cost model: figures and a cluster -> a predicted step; pure
     candidates  the clusters and modes that ``--search`` compares; pure
+    choice      the winner of a search, in a file
     prediction_text
                 a prediction, and a search, as tables
     probe       runs the script with real servers for some seconds

@@ -21,10 +21,11 @@ from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.planning.figures import JobLoad, Measured
 from pserver.launcher.process import Group
 
-ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment, as the next two
-FILE, SECONDS = "PSERVER_PROBE", "PSERVER_PROBE_SECONDS"
+ONLY = "PSERVER_PLAN_ONLY"  # read in trainer/environment, as the next three
+FILE, SECONDS, END = "PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_END"
 TOTAL_SECONDS = 30.0  # of a probe, with the start of its processes
 WINDOW_SECONDS = 6.0
+WRITE_SECONDS = 1.0  # before the end, for the file
 MOST_SERVERS = 4  # of a probe
 PAUSE_SECONDS = 0.05  # between two looks at processes
 READY = re.compile(r"pserver ready at (\S+)")
@@ -122,7 +123,6 @@ class Probe:
             for number in range(servers):
                 run.start(f"server {number}", serve, given | tokens.for_servers)
             endpoints = run.ready()
-            window = min(self.window, max(1.0, (end - time.monotonic()) / 3))
             run.start(
                 "trainer",
                 [sys.executable, self.script, *self.arguments],
@@ -132,7 +132,8 @@ class Probe:
                     **self._role(",".join(endpoints)),
                     "PSERVER_TRANSPORT": self.transport,
                     FILE: str(folder / "measured.json"),
-                    SECONDS: f"{window:.1f}",
+                    SECONDS: f"{self.window:g}",
+                    END: f"{end - WRITE_SECONDS:.1f}",
                 },
             )
             return run.measured(folder / "measured.json")
