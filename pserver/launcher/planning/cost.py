@@ -7,7 +7,7 @@ longer of the two decides.
 ::
 
     waits    step = compute + exchange + (wire + latency) / steps of a message
-    queues   step = max(compute + exchange, message / steps of a message, processors)
+    queues   step = max(compute + exchange, (wire + latency) / steps of a message, processors)
 
 - compute and exchange are the probe's own.  Where all processes share this machine, T trainers
   that compute need T times the processor time of one, of which only so many cores are there.
@@ -17,7 +17,8 @@ longer of the two decides.
 - wire: what a message takes at the link's rate, of which headers leave PAYLOAD.  The messages of
   all servers share the trainer's link, and those of all trainers the server's; the slower one of
   the two decides.  A lane that waits sends first, and receives then.
-- latency: two times one way for each message, and for each lookup of rows.
+- latency: two times one way for each message, and for each lookup of rows.  Where trainers do not
+  wait for one another, a message goes to one server after the other.
 
 It is a model of means: it knows no garbage collection, no slow host, no other job, and no overlap
 of a gradient's way with the rest of the backward.
@@ -80,15 +81,12 @@ class Prediction:
     Attributes:
         seconds: from one step to the next.
         parts: that it is made of.
+        bottleneck: the name of the part that decides.
     """
 
     seconds: float
     parts: tuple[Part, ...]
-
-    @property
-    def bottleneck(self) -> str:
-        """The name of the longest part."""
-        return max(self.parts, key=lambda part: part.seconds).name
+    bottleneck: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +113,34 @@ def predict(load: JobLoad, measured: Measured, where: Where) -> Prediction:
     waits = any(lane.waits for lane in load.lanes)
     steps = max(lane.steps for lane in load.lanes)
     travels = _travels(load, measured, steps)
-    parts = [_compute(load, measured, where), _exchange(load, measured, where)]
-    wire = [*_wire(load, travels, where, steps, waits), *_lookups(load, measured, where)]
-    trips = 2 * where.latency / steps
-    if where.latency:
-        wire.append(
-            Part("latency", trips, f"a message and its answer, every {steps} steps", not waits)
-        )
-    if waits:
-        return _sum(parts, wire)
-    message = sum(part.seconds for part in wire if part.hidden)
-    own = parts + [part for part in wire if not part.hidden]
-    processors = _processors(load, measured, where)
+    wire = [
+        *_wire(load, travels, where, steps, waits),
+        *_latency(load, where, waits),
+        *_lookups(load, measured, where),
+    ]
+    own = [_compute(load, measured, where), _exchange(load, measured, where)]
+    own += [part for part in wire if not part.hidden]
     hidden = [part for part in wire if part.hidden]
-    longest = max(sum(part.seconds for part in own), message, processors.seconds)
-    return Prediction(longest, (*own, *hidden, processors))
+    # where trainers wait for one another, their parts share processors one by one
+    processors = [] if _together(load) else [_processors(load, measured, where)]
+    deciding = max(own, hidden, processors, key=_total)
+    longest = max(deciding, key=lambda part: part.seconds)
+    return Prediction(_total(deciding), (*own, *hidden, *processors), longest.name)
 
 
-def _sum(*parts: Sequence[Part]) -> Prediction:
-    every = tuple(part for some in parts for part in some)
-    return Prediction(sum(part.seconds for part in every), every)
+def _total(parts: Sequence[Part]) -> float:
+    return sum(part.seconds for part in parts)
+
+
+def _together(load: JobLoad) -> bool:
+    return any(lane.together for lane in load.lanes)
 
 
 def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
     """Forward and backward, and whatever else the script does."""
     alone = max(0.0, measured.seconds - measured.exchange_seconds)
     busy = max(0.0, measured.cpu_seconds - measured.exchange_cpu_seconds)
-    if where.apart or not any(lane.together for lane in load.lanes):
+    if where.apart or not _together(load):
         return Part("compute", alone, "forward, backward and the script's own work")
     shared = load.trainers * busy / where.cores
     if shared <= alone:
@@ -153,7 +152,7 @@ def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
 def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
     """Copies, merging and updating, as on this machine's loopback."""
     alone, others = measured.exchange_seconds, load.trainers - 1
-    together = any(lane.together for lane in load.lanes)
+    together = _together(load)
     grows = SHARED if together else 1.0
     server = sum(measured.server_cpu_seconds)
     each = server / max(1, len(measured.server_cpu_seconds))
@@ -234,6 +233,16 @@ def _slower(trainers: int, by_server: Sequence[float], link: float, steps: int, 
 
 def _why(count: float) -> str:
     return f"{count / 1e6:.3g} MB a message"
+
+
+def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[Part]:
+    """Of messages: those that queue go to one server after the other."""
+    if not where.latency:
+        return []
+    often = min(lane.steps for lane in load.lanes)
+    one_by_one = 1 if _together(load) else load.servers
+    why = f"of a message and its answer, every {often} steps" if often > 1 else "of each message"
+    return [Part("latency", 2 * where.latency * one_by_one / often, why, not waits)]
 
 
 def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:

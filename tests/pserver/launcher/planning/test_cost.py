@@ -123,6 +123,16 @@ def test_latency_counts_for_each_message_and_each_lookup() -> None:
     assert near.seconds == pytest.approx(0.012 + 0.080 + 0.010)
 
 
+def test_what_queues_goes_to_one_server_after_the_other() -> None:
+    """Four round trips of 20 ms each, for a message of async mode; one for a sync step."""
+    far = Where(2, True, latency=0.010)
+    queued, together = (
+        predict(job(divided(lane, 4)), MEASURED, far).seconds for lane in (ASYNC, SYNC)
+    )
+
+    assert (queued, together) == (pytest.approx(4 * 0.020), pytest.approx(0.012 + 0.020))
+
+
 @pytest.mark.parametrize("lane", [SYNC, ASYNC, GEO])
 @pytest.mark.parametrize("apart", [False, True])
 def test_nothing_gets_faster_by_more_trainers_or_a_slower_link(lane: LaneLoad, apart: bool) -> None:
