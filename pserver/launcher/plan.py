@@ -17,7 +17,7 @@ from pserver.launcher.planning.candidates import candidates, check_modes
 from pserver.launcher.planning.choice import Choice
 from pserver.launcher.planning.cost import Where, predict
 from pserver.launcher.planning.figures import JobLoad, Measured
-from pserver.launcher.planning.prediction_text import candidates_text, prediction_text
+from pserver.launcher.planning.prediction_text import candidates_text, disturbance, prediction_text
 from pserver.launcher.planning.probe import (
     MOST_SERVERS,
     TOTAL_SECONDS,
@@ -135,6 +135,8 @@ def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
     probes = {count: _measured(replace(probe, servers=count)) for count in counts}
     found = candidates(load, probes, settings.servers, settings.where, settings.memory)
     print("\n" + candidates_text(found, settings.trainers))
+    for line in disturbance(max(probes.values(), key=lambda measured: measured.others)):
+        print(line)
     if settings.write:
         best = found[0]
         choice = Choice(

@@ -109,7 +109,7 @@ def test_a_probe_runs_some_steps_and_predicts_the_job(tmp_path: Path) -> None:
     found = next(line for line in lines if line.startswith("predicted step"))
     assert found.endswith("bottleneck: latency")
     assert any(line.startswith("latency") and "100 ms" in line for line in lines)
-    assert lines[-1].startswith("from a probe of")
+    assert any(line.startswith("from a probe of") for line in lines)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
 
 

@@ -84,7 +84,9 @@ class Measured:
         sent, received: bytes by server.
         looked_up: of those received, bytes of rows that a forward waited for, by server.
         begun, ended: of the window, on the system's monotonic clock; seconds.
-        server_cpu_seconds: processor time by server; empty until the launcher has added it.
+        server_cpu_seconds: processor time by server; empty until the launcher has added it, as the
+            next one.
+        others: cores of this machine that other processes kept busy, on average.
     """
 
     steps: int
@@ -100,6 +102,7 @@ class Measured:
     begun: float = 0.0
     ended: float = 0.0
     server_cpu_seconds: tuple[float, ...] = field(default=())
+    others: float = 0.0
 
     def write(self, path: str) -> None:
         """Writes it as JSON."""

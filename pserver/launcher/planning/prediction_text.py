@@ -8,6 +8,8 @@ from pserver.launcher.planning.candidates import Candidate
 from pserver.launcher.planning.cost import Prediction
 from pserver.launcher.planning.figures import Measured
 
+DISTURBING = 0.25  # cores
+
 
 def prediction_text(found: Prediction, measured: Measured) -> str:
     """A line for the step, and a table of its parts.
@@ -27,7 +29,17 @@ def prediction_text(found: Prediction, measured: Measured) -> str:
         f"from a probe of {measured.steps} steps of {spelled(measured.seconds)}, "
         f"{spelled(measured.exchange_seconds)} of them in the exchange"
     )
-    return "\n".join([head, *table(rows), probe])
+    return "\n".join([head, *table(rows), probe, *disturbance(measured)])
+
+
+def disturbance(measured: Measured) -> list[str]:
+    """A warning where other processes have disturbed the probe."""
+    if measured.others < DISTURBING:
+        return []
+    return [
+        f"other processes kept {measured.others:.1f} cores of this machine busy meanwhile: the job "
+        "will take less without them; probe again when they rest"
+    ]
 
 
 def candidates_text(found: Sequence[Candidate], trainers: int) -> str:

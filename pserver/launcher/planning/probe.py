@@ -139,6 +139,15 @@ class Probe:
             return run.measured(folder / "measured.json")
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Processor time until a moment: of each server, and of the whole machine."""
+
+    time: float
+    servers: tuple[float, ...]
+    machine: float
+
+
 class _Run:
     """The processes of a probe, and their processor time as it grows.
 
@@ -151,7 +160,7 @@ class _Run:
     def __init__(self, group: Group, folder: Path, end: float) -> None:
         self._group, self._folder, self._end = group, folder, end
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._samples: list[tuple[float, tuple[float, ...]]] = []  # of the servers
+        self._samples: list[_Sample] = []
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Starts a process; what it says goes to a file."""
@@ -179,7 +188,7 @@ class _Run:
         while trainer.poll() is None:
             servers = [each for name, each in self._processes.items() if name != "trainer"]
             used = tuple(processor_seconds(each.pid) for each in servers)
-            self._samples.append((time.monotonic(), used))
+            self._samples.append(_Sample(time.monotonic(), used, busy_seconds()))
             if path.is_file():  # the rest of its script does not matter
                 break
             self._wait("expected some steps")
@@ -188,19 +197,23 @@ class _Run:
                 f"its trainer ended with status {trainer.poll()} before enough steps: "
                 f"{self._last('trainer')}"
             )
-        found = _read(path, self._end)
-        return replace(found, server_cpu_seconds=self._used(found))
+        return self._completed(_read(path, self._end))
 
-    def _used(self, found: Measured) -> tuple[float, ...]:
-        """Of the servers, for one step of the window."""
-        times = [moment for moment, _ in self._samples]
-        first = min(range(len(times)), key=lambda index: abs(times[index] - found.begun))
-        last = min(range(len(times)), key=lambda index: abs(times[index] - found.ended))
-        if first == last:
-            return ()
-        rate = found.seconds / (times[last] - times[first])
-        pairs = zip(self._samples[first][1], self._samples[last][1], strict=True)
-        return tuple((after - before) * rate for before, after in pairs)
+    def _completed(self, found: Measured) -> Measured:
+        """With the servers' processor time of a step of the window, and the others'."""
+        first = min(self._samples, key=lambda sample: abs(sample.time - found.begun))
+        last = min(self._samples, key=lambda sample: abs(sample.time - found.ended))
+        passed = last.time - first.time
+        if not passed:
+            return found
+        pairs = zip(first.servers, last.servers, strict=True)
+        used = [(after - before) / passed for before, after in pairs]
+        own = sum(used) + found.cpu_seconds / found.seconds
+        return replace(
+            found,
+            server_cpu_seconds=tuple(each * found.seconds for each in used),
+            others=max(0.0, (last.machine - first.machine) / passed - own),
+        )
 
     def _wait(self, what: str) -> None:
         """A pause; raises where a server has ended, or the time is over."""
@@ -238,3 +251,13 @@ def processor_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds() -> float:
+    """Processor time of all processes until now; 0 where the system does not say."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0].split()
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, *interrupts = map(int, words[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")

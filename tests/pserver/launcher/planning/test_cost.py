@@ -170,3 +170,12 @@ def test_the_table_names_the_bottleneck_and_every_part() -> None:
         *("compute", "exchange", "link to server 0", "link from server 0")
     ]
     assert lines[-1] == "from a probe of 100 steps of 12 ms, 2 ms of them in the exchange"
+
+
+def test_a_disturbed_probe_says_so() -> None:
+    """Where other processes kept a part of the machine busy."""
+    found = predict(job(SYNC), MEASURED, HERE)
+
+    lines = prediction_text(found, replace(MEASURED, others=1.26)).splitlines()
+
+    assert lines[-1].startswith("other processes kept 1.3 cores of this machine busy meanwhile")
