@@ -74,7 +74,8 @@ def show(
         environment: the script's environment variables, besides those of its role.
 
     Returns:
-        0; the script's exit status where it has no plan; 1 where the probe has failed.
+        0, also where there is a plan and its probe has failed; the script's exit status where it
+        has no plan; 1 where a search has failed.
 
     Raises:
         ValueError: there is no such script.
@@ -123,7 +124,7 @@ def _predict(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
             "out",
             file=sys.stderr,
         )
-        return FAILED
+        return FAILED if settings.search else 0
     print("\n" + prediction_text(predict(load, measured, settings.where), measured))
     return 0
 

@@ -76,8 +76,8 @@ class CheckpointSettings:
                 if value is not None:
                     raise ValueError(f"{name}: has no effect without checkpoint=")
             return None
-        if connection.plan_only:
-            return None  # it ends before its first step
+        if connection.plan_only or connection.probe:
+            return None  # it ends before its first step, or it is a trial
         return cls(
             str(chosen),
             connection.checkpoint_every_seconds if every is None else every,
