@@ -24,6 +24,8 @@ from links import hosts
 HERE = Path(__file__).parent
 JOB = str(HERE / "planner_job.py")
 JOB_SECONDS = 10.0  # about, of each real job
+# whole windows of k-step modes; the first quarter, which does not count, fills an async queue
+LEAST_STEPS = 100
 PATIENCE_SECONDS = 180.0
 TOLERANCE = 0.25
 PREDICTED = re.compile(r"predicted step ([\d.]+) (s|ms|us),.*bottleneck: (.*)")
@@ -36,7 +38,7 @@ class Configuration:
     """A job.
 
     Attributes:
-        model: "tables", or "512x3" for three dense layers of that width.
+        model, mode: as planner_job takes them.
         link: of each process, for ``--link`` and tc; "": the loopback.
     """
 
@@ -57,10 +59,10 @@ CONFIGURATIONS = (
     Configuration("1024x3", "sync", 1, 1),
     Configuration("512x3", "sync", 2, 2),
     Configuration("512x3", "async", 1, 2),
-    Configuration("512x3", "geo", 3, 1),
+    Configuration("512x3", "geo20", 3, 1),
     Configuration("tables", "sync", 2, 2),
     Configuration("tables", "async", 3, 1),
-    Configuration("tables", "geo", 1, 2),
+    Configuration("tables", "geo20", 1, 2),
     Configuration("512x3", "sync", 2, 2, "200Mbit"),
     Configuration("512x3", "async", 1, 1, "200Mbit"),
     Configuration("tables", "sync", 1, 2, "50Mbit"),
@@ -101,7 +103,7 @@ def predicted(found: Configuration) -> tuple[float, str]:
 
 
 def measured(found: Configuration, steps: int) -> float:
-    """The mean over the trainers of the real job."""
+    """Seconds of a step: the mean over the trainers of the real job."""
     work = [found.model, found.mode, str(steps)]
     said = _on_links(found, work) if found.link else _launched(found, work)
     seconds = [float(match) for match in STEP.findall(said)]
@@ -156,9 +158,8 @@ def _on_links(found: Configuration, work: Sequence[str]) -> str:
 def outcome(found: Configuration) -> Outcome:
     """Plans, runs, and compares."""
     seconds, bottleneck = predicted(found)
-    steps = max(20, min(5000, int(JOB_SECONDS / seconds)))
-    steps -= steps % 20  # whole windows of the k-step mode
-    return Outcome(found, seconds, measured(found, steps), bottleneck)
+    steps = max(LEAST_STEPS, min(5000, int(JOB_SECONDS / seconds)))
+    return Outcome(found, seconds, measured(found, steps - steps % LEAST_STEPS), bottleneck)
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """A training script for the planner's check: ``planner_job.py MODEL MODE STEPS``.
 
-At the end each trainer prints the mean seconds of its last steps.
+MODEL is "tables", "images", or "512x3" for three dense layers of that width; MODE is "sync",
+"async", or "geo20" for an exchange every 20 steps.  At the end each trainer prints the mean seconds
+of its last steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from trainer import DistributedEmbedding, fleet, row_optimizers
 
 BATCH = 256  # samples of all trainers together
 SLOTS, DIM, ROWS = 8, 16, 200_000
-MODES = {"sync": None, "async": {}, "geo": {"k_steps": 20}}
+SIDE = 16  # of an image
 WARM = 4  # the first of so many parts of all steps does not count
 
 
@@ -41,27 +43,48 @@ def layers(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*inner, nn.Linear(width, 1))
 
 
+def images() -> nn.Sequential:
+    """A small convolutional network with one output."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * (SIDE // 2) ** 2, 64),
+        nn.ReLU(),
+        nn.Linear(64, 1),
+    )
+
+
+def made(model: str, batch: int) -> tuple[nn.Module, list[torch.Tensor]]:
+    """A model, and some batches for it."""
+    if model == "tables":
+        return Clicks(), [torch.randint(0, ROWS, (batch, SLOTS)) for _ in range(50)]
+    if model == "images":
+        return images(), [torch.randn(batch, 3, SIDE, SIDE) for _ in range(4)]
+    width, depth = map(int, model.split("x"))
+    return layers(width, depth), [torch.randn(batch, width) for _ in range(4)]
+
+
+def strategy_of(mode: str) -> fleet.DistributedStrategy:
+    """The strategy of an update mode."""
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = mode != "sync"
+    if mode.startswith("geo"):
+        strategy.a_sync_configs = {"k_steps": int(mode.removeprefix("geo"))}
+    return strategy
+
+
 def main() -> None:
     """Trains, and prints the time of a step."""
     name, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
     fleet.init()
     torch.manual_seed(fleet.worker_index())
-    batch = BATCH // fleet.worker_num()
-    if name == "tables":
-        net: nn.Module = Clicks()
-        inputs = [torch.randint(0, ROWS, (batch, SLOTS)) for _ in range(50)]
-    else:
-        width, depth = map(int, name.split("x"))
-        net = layers(width, depth)
-        inputs = [torch.randn(batch, width) for _ in range(4)]
-    strategy = fleet.DistributedStrategy()
-    configs = MODES[mode]
-    strategy.a_sync = configs is not None
-    if configs:
-        strategy.a_sync_configs = configs
+    net, inputs = made(name, BATCH // fleet.worker_num())
     model = fleet.distributed_model(net)
     optimizer = fleet.distributed_optimizer(
-        torch.optim.Adagrad(model.parameters(), lr=0.01), strategy
+        torch.optim.Adagrad(model.parameters(), lr=0.01), strategy_of(mode)
     )
     begun = 0.0
     for step, x in zip(range(steps), itertools.cycle(inputs), strict=False):
