@@ -57,18 +57,31 @@ class InitialRows(nn.Module):
         kind, low, high: of the table's :class:`transpiler.ir.tables.Initial`.
         seed: of the table.
         dim, dtype: of a row.
+        held: the dtype that the table held rows in, to which initial values are rounded; None: it
+            is that of a row.
     """
 
     def __init__(
-        self, kind: str, low: float, high: float, seed: int, dim: int, dtype: torch.dtype
+        self,
+        kind: str,
+        low: float,
+        high: float,
+        seed: int,
+        dim: int,
+        dtype: torch.dtype,
+        held: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.held: torch.dtype = dtype if held is None else held
         self.kind, self.low, self.high, self.dim = kind, low, high, dim
         self.rows_dtype: torch.dtype = dtype
         self.seed = int(_mix(torch.tensor(_signed(seed % 2**64))))
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [n] -> [n, dim]."""
+        return self._drawn(ids).to(self.rows_dtype).to(self.held).to(self.rows_dtype)
+
+    def _drawn(self, ids: Tensor) -> Tensor:
         if self.kind == "constant":
             return torch.full(
                 (ids.shape[0], self.dim), self.low, dtype=self.rows_dtype, device=ids.device
@@ -79,13 +92,13 @@ class InitialRows(nn.Module):
         hashed = _mix(keys.unsqueeze(1) + columns) >> 11
         uniform = (hashed & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
         if self.kind == "uniform":
-            return (self.low + (self.high - self.low) * uniform).to(self.rows_dtype)
+            return self.low + (self.high - self.low) * uniform
         length = torch.sqrt(-2.0 * torch.log(1.0 - uniform[:, 0::2])) * self.high
         angle = 2.0 * math.pi * uniform[:, 1::2]
         pairs = torch.stack(
             [self.low + length * torch.cos(angle), self.low + length * torch.sin(angle)], 2
         )
-        return pairs.flatten(1)[:, : self.dim].to(self.rows_dtype)
+        return pairs.flatten(1)[:, : self.dim]
 
 
 class LookupModule(nn.Module):
@@ -99,6 +112,8 @@ class LookupModule(nn.Module):
         pooling: None: a row for each id; "sum", "mean" or "sqrtn": one for each bag, as
             DistributedEmbedding pools.
         padding_idx: an id that is left out of bags.
+        scale: float32 [n], what each row is multiplied with; None: nothing.  With it, and where
+            rows are of 16 bits, those that are looked up are float32.
 
     Raises:
         ValueError: ids are not in order or not as many as rows, or no such pooling.
@@ -106,6 +121,7 @@ class LookupModule(nn.Module):
 
     ids: Tensor
     weight: Tensor
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -114,6 +130,7 @@ class LookupModule(nn.Module):
         initial: InitialRows | None = None,
         pooling: str | None = None,
         padding_idx: int | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         super().__init__()
         if pooling is not None and pooling not in POOLINGS:
@@ -131,11 +148,14 @@ class LookupModule(nn.Module):
         self.listed = ids is not None
         self.dim = weight.shape[1]
         self.zeros = initial is None
-        self.initial = initial or InitialRows("constant", 0.0, 0.0, 0, self.dim, weight.dtype)
+        self.short = weight.itemsize < 4
+        self.rows_dtype = torch.float32 if self.short else weight.dtype
+        self.initial = initial or InitialRows("constant", 0.0, 0.0, 0, self.dim, self.rows_dtype)
         self.pooling, self.padding_idx = pooling, padding_idx
         if ids is not None and not len(ids):  # one row always, so that every search finds a place
             ids = torch.zeros(1, dtype=torch.int64)
-            weight = self.initial(ids)
+            weight, scale = self.initial(ids), None
+        self.register_buffer("scale", scale)
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64) if ids is None else ids)
         self.register_buffer("weight", weight)
 
@@ -174,7 +194,7 @@ class LookupModule(nn.Module):
             starts = offsets.to(torch.int64)
         weights = None
         if per_sample_weights is not None:
-            weights = per_sample_weights.reshape(-1).to(self.weight.dtype)
+            weights = per_sample_weights.reshape(-1).to(self.rows_dtype)
         if self.padding_idx is not None:
             stays = flat != self.padding_idx
             before = F.pad(stays.cumsum(0), (1, 0))  # how many ids stay before each
@@ -187,16 +207,21 @@ class LookupModule(nn.Module):
     def rows(self, ids: Tensor) -> Tensor:
         """int64 [n] -> [n, dim]."""
         if not self.listed:
-            return F.embedding(ids, self.weight)
+            return self._rows_at(ids)
         places = torch.searchsorted(self.ids, ids).clamp(max=self.ids.shape[0] - 1)
         known = self.ids[places] == ids
-        found = F.embedding(places, self.weight)
+        found = self._rows_at(places)
         if self.zeros:
             return found.masked_fill(~known.unsqueeze(1), 0.0)
         # a program that is captured has no such branch
         if not torch.compiler.is_compiling() and bool(known.all()):
             return found
         return torch.where(known.unsqueeze(1), found, self.initial(ids))
+
+    def _rows_at(self, places: Tensor) -> Tensor:
+        found = F.embedding(places, self.weight)
+        found = found.to(self.rows_dtype) if self.short else found
+        return found if self.scale is None else found * self.scale[places].unsqueeze(1)
 
     def pooled(self, rows: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
         """The rows of each bag, put together: [n, dim] -> [bags, dim]; zeros for an empty one."""
@@ -250,10 +275,13 @@ def load_embedding(
     initial = None
     if ids is not None and unknown == "initial":
         said = json.loads(bytes(tensors[prefix + "initial"].tolist()))
+        dtype = torch.float32 if weight.itemsize < 4 else weight.dtype
+        held = getattr(torch, said["held"]) if "held" in said else None
         initial = InitialRows(
-            said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], weight.dtype
+            said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], dtype, held
         )
-    return LookupModule(weight, ids, initial, pooling, padding_idx)
+    scale = tensors.get(prefix + "scale")
+    return LookupModule(weight, ids, initial, pooling, padding_idx, scale)
 
 
 def _read(path: str) -> Mapping[str, Any]:

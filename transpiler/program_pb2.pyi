@@ -248,7 +248,7 @@ class Collective(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., rings: _Optional[int] = ..., inner: _Optional[int] = ..., bucket_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., last_bytes: _Optional[int] = ..., most: _Optional[int] = ..., dtype: _Optional[str] = ..., waits: _Optional[bool] = ..., sharded: _Optional[bool] = ..., gradient_scale: _Optional[str] = ..., begin: _Optional[int] = ..., adaptive: _Optional[bool] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "dim", "dtype", "rows", "segments", "lane", "seed", "initial", "count", "probability", "show_click", "ttl", "capacity", "eviction", "memory_bytes")
+    __slots__ = ("name", "dim", "dtype", "rows", "segments", "lane", "seed", "initial", "count", "probability", "show_click", "ttl", "capacity", "eviction", "memory_bytes", "compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class Table(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     EVICTION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     dtype: str
@@ -279,7 +280,8 @@ class Table(_message.Message):
     capacity: int
     eviction: str
     memory_bytes: int
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rows: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., lane: _Optional[int] = ..., seed: _Optional[int] = ..., initial: _Optional[_Union[Initial, _Mapping]] = ..., count: _Optional[_Union[CountFilterEntry, _Mapping]] = ..., probability: _Optional[_Union[ProbabilityEntry, _Mapping]] = ..., show_click: _Optional[_Union[ShowClickEntry, _Mapping]] = ..., ttl: _Optional[float] = ..., capacity: _Optional[int] = ..., eviction: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    compression: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rows: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., lane: _Optional[int] = ..., seed: _Optional[int] = ..., initial: _Optional[_Union[Initial, _Mapping]] = ..., count: _Optional[_Union[CountFilterEntry, _Mapping]] = ..., probability: _Optional[_Union[ProbabilityEntry, _Mapping]] = ..., show_click: _Optional[_Union[ShowClickEntry, _Mapping]] = ..., ttl: _Optional[float] = ..., capacity: _Optional[int] = ..., eviction: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., compression: _Optional[str] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("begin", "end", "group")

@@ -40,10 +40,12 @@ class Channel(RetryingStream):
     request, which begins when the one before has been answered.
 
     Attributes:
+        rows_travel: by table, as what its gradients' rows travel, where that is not as they are.
         heard: told the seconds from a step's commit to its answer; None: nobody asks.
         track, facts: of the spans of its requests.
     """
 
+    rows_travel: Mapping[str, torch.dtype] = MappingProxyType({})
     heard: Callable[[float], None] | None = None
     track = ""
     facts: Mapping[str, Fact] = MappingProxyType({})
@@ -78,7 +80,7 @@ class Channel(RetryingStream):
 
     def push_rows(self, step: int, table: str, gradient: RowGradient) -> None:
         """Queues the gradient of those rows of a table that this server holds, none of them too."""
-        self._post(Kind.ROWS, step, row_parts(table, gradient))
+        self._post(Kind.ROWS, step, row_parts(table, gradient, self.rows_travel.get(table)))
 
     def assign(self, step: int, assignments: Mapping[str, Assignment]) -> None:
         """Queues what a script has written into slices: the server assigns it before it applies

@@ -48,7 +48,7 @@ class LockedTable:
         table: as given.
         rows: the pure table.
         counts: whether a gradient carries shows and clicks of its rows.
-        dtype: of the rows.
+        dtype: of the rows, as they travel.
         scaled: the key of the clipping coefficient in a commit, where norms clip on servers: the
             table's name, "" for the global norm; None: rows are not scaled.
         clamp: limits of the gradient's values, where values are clipped on servers.
@@ -102,10 +102,10 @@ class LockedTable:
         Raises:
             Refused: an id is outside of the table's range.
         """
-        out = torch.empty((len(ids), self.table.dim), dtype=self.dtype)
+        out = torch.empty((len(ids), self.table.dim), dtype=DTYPES[self.table.computes_in])
         with self._lock:
             self._refusing(lambda: self.rows.lookup(ids.numpy(), out.numpy(), self._clock()))
-        return out
+        return out.to(self.dtype)
 
     def update(
         self,

@@ -17,6 +17,8 @@ The files, in reading order:
 ``memory``            memory that grows without copying; the layout of a record
 ``initializers``      the initial values of rows
 ``rows``              index and records as one thing
+``half_precision``    numbers of 16 bits, and how they are rounded
+``half_rows``         rows whose values are such numbers
 ``update_kernels``    what a step does to the rows that it touches, rule by rule
 ``hparam_history``    the hparams of steps that rows may have missed
 ``deferred_updates``  what those steps do to the rows, rule by rule; Adam's and AdamW's are in

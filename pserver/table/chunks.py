@@ -5,7 +5,7 @@ some may be empty.
 
 ====================================  ===========  ====================================
 "ids"                                 int64[m]     of the chunk's rows
-"values"                              [m, dim]     in the table's dtype
+"values"                              [m, dim]     in the dtype that the table computes in
 "state.NAME"                          [m, width]   likewise
 "step"                                int64[m]     the last step that the row has taken
 "order", "pushes"                     int64[m]     what the record knows of pushes: see
@@ -151,9 +151,9 @@ class TableChunks:
             self._updater.track_steps()
         slots, _, _ = rows.mark(ids)
         slots[slots < 0] = self._updater.make(ids[slots < 0], current=True)
-        rows.records[slots, : rows.layout.dim] = chunk["values"][own]
-        for name, (begin, width) in rows.layout.states.items():
-            rows.records[slots, begin : begin + width] = chunk[f"state.{name}"][own]
+        rows.set_values(slots, chunk["values"][own])
+        for name in rows.layout.states:
+            rows.state(name)[slots] = chunk[f"state.{name}"][own]
         self._load_words(chunk, slots, own)
 
     def _own(self, ids: Array, server: int, servers: int) -> tuple[Array, Array]:

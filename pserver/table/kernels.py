@@ -24,6 +24,7 @@ SOURCES = (
     "admission.py",
     "deferred_adam.py",
     "deferred_updates.py",
+    "half_precision.py",
     "hparam_history.py",
     "ids.py",
     "index_kernels.py",

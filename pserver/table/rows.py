@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from transpiler.ir.tables import Table
 BLOCK = 65536  # rows that are handled at a time where all are
 FLOATS = ("pushed", "show", "click", "unseen")  # words that are float64; the others are int64
 _NO_WORDS = np.zeros((0, 0), np.int64)
+
+Opened = tuple[Array, Array, Array]
+"""Records, [n, columns]; the same memory as words; and where among them the rows are."""
 
 
 @kernel
@@ -68,10 +72,11 @@ class Rows:
         words: names of the words of records; see ``Layout``.
 
     Attributes:
-        dtype: of values and states: np.float32 or np.float64.
+        dtype: of arithmetic and of states: np.float32 or np.float64.
         seed: the table's, as kernels take it.
         index: id -> slot.
-        layout: of a record.
+        layout: of a record, as kernels see it.
+        stored: of a record in memory; the same, where values are stored as they are computed.
         template: [columns], what new records hold behind their values.
         epoch: how many saves there were.
         calls: how many calls have changed rows.
@@ -83,18 +88,22 @@ class Rows:
         self, table: Table, states: Sequence[tuple[str, int]], words: Sequence[str]
     ) -> None:
         self.table = table
-        self.dtype: Any = np.float32 if table.dtype == "float32" else np.float64
+        self.dtype: Any = np.float32 if table.computes_in == "float32" else np.float64
         self.seed = seed_word(table.seed)
         self.index = Index()
         self._states, self._words = tuple(states), tuple(words)
         self.layout = Layout(table.dim, self.dtype, states, words)
-        self._memory = Memory(self.layout.columns, self.dtype)
+        self.stored = self._stored_layout()
+        self._memory = Memory(self.stored.columns, self.dtype)
         self.template: Array = np.zeros(self.layout.columns, self.dtype)
         self.epoch, self.calls = 0, 0
         self.removed: Index | None = None
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def _stored_layout(self) -> Layout:
+        return self.layout
 
     @property
     def records(self) -> Array:
@@ -113,7 +122,12 @@ class Rows:
     def word(self, name: str) -> Array:
         """One word of every slot; the memory itself."""
         words: Array = self._memory.array.view(self.word_type(name))
-        return words[:, self.layout.words[name]]
+        return words[:, self.stored.words[name]]
+
+    def state(self, name: str) -> Array:
+        """One state of every slot, [slots, width]; the memory itself."""
+        begin, width = self.stored.states[name]
+        return self.records[:, begin : begin + width]
 
     def has(self, name: str) -> bool:
         """Whether records have this word."""
@@ -130,19 +144,38 @@ class Rows:
         Copies all rows.
         """
         self._words = (name, *self._words)
-        old, held, template = self.layout, self._memory.array, self.template
+        old, held, template = self.stored, self._memory.array, self.template
         self.layout = Layout(self.table.dim, self.dtype, self._states, self._words)
-        self._memory = Memory(self.layout.columns, self.dtype)
+        self.stored = self._stored_layout()
+        self._memory = Memory(self.stored.columns, self.dtype)
         self._memory.need(self.index.used)
-        self.template = np.zeros(self.layout.columns, self.dtype)
-        width = self.table.dim + sum(width for _, width in self._states)
+        states = sum(width for _, width in self._states)
+        width = self.stored.dim + states
         for begin in range(0, self.index.used, BLOCK):
             part = slice(begin, min(begin + BLOCK, self.index.used))
             self._memory.array[part, :width] = held[part, :width]
             for name, at in old.words.items():
                 if at >= 0 and self.has(name):
-                    self.words[part, self.layout.words[name]] = held.view(np.int64)[part, at]
-        self.template[:width] = template[:width]
+                    self.words[part, self.stored.words[name]] = held.view(np.int64)[part, at]
+        self.template = np.zeros(self.layout.columns, self.dtype)
+        self.template[: self.table.dim + states] = template[: self.table.dim + states]
+
+    @contextmanager
+    def opened(self, slots: Array, step: int = 0) -> Iterator[Opened]:
+        """The records of rows for kernels to change, until the block ends.
+
+        Args:
+            slots: int64[n], -1 for rows that are not there.
+            step: that changes them.
+        """
+        yield self.records, self.words, slots
+
+    def set_values(self, slots: Array, values: Array) -> None:
+        """Sets the values of rows, [n, dim]."""
+        self.records[slots, : self.table.dim] = values
+
+    def round_values(self, values: Array) -> None:
+        """Rounds the values of [n, dim or more], in place, to numbers that rows can hold."""
 
     def gather(self, slots: Array, ids: Array, out: Array) -> None:
         """Copies the first columns of records, as many as ``out`` has; of a row that is not there
@@ -171,7 +204,7 @@ class Rows:
 
     def locate(self, ids: Array) -> Array:
         """The slots of ids, -1 for those that have none; prefetches their values."""
-        return self.index.locate(ids, self._prefetched(self.layout.dim))[0]
+        return self.index.locate(ids, self._prefetched(self.stored.dim))[0]
 
     def mark(self, ids: Array) -> tuple[Array, int, bool]:
         """Notes that a call changes these rows.
@@ -181,17 +214,20 @@ class Rows:
             id may have come twice.
         """
         self.calls += 1
-        return self.index.mark(ids, self.epoch, self.calls, self._prefetched(self.layout.columns))
+        return self.index.mark(ids, self.epoch, self.calls, self._prefetched(self.stored.columns))
 
     def make(self, ids: Array) -> Array:
         """Makes rows for ids that have none: their slots."""
         self.note_known(ids)
         slots = self.index.insert(ids, self.epoch, self.calls)
         self._memory.need(self.index.used)
+        self._start_rows(slots, ids)
+        return slots
+
+    def _start_rows(self, slots: Array, ids: Array) -> None:
         start_rows(
             self.records, slots, ids, self.table.dim, self.template, self.seed, self.table.initial
         )
-        return slots
 
     def remove(self, ids: Array) -> None:
         """Removes the rows of those ids that have one."""

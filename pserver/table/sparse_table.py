@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.chunks import TableChunks
+from pserver.table.half_rows import HalfRows
 from pserver.table.ids import checked, outside, plain, unique
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
@@ -21,7 +22,7 @@ from pserver.table.rows import Rows
 from pserver.table.segment_rules import SegmentRules
 from pserver.table.updater import RowUpdater
 from transpiler.ir.rules import Hparam, Rule
-from transpiler.ir.tables import Table
+from transpiler.ir.tables import HALVES, Table
 
 INDEX_BYTES = 40  # of a row in the index: an entry, where 3/5 of the entries are used, and its id
 
@@ -49,7 +50,8 @@ class SparseTable:
         self.table, self.server, self.servers = table, server, servers
         self._what = f"table {table.name!r}"
         by_segment = SegmentRules(table, rules)
-        self._rows = Rows(table, by_segment.states, (*by_segment.words(), *words_of(table)))
+        kept = HalfRows if table.dtype in HALVES else Rows
+        self._rows = kept(table, by_segment.states, (*by_segment.words(), *words_of(table)))
         self._updater = RowUpdater(table, by_segment, self._rows)
         total = table.capacity
         self._share = (
@@ -90,7 +92,7 @@ class SparseTable:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row and of its place in the index."""
-        return self._rows.layout.columns * self._rows.records.itemsize + INDEX_BYTES
+        return self._rows.stored.columns * self._rows.records.itemsize + INDEX_BYTES
 
     def counters(self) -> dict[str, int]:
         """What the table holds and has counted.
@@ -173,7 +175,7 @@ class SparseTable:
 
         Args:
             ids: int64[n], in any order; they may repeat.
-            out: [n, dim] of the table's dtype, written.
+            out: [n, dim] of the dtype that the table computes in, written.
             now: seconds, on the clock of the other calls; an id whose row has outlived its time
                 reads its initial value.
 
@@ -205,7 +207,7 @@ class SparseTable:
 
         Args:
             ids: int64[u], each once; none is a step, too.
-            gradients: [u, dim] of the table's dtype; may be overwritten.
+            gradients: [u, dim] of the dtype that the table computes in; may be overwritten.
             hparams: of this step, a mapping for each segment; one that is missing stays as it was.
             statistics: float32[u, 2], how often each id was shown and clicked, for a table with a
                 ShowClickEntry; None: 1 and 0.
@@ -242,7 +244,7 @@ class SparseTable:
 
         Args:
             ids: int64[u], each once.
-            deltas: [u, dim] of the table's dtype.
+            deltas: [u, dim] of the dtype that the table computes in.
             statistics: as of :meth:`update`.
             now: seconds.
 
@@ -256,7 +258,8 @@ class SparseTable:
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.catch_up(slots)
         here = slots >= 0
-        self._rows.records[slots[here], : self.table.dim] += deltas[here]
+        with self._rows.opened(slots, self._rows.calls) as (records, _, places):
+            records[places[here], : self.table.dim] += deltas[here]
 
     @property
     def moves_untouched(self) -> bool:
@@ -269,7 +272,7 @@ class SparseTable:
 
         Args:
             ids: int64[u], each once.
-            values: [u, dim] of the table's dtype.
+            values: [u, dim] of the dtype that the table computes in.
             current: a new row has taken all steps; otherwise, in a table whose rows were always
                 there, none.
 
@@ -280,7 +283,7 @@ class SparseTable:
         values = self._array(values, (len(ids), self.table.dim), "values")
         slots = self._marked(ids)
         self._lifecycle.ensure_rows(ids, slots, current)
-        self._rows.records[slots, : self.table.dim] = values
+        self._rows.set_values(slots, values)
 
     # ---- whole tables ----
 

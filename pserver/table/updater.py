@@ -115,12 +115,14 @@ class RowUpdater:
         if not self._ranged:
             words[slots < 0, self._rows.layout.words["step"]] = self.step
         self._apply_deferred(copies, words, np.arange(len(slots)))
+        self._rows.round_values(copies)
         out[:] = copies[:, : out.shape[1]]
 
     def catch_up(self, slots: Array) -> None:
         """Takes the steps that these rows (-1: none) have missed."""
         if len(self._history):
-            self._apply_deferred(self._rows.records, self._rows.words, slots)
+            with self._rows.opened(slots, self.step) as (records, words, places):
+                self._apply_deferred(records, words, places)
             self._note_step(slots[slots >= 0], self.step)
 
     def _apply_deferred(self, records: Array, words: Array, slots: Array) -> None:
@@ -157,17 +159,24 @@ class RowUpdater:
         if self.step == 1:
             self._fill_template()
         now = [self._at_first(index, held) for index, held in enumerate(hparams)]
-        parts = zip(self._rules.segments, self._rules.updates, self._states, now, strict=True)
+        with rows.opened(slots, self.step) as (records, _, places):
+            self._update(records, places, gradients, now)
+        if rows.has("step"):
+            self._history.append(self.step, self._rules.deferred_scalars(now))
+            self._note_step(slots[slots >= 0], self.step)
+
+    def _update(
+        self, records: Array, places: Array, gradients: Array, hparams: Sequence[dict[str, Any]]
+    ) -> None:
+        """Every segment's rule."""
+        parts = zip(self._rules.segments, self._rules.updates, self._states, hparams, strict=True)
         for segment, update, states, held in parts:
             if held.get("maximize"):
                 own = gradients[:, segment.begin : segment.end]
                 np.negative(own, out=own)
-            scalars = np.array(update.scalars(held, self.step), rows.dtype)
+            scalars = np.array(update.scalars(held, self.step), self._rows.dtype)
             columns = segment.begin, segment.end, states
-            update.kernel(rows.records, slots, gradients, *columns, scalars)
-        if rows.has("step"):
-            self._history.append(self.step, self._rules.deferred_scalars(now))
-            self._note_step(slots[slots >= 0], self.step)
+            update.kernel(records, places, gradients, *columns, scalars)
 
     def _sweep(self) -> None:
         """See [Note: a history that ends]."""

@@ -88,9 +88,16 @@ class ArrayAssembler:
         return arrays
 
 
-def row_parts(name: str, gradient: RowGradient) -> list[tuple[str, torch.Tensor]]:
-    """The named arrays that a table's gradient travels as."""
-    parts = [(name + IDS, gradient.ids), (name + ROWS, gradient.rows)]
+def row_parts(
+    name: str, gradient: RowGradient, dtype: torch.dtype | None = None
+) -> list[tuple[str, torch.Tensor]]:
+    """The named arrays that a table's gradient travels as.
+
+    Args:
+        dtype: of its rows on the way; None: as they are.
+    """
+    rows = gradient.rows if dtype is None else gradient.rows.to(dtype)
+    parts = [(name + IDS, gradient.ids), (name + ROWS, rows)]
     return (
         parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
     )
@@ -118,13 +125,15 @@ def row_gradients(
         count = len(ids) if ids.dim() == 1 else -1
         counts = isinstance(table.entry, ShowClickEntry)
         _expect(table.name + IDS, ids, torch.int64, (count,))
-        _expect(table.name + ROWS, rows, codec.DTYPES[table.dtype], (count, table.dim))
+        whole, shorter = codec.DTYPES[table.computes_in], codec.DTYPES[table.gradients_in]
+        short = rows is not None and rows.dtype == shorter
+        _expect(table.name + ROWS, rows, shorter if short else whole, (count, table.dim))
         if counts or statistics is not None:
             _expect(
                 table.name + STATISTICS, statistics, torch.float32, (count, 2) if counts else None
             )
         assert rows is not None
-        found[table.name] = RowGradient(ids, rows, statistics)
+        found[table.name] = RowGradient(ids, rows.to(whole), statistics)
     if left:
         raise Unprepared(f"{min(left)!r} belongs to no table of this lane")
     return found

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +17,11 @@ import torch
 from torch import nn
 
 from pserver.table.initializers import initial_rows
+from tests.support.exported_tables import DIM, exported, trained
 from trainer.checkpoint.export import TableRows, export
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.serving import InitialRows, LookupModule, load_embedding
 from transpiler.ir.tables import Constant, Initial, Normal, Segment, Table, Uniform
-
-DIM = 5
 
 
 def table(
@@ -59,23 +57,6 @@ def read(path: Path) -> dict[str, torch.Tensor]:
         return safetensors.torch.load_file(path)
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
     return found
-
-
-def trained(embedding: DistributedEmbedding, ids: torch.Tensor) -> DistributedEmbedding:
-    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.5)
-    for _ in range(2):
-        embedding(ids).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return embedding
-
-
-def exported(embedding: DistributedEmbedding, path: Path, **options: Any) -> None:
-    state = embedding.state_dict()
-    held = [{"ids": state["table.ids"].numpy(), "values": state["table.values"].numpy()}]
-    rows = TableRows(embedding.settings.table(), held, embedding.padding_idx, embedding.padding_row)
-    state = {f"emb.{name}": tensor for name, tensor in state.items()}
-    export(str(path), state | {"fc.weight": torch.ones(2)}, {"emb": rows}, **options)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])

@@ -10,6 +10,9 @@ Where that would be larger than ``MAX_BYTES``, or where ids are any int64, the f
     NAME.weight    [n, dim], the row of each of these ids
     NAME.initial   uint8 [m], JSON in ASCII: how the rows of all other ids begin
 
+Where rows are asked for as int8, ``NAME.weight`` is int8 and ``NAME.scale``, float32 [n], is what
+each row is multiplied with.
+
 What the module itself has in a state_dict (its proxy parameter, its padding's row, rows of its own)
 is in neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the
 target, so that no table has to fit into memory.
@@ -28,6 +31,7 @@ import numpy as np
 import torch
 
 from pserver.storage.single_file import written
+from trainer.checkpoint.row_forms import FORMS, check_form, written_as
 from transpiler.files.local_path import shown
 from transpiler.files.tensor_file import write_object, write_tensors
 from transpiler.ir.tables import Table
@@ -64,8 +68,8 @@ class TableRows:
         table = self.table
         for chunk in self.chunks:
             ids, values = chunk["ids"], chunk["values"]
-            if values.shape != (len(ids), table.dim) or values.dtype != table.dtype:
-                expected = f"{table.dtype} [{len(ids)}, {table.dim}]"
+            if values.shape != (len(ids), table.dim) or values.dtype != table.computes_in:
+                expected = f"{table.computes_in} [{len(ids)}, {table.dim}]"
                 raise ValueError(
                     f"table {table.name!r}: expected rows {expected}, got {values.dtype} "
                     f"{list(values.shape)}"
@@ -85,7 +89,7 @@ class TableRows:
                 if self.padding_row is None
                 else self.padding_row.detach().cpu().numpy()
             )
-            yield np.array([self.padding_idx]), row[None].astype(table.dtype)
+            yield np.array([self.padding_idx]), row[None].astype(table.computes_in)
 
 
 def export(
@@ -93,6 +97,7 @@ def export(
     tensors: Mapping[str, torch.Tensor],
     tables: Mapping[str, TableRows] | None = None,
     max_bytes: int = MAX_BYTES,
+    rows: str | None = None,
 ) -> None:
     """Writes a state_dict to the file ``path``: whole, or not at all.
 
@@ -102,11 +107,15 @@ def export(
         tables: by the name of their module.  See [Note: an exported table].
         max_bytes: of a table's weight that has all rows of its range; where it would be larger,
             its ids are listed.
+        rows: in which numbers tables are written: "float32", "float64", "bfloat16", "float16" or
+            "int8"; None: those in which they are computed.
 
     Raises:
-        ValueError: a table's name is another tensor's, or an id is outside of its table's range.
+        ValueError: ``rows`` is something else, a table's name is another tensor's, or an id is
+            outside of its table's range.
         OSError: the file cannot be written; the one that was there stays.
     """
+    check_form(rows)
     wanted = {
         name: tensor for name, tensor in tensors.items() if not _of_module(name, tables or {})
     }
@@ -114,8 +123,9 @@ def export(
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in wanted.items()
     }
     with written(path) as file:
-        for index, (name, rows) in enumerate((tables or {}).items()):
-            for key, tensor in _tensors_of(rows, file.parent / str(index), max_bytes).items():
+        for index, (name, table) in enumerate((tables or {}).items()):
+            place = file.parent / str(index)
+            for key, tensor in _tensors_of(table, place, max_bytes, rows).items():
                 full = _prefix(name) + key
                 if full in plain:
                     raise ValueError(
@@ -141,25 +151,33 @@ def _of_module(name: str, tables: Iterable[str]) -> bool:
     return any(key in ("proxy", "padding_row") or key.startswith("table.") for key in own)
 
 
-def _tensors_of(rows: TableRows, scratch: Path, max_bytes: int) -> dict[str, torch.Tensor]:
+def _tensors_of(
+    rows: TableRows, scratch: Path, max_bytes: int, form: str | None
+) -> dict[str, torch.Tensor]:
     table = rows.table
-    itemsize = np.dtype(table.dtype).itemsize
+    itemsize = FORMS[form or table.computes_in].itemsize
     if table.rows is not None and table.rows * table.dim * itemsize <= max_bytes:
-        return {"weight": _whole(rows, table.rows, scratch)}
-    return _listed(rows, scratch)
+        found = {"weight": _whole(rows, table.rows, scratch)}
+    else:
+        found = _listed(rows, scratch)
+
+    def made(name: str, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return _mapped(scratch.with_suffix(f".{name}"), shape, dtype)
+
+    return {**found, **written_as(found["weight"], form, made)}
 
 
 def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     """All rows of the range."""
-    from pserver.table.initializers import initial_rows  # imports numba, which few exports need
+    from pserver.table.half_precision import initial_values  # imports numba, which few exports need
 
     table = rows.table
-    weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.dtype)
+    weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.computes_in)
     values = weight.numpy()
     for begin in range(0, count, _BLOCK):
         ids = np.arange(begin, min(begin + _BLOCK, count))
         if rows.reader is None:
-            initial_rows(table.initial, table.seed, ids, values[begin : begin + _BLOCK])
+            initial_values(table, ids, values[begin : begin + _BLOCK])
         else:
             values[begin : begin + _BLOCK] = rows.reader(ids)
     for ids, held in rows.checked():
@@ -179,12 +197,13 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
             ids_file.write(ids.tobytes())
             rows_file.write(values.tobytes())
     unordered = _mapped(scratch.with_suffix(".ids"), (count,), "int64").numpy()
-    gathered = _mapped(scratch.with_suffix(".rows"), (count, table.dim), table.dtype).numpy()
+    gathered = _mapped(scratch.with_suffix(".rows"), (count, table.dim), table.computes_in).numpy()
     order = np.argsort(unordered)
-    weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.dtype)
+    weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.computes_in)
     for begin in range(0, count, _BLOCK):
         weight.numpy()[begin : begin + _BLOCK] = gathered[order[begin : begin + _BLOCK]]
-    initial = json.dumps(asdict(table.initial) | {"seed": table.seed}).encode()
+    said = asdict(table.initial) | {"seed": table.seed, "held": table.dtype}
+    initial = json.dumps(said).encode()
     return {
         "ids": torch.from_numpy(unordered[order]),
         "weight": weight,
@@ -201,7 +220,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype))
     with path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
+            os.posix_fallocate(file.fileno(), 0, count * getattr(torch, dtype).itemsize)
     return torch.from_file(str(path), shared=True, size=count, dtype=getattr(torch, dtype)).view(
         shape
     )

@@ -151,13 +151,15 @@ def _registered(module: nn.Module, name: str) -> Tensor:
 def _lookups(table: Table, storage: Storage) -> LookupModule:
     """A table's rows as an ordinary module."""
     found: tuple[Tensor, Tensor] | None = storage.rows.get(table.name)
-    dtype = DTYPES[table.dtype]
+    dtype = DTYPES[table.computes_in]
     if found is None:
         found = _of_modules(table, storage)
     ids, rows = found if found is not None else (torch.empty(0, dtype=torch.int64), torch.empty(0))
     order = ids.argsort()
     said = table.initial
-    initial = InitialRows(said.kind, said.low, said.high, table.seed, table.dim, dtype)
+    initial = InitialRows(
+        said.kind, said.low, said.high, table.seed, table.dim, dtype, DTYPES[table.dtype]
+    )
     return LookupModule(rows.reshape(-1, table.dim).to(dtype)[order], ids[order], initial)
 
 

@@ -26,7 +26,7 @@ from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.communicator.connections import begun_at, clients_of
+from trainer.communicator.connections import begun_at, channels_of, clients_of
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
@@ -165,7 +165,7 @@ class Communicator:
             self._take_over(installed=all(each.install for each in joined))
             for index, lane in enumerate(self.lanes):
                 self.step = max(self.step, applied := begun_at(self.clients, joined, index))
-                lane.start([client.channels[index] for client in self.clients], applied)
+                lane.start(channels_of(self.clients, self.plan, index), applied)
             self.written.start()
             self.page.joined(joined[0].run)
         except BaseException as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Joined
 from pserver.client.retrying_stream import Destination
 from pserver.errors import Refused
+from pserver.transport.codec import DTYPES
 from trainer.environment.connection import Connection
-from transpiler.plan.plan import Deployment
+from transpiler.plan.plan import Deployment, Plan
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 
@@ -63,6 +65,19 @@ def _identity(deployment: Deployment, connection: Connection, incarnation: str) 
         manifest=deployment.plan.manifest(),
         transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
     )
+
+
+def channels_of(clients: Sequence[Client], plan: Plan, lane: int) -> list[Channel]:
+    """A lane's channels, by server, to servers that have been joined."""
+    shorter = {
+        table.name: DTYPES[table.gradients_in]
+        for table in plan.tables
+        if table.gradients_in != table.computes_in and not plan.lanes[lane].kind.steps_on_trainer
+    }
+    channels = [client.channels[lane] for client in clients]
+    for channel in channels:
+        channel.rows_travel = shorter
+    return channels
 
 
 def begun_at(clients: Sequence[Client], joined: Sequence[Joined], lane: int) -> int:

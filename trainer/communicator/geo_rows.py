@@ -69,7 +69,14 @@ class GeoRows:
         self._table, self._read_served = table, read
         rules = rules_of(table, plan.groups)
         # admission and eviction are the servers'
-        here = replace(table, entry=None, ttl=None, capacity=None, memory_bytes=None)
+        here = replace(
+            table,
+            dtype=table.computes_in,  # what a step changes is summed up whole
+            entry=None,
+            ttl=None,
+            capacity=None,
+            memory_bytes=None,
+        )
         self._read = [
             (segment.group, rule.hparams)
             for segment, rule in zip(table.segments, rules, strict=True)
@@ -78,7 +85,7 @@ class GeoRows:
         kept = (table.entry, table.ttl, table.capacity)
         self._ranged = table.rows is not None and kept == (None, None, None)
         self._slots = Index()  # of the rows that have an x and a y
-        self._known = Memory(table.dim, np.dtype(table.dtype).type)  # y, by slot
+        self._known = Memory(table.dim, np.dtype(table.computes_in).type)  # y, by slot
         self._asked_in = Memory(0, np.int64)  # windows, by slot
         self._trained_in = Memory(0, np.int64)
         self._window = 1
@@ -88,7 +95,7 @@ class GeoRows:
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
         self._trainers = plan.trainers
         self._counts = isinstance(table.entry, ShowClickEntry)
-        self._dim, self._dtype = table.dim, DTYPES[table.dtype]
+        self._dim, self._dtype = table.dim, DTYPES[table.computes_in]
         self._pull = pull
         self._wait_for_replies = wait_for_replies
 

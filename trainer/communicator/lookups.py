@@ -109,7 +109,9 @@ class Lookups:
         self.rows += count
         if began:
             SPANS.add("lookup", began, now(), tables=", ".join(asked), rows=count)
-        return rows
+        return {
+            name: found.to(DTYPES[self.tables[name].computes_in]) for name, found in rows.items()
+        }
 
     def _blank(self, name: str, count: int) -> torch.Tensor:
         table = self.tables[name]
@@ -175,7 +177,8 @@ class Lookups:
         for begin in range(0, len(ids), CHUNK_ROWS):
             part = RowGradient(ids[begin : begin + CHUNK_ROWS], values[begin : begin + CHUNK_ROWS])
             own = part.divide(len(self._clients))[server]
-            arrays = [(f"{name}@ids", own.ids), (f"{name}@values", own.rows.contiguous())]
+            rows = own.rows.to(DTYPES[self.tables[name].computes_in]).contiguous()
+            arrays = [(f"{name}@ids", own.ids), (f"{name}@values", rows)]
             with self._turn:
                 _wait([self._channel(server).load(arrays)])
 

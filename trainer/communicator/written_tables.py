@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pserver.errors import PServerError
-from pserver.table.initializers import initial_rows
+from pserver.table.half_precision import initial_values
 from pserver.transport.assignment import checksum
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows
@@ -82,7 +82,7 @@ class WrittenTables:
     def bytes_of(self, name: str) -> int:
         """Bytes of a table's ids and values on all servers."""
         table = self._lookups.tables[name]
-        return self._count(name) * (8 + table.dim * DTYPES[table.dtype].itemsize)
+        return self._count(name) * (8 + table.dim * DTYPES[table.computes_in].itemsize)
 
     def write(self, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
         """Replaces the values of all rows of a table: int64 [n], each once, and [n, dim]; not kept.
@@ -147,7 +147,7 @@ class WrittenTables:
 
     def _scanned(self, name: str) -> Rows:
         table = self._lookups.tables[name]
-        ids, values = [np.empty(0, np.int64)], [np.empty((0, table.dim), table.dtype)]
+        ids, values = [np.empty(0, np.int64)], [np.empty((0, table.dim), table.computes_in)]
         for chunk, _ in self._lookups.scan(name, materialized=True):
             ids.append(chunk["ids"])
             values.append(chunk["values"])
@@ -210,8 +210,8 @@ class WritableRows(ServedRows):
 
 def initial_of(table: Table, ids: torch.Tensor) -> torch.Tensor:
     """The initial values of the rows of ids, int64 [n] -> [n, dim]."""
-    rows = torch.empty((len(ids), table.dim), dtype=DTYPES[table.dtype])
-    initial_rows(table.initial, table.seed, ids.contiguous().numpy(), rows.numpy())
+    rows = torch.empty((len(ids), table.dim), dtype=DTYPES[table.computes_in])
+    initial_values(table, ids.contiguous().numpy(), rows.numpy())
     return rows
 
 

@@ -80,7 +80,9 @@ class DistributedEmbedding(nn.Module):
             :func:`trainer.embedding.bags.pool`.
         padding_idx: an id that reads zeros, and is never trained; left out of bags.  Below 0 it
             counts from ``num_embeddings``, where that is given, as in torch.
-        dtype: of the rows, torch.float32 or torch.float64.
+        dtype: of the rows: torch.float32, torch.float64, or torch.bfloat16 or torch.float16, which
+            take half of the memory and of the bytes on the way.  Of these forward gives float32,
+            their optimizer's states are float32, and a step rounds them at random.
         seed: of initial values and of a ProbabilityEntry's draws.
         ttl: seconds after which a row that is not trained any more is forgotten.
         capacity: the most rows; those trained least recently (``eviction="lru"``) or least often
@@ -158,16 +160,16 @@ class DistributedEmbedding(nn.Module):
             eviction=eviction,
             memory_bytes=memory_bytes,
         )
-        self.steps = 0
+        self.steps, number = 0, self.settings.computes_in
         self.rows: RowSource = LocalRows(self.settings.table())
         self._initial: tuple[Tensor, Tensor] | None = None
-        self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, dtype)
-        self._output = dtype
+        self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, number)
+        self._output = number
         padded = padding_idx is not None and pooling is None
         self.register_buffer(
-            "padding_row", torch.zeros(embedding_dim, dtype=dtype) if padded else None
+            "padding_row", torch.zeros(embedding_dim, dtype=number) if padded else None
         )
-        self.proxy = ProxyParameter(torch.zeros((), dtype=dtype))
+        self.proxy = ProxyParameter(torch.zeros((), dtype=number))
         self.proxy.bind(self)
 
     @classmethod
@@ -194,11 +196,12 @@ class DistributedEmbedding(nn.Module):
         Raises:
             TypeError: the module is another one.
             ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max", or of
-                16-bit floats.
+                another dtype than rows can have.
         """
         options = {**options_of(module), **options}
         weight = module.weight.detach()
         made = cls(module.embedding_dim, name=name, **options)
+        made._output = weight.dtype
         made.include_last_offset = getattr(module, "include_last_offset", False)
         made.rows = LocalRows(
             made.settings.table(), (torch.arange(len(weight)), weight.cpu().clone())
@@ -276,9 +279,10 @@ class DistributedEmbedding(nn.Module):
         lookup = Lookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
         rows = self._pull(asked, lookup.arrived)
-        if rows.shape != (len(asked), self.embedding_dim) or rows.dtype != self.dtype:
+        number = self.settings.computes_in
+        if rows.shape != (len(asked), self.embedding_dim) or rows.dtype != number:
             expected = (
-                f"expected {self.dtype} [{len(asked)}, {self.embedding_dim}], got {rows.dtype} "
+                f"expected {number} [{len(asked)}, {self.embedding_dim}], got {rows.dtype} "
                 f"{list(rows.shape)}"
             )
             raise RuntimeError(f"{self.whose()}: rows: {expected}")
@@ -289,7 +293,7 @@ class DistributedEmbedding(nn.Module):
     def _pull(self, ids: Tensor, arrived: Arrived | None) -> Tensor:
         if self.cache is None or not self.training:
             return self.rows.pull(ids, arrived)
-        rows = torch.empty((len(ids), self.embedding_dim), dtype=self.dtype)
+        rows = torch.empty((len(ids), self.embedding_dim), dtype=self.settings.computes_in)
         missing = self.cache.read(ids.numpy(), self.steps, rows.numpy())
         if len(missing):
             positions = torch.from_numpy(missing)

@@ -18,6 +18,7 @@ from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import open_table
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.rules import Rule
+from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import Segment, Table
 
 CHUNK_ROWS = 65536
@@ -41,7 +42,7 @@ class LocalRows:
         clock: seconds, for a time to live.
 
     Attributes:
-        dim, dtype: of a row.
+        dim, dtype: of a row, as it is looked up.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class LocalRows:
         self._start = start
         self._clock = clock
         self.dim = table.dim
-        self.dtype = {"float32": torch.float32, "float64": torch.float64}[table.dtype]
+        self.dtype, self._travels = DTYPES[table.computes_in], DTYPES[table.gradients_in]
         self._rules: ByColumns = [(0, table.dim, _UNKNOWN)]
         self._rows: SparseTable | None = None
 
@@ -89,11 +90,12 @@ class LocalRows:
     def update(self, gradient: RowGradient, rules: ByColumns) -> None:
         """One step; the gradient is used up."""
         self._follow(rules)
+        rows = gradient.rows
+        if self._travels != self.dtype:  # so that one trainer with servers learns the same
+            rows = rows.to(self._travels).to(self.dtype)
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         hparams = [rule.hparams for _, _, rule in rules]
-        self.rows.update(
-            gradient.ids.numpy(), gradient.rows.numpy(), hparams, statistics, self._clock()
-        )
+        self.rows.update(gradient.ids.numpy(), rows.numpy(), hparams, statistics, self._clock())
 
     def _follow(self, rules: ByColumns) -> None:
         if _form(rules) == _form(self._rules):
@@ -162,8 +164,9 @@ class LocalRows:
                 f"expected rows of {self._table.dim} numbers, got an array of shape "
                 f"{list(rows['values'].shape)}"
             )
-        if rows["values"].dtype != np.dtype(self._table.dtype):
-            raise ValueError(f"expected rows of {self._table.dtype}, got {rows['values'].dtype}")
+        if rows["values"].dtype != np.dtype(self._table.computes_in):
+            expected = self._table.computes_in
+            raise ValueError(f"expected rows of {expected}, got {rows['values'].dtype}")
         before = self._rules, self._rows
         self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in metadata["rules"]]
         self._rows = self._made()

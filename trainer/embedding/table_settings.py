@@ -36,7 +36,14 @@ SHOWN = (
     "capacity",
     "memory_bytes",
 )
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+# of rows, and what they are computed in
+DTYPES = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+_KNOWN = ", ".join(map(str, DTYPES))
 UNNAMED = "unnamed"  # the table of an embedding that is a whole model
 
 
@@ -81,13 +88,18 @@ class TableSettings:
         if self.num_embeddings is not None and self.num_embeddings < 1:
             raise ValueError(f"num_embeddings: expected 1 or more, got {self.num_embeddings}")
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {self.dtype}")
+            raise ValueError(f"dtype: expected one of {_KNOWN}, got {self.dtype}")
         if self.pooling is not None and self.pooling not in POOLINGS:
             known = ", ".join(map(repr, POOLINGS))
             raise ValueError(f"pooling: expected None or one of {known}, got {self.pooling!r}")
         _check_kinds(self.init, self.entry)
         self.padding_idx = _padding(self.padding_idx, self.num_embeddings)
         self.follow(self.optimizer)
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """The dtype that rows are looked up, and computed, in."""
+        return DTYPES[self.dtype]
 
     def follow(self, given: Any) -> None:
         """Has rows updated by an optimizer of the table's own; None: by that of their group.
@@ -144,7 +156,7 @@ class TableSettings:
             name=name or self.name or UNNAMED,
             dim=self.embedding_dim,
             segments=tuple(Segment(*segment) for segment in segments),
-            dtype=DTYPES[self.dtype],
+            dtype=str(self.dtype).removeprefix("torch."),
             rows=self.num_embeddings,
             lane=lane,
             seed=self.seed,

@@ -6,6 +6,14 @@ from typing import Any
 
 from torch import nn
 
+# what torch's embeddings do and rows of a table cannot, and what to do instead
+REFUSED = {
+    "max_norm": "a lookup would write to rows that other trainers read at the same time; add a "
+    "penalty on the norm of what the embedding gives to the loss",
+    "scale_grad_by_freq": "a gradient would depend on how often an id is in one trainer's part of "
+    "the batch; divide by the joint counts in the loss",
+}
+
 
 def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
     """The arguments of a DistributedEmbedding that reads, pools and trains as this module.
@@ -18,11 +26,9 @@ def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
         raise TypeError(
             f"from_module: expected an nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}"
         )
-    refused = [key for key in ("max_norm", "scale_grad_by_freq") if getattr(module, key)]
-    if refused:
-        raise ValueError(
-            f"from_module: {refused[0]}: a DistributedEmbedding has nothing of the kind"
-        )
+    for key, why in REFUSED.items():
+        if getattr(module, key):
+            raise ValueError(f"from_module: {key}: {why}")
     pooling = module.mode if isinstance(module, nn.EmbeddingBag) else None
     if pooling == "max":
         raise ValueError(

@@ -37,7 +37,7 @@ def traced_rows(
         table: its name in the program; the others as of forward.
 
     Returns:
-        As forward, in the dtype of the rows.
+        As forward, in the dtype that rows are computed in.
 
     Raises:
         TypeError, ValueError: as of forward.
@@ -50,7 +50,7 @@ def traced_rows(
             f"{own.whose()}: offsets and per_sample_weights are for a table with pooling"
         )
     padding = own.padding_idx
-    lookup = Lookup(table, module.proxy, own.embedding_dim, own.dtype, padding, padding)
+    lookup = Lookup(table, module.proxy, own.embedding_dim, own.computes_in, padding, padding)
     if own.pooling is not None and offsets is not None:
         ends = module.include_last_offset
         return lookup.ragged(ids, offsets, weights, own.pooling, counted, ends)

@@ -13,6 +13,7 @@ from trainer.checkpoint import resume
 from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
 from trainer.checkpoint.joint_call import jointly
+from trainer.checkpoint.row_forms import check_form
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
 from transpiler.plan.setting import check_flag
@@ -188,7 +189,7 @@ def _whole(job: Job) -> Job:
     return job
 
 
-def export(path: str) -> None:
+def export(path: str, rows: str | None = None) -> None:
     """Writes the model, with every step that was taken, to one file that torch alone can read: a
     plain state_dict.  In the k-step modes it has what the servers hold, as in :func:`save`.
 
@@ -202,30 +203,33 @@ def export(path: str) -> None:
     Args:
         path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
             ``torch.load``.
+        rows: in which numbers tables are written: "float32", "float64", "bfloat16", "float16" or
+            "int8", with a scale for each row; None: those in which they are computed.
 
     Raises:
         RuntimeError: no model is registered.
         OSError: the file cannot be written; the one that was there stays.
-        ValueError: trainers give different paths.
+        ValueError: trainers give different paths, or ``rows`` is something else.
 
     ::
 
         fleet.export("model.safetensors")
         Net().load_state_dict(safetensors.torch.load_file("model.safetensors"))
     """
+    check_form(rows)
     job = present()
     if not job.models:
         raise RuntimeError("call fleet.distributed_model first")
     if job.optimizer is None:
-        _export_model(job, path)
+        _export_model(job, path, rows)
         return
     job.optimizer.flush()
     _agree_on(path, job.optimizer, "export")
     with jointly(job.optimizer, "fleet.export", "exported"):
-        _export_model(job, path)
+        _export_model(job, path, rows)
 
 
-def _export_model(job: Job, path: str) -> None:
+def _export_model(job: Job, path: str, rows: str | None) -> None:
     """Trainer 0 writes; where the job is divided all give their parts."""
     if job.role.trainer_id == 0 or job.divided:
         prefixes = [
@@ -235,7 +239,8 @@ def _export_model(job: Job, path: str) -> None:
         states = zip(prefixes, (job.state_dict(model) for model in job.models), strict=True)
         whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
         if job.role.trainer_id == 0:
-            _export(path, whole, None if job.tables is None else _table_rows(job, job.tables))
+            tables = None if job.tables is None else _table_rows(job, job.tables)
+            _export(path, whole, tables, rows=rows)
 
 
 def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:

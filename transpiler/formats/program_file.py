@@ -26,6 +26,7 @@ from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.served import Served
 from transpiler.ir.table_ops import is_sparse, start_rows
+from transpiler.ir.tables import computed_in
 from transpiler.plan.plan import Deployment
 
 _FIELD, _SERVED = "program", "served"
@@ -216,13 +217,13 @@ def _rows_of(
             or ids.dim() != 1
             or (rows.dtype, rows.shape)
             != (
-                DTYPES.get(table.dtype),
+                DTYPES.get(computed_in(table.dtype)),
                 (len(ids), table.shape[1]),
             )
         ):
             got = f"{ids.dtype}{list(ids.shape)} and {rows.dtype}{list(rows.shape)}"
             raise ValueError(
-                f"table {table.name!r}: expected ids and rows of {table.dtype}[n, "
+                f"table {table.name!r}: expected ids and rows of {computed_in(table.dtype)}[n, "
                 f"{table.shape[1]}], got {got}"
             )
         found[table.name] = ids, rows

@@ -32,6 +32,7 @@ _PLAIN = (
     "capacity",
     "eviction",
     "memory_bytes",
+    "compression",
 )
 _OPTIONAL = ("rows", "ttl", "capacity", "memory_bytes")
 

@@ -20,7 +20,8 @@ HEAD = ("table", "ids", "row", "update", "lane", "a row holds", "looked up", "se
 
 def row_bytes(plan: Plan, table: Table) -> int:
     """The bytes of one row's record on a server."""
-    element, columns, moves = element_bytes(table.dtype), table.dim, False
+    element, moves = element_bytes(table.computes_in), False
+    columns = -(-table.dim * element_bytes(table.dtype) // element)
     for segment in table.segments:
         rule = plan.groups[segment.group]
         spec = ROW_RULES[rule.type]
@@ -61,7 +62,9 @@ def table_rows(plan: Plan) -> Sequence[tuple[str, ...]]:
 
 
 def _cells(plan: Plan, table: Table, record: int) -> tuple[str, ...]:
-    travels = size(ID_BYTES + table.dim * element_bytes(table.dtype))
+    adds = plan.lanes[table.lane].kind.servers_add
+    sent = table.computes_in if adds else table.gradients_in
+    ways = [size(ID_BYTES + table.dim * element_bytes(each)) for each in (table.dtype, sent)]
     held = server_bytes(plan, table)
     bound = "grows by row" if held is None else f"up to {size(held)}"
     if table.memory_bytes is not None:
@@ -73,8 +76,7 @@ def _cells(plan: Plan, table: Table, record: int) -> tuple[str, ...]:
         ", ".join(dict.fromkeys(plan.groups[segment.group].type for segment in table.segments)),
         str(table.lane),
         size(record),
-        travels,
-        travels,
+        *ways,
         bound,
     )
 

@@ -84,6 +84,7 @@ _SETTINGS: Mapping[str, Kind] = {
     "capacity": COUNT,
     "eviction": NAME,
     "memory_bytes": COUNT,
+    "compression": NAME,
 }
 
 # fmt: off
@@ -279,7 +280,7 @@ def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Va
     Args:
         role: GRADIENT or DELTA.
     """
-    return Variable(name, (f"{table.name}_touched", table.dim), table.dtype, role, table.name)
+    return Variable(name, (f"{table.name}_touched", table.dim), table.computes_in, role, table.name)
 
 
 def is_sparse(module: nn.Module) -> bool:

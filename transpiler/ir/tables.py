@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DTYPES = ("float32", "float64")
+WHOLE = ("float32", "float64")
+HALVES = ("bfloat16", "float16")  # rows of these are computed with as float32
+DTYPES = WHOLE + HALVES
+ROW_COMPRESSIONS = ("", *HALVES)  # of gradients
 EVICTIONS = ("lru", "lfu")
 MOST_COLUMNS = 65536
 
@@ -181,7 +184,8 @@ class Table:
         name: unique among the plan's variables and tables.
         dim: columns of a row.
         segments: cover all columns, in order.
-        dtype: "float32" or "float64".
+        dtype: of the values, as servers hold them and as they travel: one of ``DTYPES``.  States
+            are float32 where values are one of ``HALVES``.
         rows: ids are 0 to rows - 1; None: any int64.
         lane: index of its lane in the plan.
         seed: of initial values and of probability entries.
@@ -192,6 +196,8 @@ class Table:
         eviction: evicts the least recently ("lru") or the least often ("lfu") pushed rows.
         memory_bytes: bytes of rows that stay in memory, on all servers together; the other rows are
             on the servers' disks; None: all stay in memory.
+        compression: as what the rows of float32 gradients travel: "" (as they are), "bfloat16" or
+            "float16".
 
     Raises:
         ValueError: a setting is out of range, or two contradict each other.
@@ -210,6 +216,7 @@ class Table:
     capacity: int | None = None
     eviction: str = "lru"
     memory_bytes: int | None = None
+    compression: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -220,11 +227,7 @@ class Table:
                 "num_embeddings)"
             )
             raise ValueError(f"table {self.name!r}: dim: {said}")
-        if self.dtype not in DTYPES:
-            raise ValueError(
-                f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got "
-                f"{self.dtype!r}"
-            )
+        self._check_dtypes()
         if self.eviction not in EVICTIONS:
             raise ValueError(
                 f"table {self.name!r}: eviction: expected one of {', '.join(EVICTIONS)}, got "
@@ -261,3 +264,42 @@ class Table:
             raise ValueError(
                 f"table {self.name!r}: expected segments of all {self.dim} columns, got {begin}"
             )
+
+    def _check_dtypes(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"table {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got "
+                f"{self.dtype!r}"
+            )
+        if self.compression not in ROW_COMPRESSIONS:
+            raise ValueError(
+                f"table {self.name!r}: compression: expected one of "
+                f"{', '.join(map(repr, ROW_COMPRESSIONS))}, got {self.compression!r}"
+            )
+        if self.compression and self.computes_in != "float32":
+            raise ValueError(
+                f"table {self.name!r}: compression: expected gradients of float32, got "
+                f"{self.computes_in}"
+            )
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype that rows are computed in, and that their states have."""
+        return computed_in(self.dtype)
+
+    @property
+    def gradients_in(self) -> str:
+        """The dtype in which the rows of gradients travel: where values are one of ``HALVES``,
+        bfloat16, which has the range of float32.
+        """
+        return self.compression or ("bfloat16" if self.dtype in HALVES else self.dtype)
+
+
+def computed_in(dtype: str) -> str:
+    """The dtype that rows of a dtype are computed in.
+
+    Example:
+        >>> computed_in("bfloat16")
+        'float32'
+    """
+    return "float32" if dtype in HALVES else dtype

@@ -88,7 +88,7 @@ def _update_ops(table: Table, plan: Plan) -> list[Op]:
 
 def _lookup_block(table: Table, index: int) -> Block:
     rows = Variable(
-        f"{table.name}@ROWS", (f"{table.name}_asked", table.dim), table.dtype, of=table.name
+        f"{table.name}@ROWS", (f"{table.name}_asked", table.dim), table.computes_in, of=table.name
     )
     op = Op("lookup_table", {"w": Ref(table.name), "ids": Ref(f"{table.name}@IDS")}, (rows.name,))
     return Block(index, freeze({rows.name: rows}), (op,))

@@ -220,7 +220,7 @@ class _Group:
         for part, row in zip(self.parts, self.rows, strict=True):
             extent = f"{part}_rows"
             yield Variable(part, (extent,), "int64")
-            yield Variable(row, (extent, self.table.dim), self.table.dtype)
+            yield Variable(row, (extent, self.table.dim), self.table.computes_in)
 
 
 def _group(

@@ -9,6 +9,7 @@ Reading order::
     lanes.py          which values a lane may have, names in it, the lane in words
     lane_plan.py      lanes by patterns of names, before the parameters are known
     placement.py      cuts variables into slices, chooses their servers
+    compression.py    which compression the gradients of a parameter or a table have
     table_planner.py  which update rules and modes tables may have
     planner.py        puts all of this together: plan_parameters
     comm_rings.py     process groups of a job without servers

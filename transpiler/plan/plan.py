@@ -417,6 +417,7 @@ def _table_fact(table: Table) -> str:
         f"ttl {table.ttl!r}, capacity {table.capacity!r}, eviction {table.eviction}, memory "
         f"{table.memory_bytes!r}"
     )
+    bounds += f", gradients as {table.compression}" if table.compression else ""
     return (
         f"{table.dtype}[{table.rows!r}, {table.dim}], {columns}, lane {table.lane}, seed "
         f"{table.seed}, initial {initial}, "

@@ -7,23 +7,23 @@ update rules and the user's choices.
       _laned          the lane of each updated variable and each table     (lane_plan.py)
       _whole          what is not cut, because its rule needs norms
       place           slices and their servers                             (placement.py)
-      compressed      how each parameter's gradients travel
+      compressed      how gradients travel                             (compression.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from transpiler.ir.rules import ROW_RULES, RULES, Clip, Rule, is_dense
 from transpiler.ir.tables import Table
+from transpiler.plan.compression import compressed
 from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
 from transpiler.plan.modes import MODES
 from transpiler.plan.placement import Dispatcher, RoundRobin, place
-from transpiler.plan.plan import COMPRESSIONS, Lane, Placement, Plan, check_unique
-from transpiler.plan.table_planner import check_table, rules_of
+from transpiler.plan.plan import Lane, Plan, check_unique
+from transpiler.plan.table_planner import check_table, first_group, rules_of
 
 
 class Named(NamedTuple):
@@ -112,8 +112,8 @@ def plan_parameters(
         split_method: chooses the server of each slice.
         clip: how the system clips gradients, if it does.
         graph: fingerprint of the single-node program; "" for an eager script.
-        compression: by pattern of parameter names, of which the first that matches counts: how
-            gradients travel; see :class:`Placement`.
+        compression: by pattern of names of parameters and tables, of which the first that matches
+            counts: how gradients travel; see :class:`Placement` and :class:`Table`.
         tables: sparse ones, whose segments name groups.  Their lanes are found by name, as those of
             parameters are.
         optimizers: of a script that has several, in place of ``mode``, ``lanes``, ``compression``
@@ -146,9 +146,8 @@ def plan_parameters(
     placements = tuple(
         replace(placement, lane=lane) for placement, lane in zip(placed, of_each, strict=True)
     )
-    for each in asked:
-        if each.compression:
-            placements = compressed(placements, made, each.compression, each.groups)
+    patterns = [(each.compression, each.groups) for each in asked if each.compression]
+    placements, placed_tables = compressed(placements, placed_tables, made, patterns)
     plan = Plan(
         made,
         trainers,
@@ -204,7 +203,7 @@ def _laned(
     )
     wanted = {v.name: (v.group, rules[v.group]) for v in listed if v.group is not None}
     updated = list(wanted)
-    wanted |= {table.name: (_group(table), rules_of(table, rules)[0]) for table in tables}
+    wanted |= {table.name: (first_group(table), rules_of(table, rules)[0]) for table in tables}
     if not wanted:
         raise ValueError(
             "modes: nothing is left for the servers: start the job without them "
@@ -227,58 +226,3 @@ def _laned(
     for table in placed:
         check_table(table, rules, made)
     return tuple(made), [of_name[name] for name in updated], placed
-
-
-def _group(table: Table) -> int:
-    """The group whose optimizer has the table: that of its first columns."""
-    return table.segments[0].group
-
-
-def compressed(
-    placements: Sequence[Placement],
-    lanes: Sequence[Lane],
-    patterns: Mapping[str, str],
-    groups: Collection[int],
-) -> tuple[Placement, ...]:
-    """The placements with the compression that the first matching pattern asks for.
-
-    Args:
-        placements: without compression.
-        lanes: of the plan.
-        patterns: pattern of parameter names -> scheme, one of ``COMPRESSIONS``.
-        groups: whose parameters they are for; the others stay as they are.
-
-    Raises:
-        ValueError: an unknown scheme, a pattern that decides for no parameter, or one for a
-            parameter whose gradients do not travel or have no dtype to compress.
-    """
-    names = [placement.name for placement in placements if placement.group in groups]
-    chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
-    for pattern, scheme in patterns.items():
-        if scheme not in COMPRESSIONS:
-            raise ValueError(
-                f"compression[{pattern!r}]: expected one of {', '.join(map(repr, COMPRESSIONS))}, "
-                f"got {scheme!r}"
-            )
-        if pattern not in chosen.values():
-            raise ValueError(
-                "compression: expected patterns that match a parameter which none before them "
-                f"matches, got {pattern!r}"
-            )
-    done = []
-    for placement in placements:
-        if placement.name not in chosen:
-            done.append(placement)
-            continue
-        scheme = patterns.get(chosen[placement.name] or "", "")
-        if scheme and lanes[placement.lane].kind.steps_on_trainer:
-            raise ValueError(
-                f"compression: {placement.name!r} is in mode {lanes[placement.lane].mode}, where "
-                "no gradients travel"
-            )
-        if scheme and placement.dtype not in ("float32", "float64"):
-            raise ValueError(
-                f"compression: {placement.name!r} is {placement.dtype}; expected float32 or float64"
-            )
-        done.append(replace(placement, compression=scheme))
-    return tuple(done)

@@ -105,6 +105,11 @@ def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
     return [row_rule(groups[segment.group], f"table {table.name!r}") for segment in table.segments]
 
 
+def first_group(table: Table) -> int:
+    """The group whose optimizer has the table: that of its first columns."""
+    return table.segments[0].group
+
+
 def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> None:
     """Returns if a table may be in a plan.
 

@@ -19,7 +19,7 @@ from transpiler.ir.graph import HasRule, Op, Variable
 from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import Rows, SparseRows
 from transpiler.ir.table_ops import declared, is_sparse, table_variable, update_op
-from transpiler.ir.tables import DTYPES, Segment, Table
+from transpiler.ir.tables import WHOLE, Segment, Table
 from transpiler.plan.table_planner import group_rule
 
 # the rules that torch has for sparse gradients, all without weight decay
@@ -163,8 +163,8 @@ def _check_sparse(path: str, module: Any) -> None:
 
 def _of_weight(name: str, module: Any) -> Table:
     dtype = str(module.weight.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise ValueError(f"capture: {name}: expected rows of {' or '.join(DTYPES)}, got {dtype}")
+    if dtype not in WHOLE:
+        raise ValueError(f"capture: {name}: expected rows of {' or '.join(WHOLE)}, got {dtype}")
     segments = (Segment(0, module.embedding_dim, 0),)
     return Table(name, module.embedding_dim, segments, dtype=dtype, rows=module.num_embeddings)
 
