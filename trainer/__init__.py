@@ -140,6 +140,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    averaging_schedule  adaptive steps
                    local_sgd           an average in between
                    dense_allreduce     one layout
+                   trainer_values      the same call
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; minus zero; steps without servers
                    proxy_gradient      clamps of a norm

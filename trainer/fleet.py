@@ -56,6 +56,12 @@ from trainer.job.report import report
 from trainer.job.save_load import export, load, save
 from trainer.job.saved_batches import SavedBatches
 from trainer.job.searched_mode import searched
+from trainer.job.shared_values import (
+    all_gather,
+    all_gather_object,
+    all_reduce,
+    broadcast_object,
+)
 from trainer.job.table_admin import shrink, table_status
 from trainer.job.tensorboard import write_events
 from trainer.job.trace import begin_asked, trace
@@ -70,7 +76,11 @@ from transpiler.strategy.refusals import check, too_late
 from transpiler.strategy.strategy import DistributedStrategy
 
 __all__ = [
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
     "barrier_worker",
+    "broadcast_object",
     "CloudRoleMaker",
     "distribute_embedding",
     "distributed_model",

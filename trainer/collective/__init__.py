@@ -18,6 +18,9 @@ In reading order::
     averaging_schedule  after which steps local SGD averages
     local_sgd           trainers that step by themselves, and average their parameters
     dense_allreduce     means of dense gradients in a job with servers
+    object_bytes        objects that travel between trainers
+    trainer_links       how values travel between trainers, in each kind of job
+    trainer_values      sums, lists and objects of all trainers
 
 The room imports no other room of ``trainer``.
 """

@@ -57,6 +57,7 @@ class DenseAllreduce:
 
     Attributes:
         exchange: how gradients travel.
+        groups: of the trainers, for further operations; None where one trains alone.
 
     Raises:
         PServerError: some have not come.
@@ -72,7 +73,7 @@ class DenseAllreduce:
         exchange: Exchange = WHOLE,
     ) -> None:
         self.exchange, self._size = exchange, size
-        self._groups: ProcessGroups | None = None
+        self.groups: ProcessGroups | None = None
         self._rings: dict[tuple[int, str], Ring] = {}
         if size > 1:
             connection = replace(
@@ -98,7 +99,7 @@ class DenseAllreduce:
                 host=host,
                 meanwhile=meanwhile,
             )
-            self._groups = ProcessGroups(peers, meanwhile)
+            self.groups = ProcessGroups(peers, meanwhile)
             self._inner = 0
             if exchange.row is not None:
                 hosts = peers.exchange("hosts", platform.node(), range(size))
@@ -123,7 +124,7 @@ class DenseAllreduce:
         have = torch.tensor(
             [float(parameter in gradients) for parameter in parameters] + [float(overflow)]
         )
-        if self._groups is None:
+        if self.groups is None:
             return [parameter for parameter in parameters if parameter in gradients], overflow
         with torch.no_grad():
             buckets = _buckets(parameters, self.exchange)
@@ -158,7 +159,7 @@ class DenseAllreduce:
             TimedOut: it was longer.
             TrainerLost: another trainer is gone.
         """
-        if self._groups is None:
+        if self.groups is None:
             return list(tensors)
         alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -211,23 +212,23 @@ class DenseAllreduce:
 
     def _ring(self, number: int, device: torch.device) -> Ring:
         """All trainers ask in the same order."""
-        assert self._groups is not None, "there are other trainers"
+        assert self.groups is not None, "there are other trainers"
         key = (number, device.type)
         if key not in self._rings:
-            self._rings[key] = Ring(self._groups, self._inner, number, device)
+            self._rings[key] = Ring(self.groups, self._inner, number, device)
         return self._rings[key]
 
     def finish(self) -> None:
         """Says that this trainer takes no further step: one that does ends with an error."""
-        if self._groups is not None:
-            self._groups.finish()
+        if self.groups is not None:
+            self.groups.finish()
 
     def close(self, failure: str = "") -> None:
         """Leaves the others."""
         for ring in self._rings.values():
             ring.close()
-        if self._groups is not None:
-            self._groups.close(failure)
+        if self.groups is not None:
+            self.groups.close(failure)
 
 
 def dense_allreduce_of(

@@ -187,25 +187,32 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
 
 
 def wait_on_cpu(
-    work: dist.Work, peers: Peers, group: dist.ProcessGroup, seconds: float = math.inf
+    work: dist.Work,
+    peers: Peers,
+    group: dist.ProcessGroup,
+    seconds: float = math.inf,
+    alike: str = "call the model equally often",
 ) -> None:
     """Waits for an operation on tensors in main memory, and looks whether the others are there.
 
     Args:
         group: whose operation it is.
+        alike: what all trainers must do, for the message of one that comes too late.
 
     Raises:
         TimedOut: it has not ended after ``seconds``.
         PServerError: another trainer is lost, or has left without its part in it.
     """
     try:
-        _wait(work, peers, dist.get_process_group_ranks(group), seconds)
+        _wait(work, peers, dist.get_process_group_ranks(group), seconds, alike)
     except PServerError:
         never_destroy(group)
         raise
 
 
-def _wait(work: dist.Work, peers: Peers, needed: Collection[int], seconds: float) -> None:
+def _wait(
+    work: dist.Work, peers: Peers, needed: Collection[int], seconds: float, alike: str
+) -> None:
     began = time.monotonic()
     while (waited := time.monotonic() - began) <= seconds:
         try:
@@ -218,7 +225,7 @@ def _wait(work: dist.Work, peers: Peers, needed: Collection[int], seconds: float
         peers.check(needed if waited > LEFT_SECONDS else ())
     late = TimedOut(
         f"{peers.spell(peers.rank)} has waited {seconds:g} s for a sum over all trainers, and they "
-        "are there: all trainers call the model equally often"
+        f"are there: all trainers {alike}"
     )
     fail(late)  # one that waits elsewhere, for this trainer, ends too
     raise late

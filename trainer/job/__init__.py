@@ -36,6 +36,7 @@ In reading order::
     progress_bar     a pass on a terminal, or in a log
     joint_call       a part of a call that succeeds, or raises, on all trainers
     exchange         metrics and decisions, which trainers tell one another
+    shared_values    fleet.all_reduce and the like
     save_load        checkpoints and exports
     table_admin      status and shrinking of tables
 

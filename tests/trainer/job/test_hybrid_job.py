@@ -129,7 +129,7 @@ def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job() -> None
             optimizer.communicator is not None
             and optimizer.communicator.dense_allreduce is not None
         )
-        groups = optimizer.communicator.dense_allreduce._groups
+        groups = optimizer.communicator.dense_allreduce.groups
         assert groups is not None and groups.peers.membership is not None
         try:
             if rank == 0:

@@ -1,0 +1,156 @@
+"""Values that the trainers of a job make together: ``fleet.all_reduce`` and the like.
+
+All trainers make the same calls in the same order, in any job: alone, with servers or without.
+Nothing travels through parameters: with servers the trainers meet one another when the first of
+these calls is made, as they do in the mode "collective".  docs/evaluation.md tells more.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
+from trainer.collective.trainer_links import Link, NoLink, ServedLink, WorldLink
+from trainer.collective.trainer_values import TrainerValues
+from trainer.communicator.communicator import Communicator
+from trainer.environment.role import Role
+from trainer.job.collective_job import CollectiveJob
+from trainer.job.current import present
+from trainer.job.job import Job
+
+
+def all_reduce(tensor: Tensor, op: str = "sum") -> Tensor:
+    """Reduces a tensor over all trainers.
+
+    On GPUs it travels by NCCL in a job without servers, and otherwise through main memory.
+
+    Args:
+        tensor: of one shape and dtype on all trainers; it stays as it is.  Integers are exact, and
+            those of up to 32 bits raise where the result is beyond their dtype; 16-bit floating
+            numbers are added up as float32.
+        op: "sum", "mean", "max", "min" or "prod".  A NaN of one trainer is a NaN in the result.
+
+    Returns:
+        A new tensor of the same shape and dtype, on the same device; equal to the bit on all
+        trainers.
+
+    Raises:
+        ValueError: another op; or the trainers' calls differ, as in their shapes.
+        TypeError: no dense tensor, or a dtype without this op: bool has "max" and "min".
+        OverflowError: an integer is beyond its dtype.
+        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        PServerError: another trainer is lost.
+
+    Example::
+
+        total = fleet.all_reduce(torch.tensor([correct, seen]))
+        accuracy = (total[0] / total[1]).item()
+    """
+    return values_of(present()).all_reduce(tensor, op)
+
+
+def all_gather(tensor: Tensor) -> list[Tensor]:
+    """Gives every trainer's tensor to all.
+
+    Args:
+        tensor: of one dtype on all trainers; shapes may differ in their first dimension only.
+
+    Returns:
+        New tensors, by trainer, on this one's device.
+
+    Raises:
+        ValueError: the trainers' calls differ, as in their dtypes.
+        TypeError: no dense tensor.
+        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        PServerError: another trainer is lost.
+
+    Example::
+
+        scores = torch.cat(fleet.all_gather(scores))
+    """
+    return values_of(present()).all_gather(tensor)
+
+
+def broadcast_object(obj: Any, src: int = 0) -> Any:
+    """Gives one trainer's object to all.
+
+    Args:
+        obj: of numbers, texts, bytes, lists, tuples, dicts, None, tensors and numpy arrays; what
+            the other trainers give does not matter.
+        src: the trainer.
+
+    Returns:
+        The object itself on ``src``; elsewhere an equal one, its tensors in main memory.
+
+    Raises:
+        ValueError: there is no such trainer, or the trainers' calls differ.
+        TypeError: the object holds something else.
+        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        PServerError: another trainer is lost.
+
+    Example::
+
+        settings = fleet.broadcast_object({"threshold": 0.3})
+    """
+    return values_of(present()).broadcast_object(obj, src)
+
+
+def all_gather_object(obj: Any) -> list[Any]:
+    """Gives every trainer's object to all.
+
+    Args:
+        obj: as :func:`broadcast_object` takes it.
+
+    Returns:
+        The objects, by trainer.
+
+    Raises:
+        ValueError: the trainers' calls differ.
+        TypeError: the object holds something else.
+        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        PServerError: another trainer is lost.
+
+    Example::
+
+        names = fleet.all_gather_object({"file": "part-0.gz", "samples": 1000})
+    """
+    return values_of(present()).all_gather_object(obj)
+
+
+def values_of(job: Job) -> TrainerValues:
+    """This trainer's part in what the trainers of a job make together.
+
+    Raises:
+        RuntimeError: this process is a server, or has not joined its servers.
+    """
+    return TrainerValues(_link(job))
+
+
+def _link(job: Job) -> Link:
+    if job.role.role is Role.PSERVER:
+        raise RuntimeError("this process is a server: trainers make this call")
+    if job.role.trainers == 1:
+        return NoLink()
+    if isinstance(job, CollectiveJob):
+        return WorldLink()
+    if job.communicator is None:
+        raise RuntimeError(
+            "call fleet.distributed_optimizer first: trainers find one another through the servers"
+        )
+    communicator = job.communicator
+    barrier = partial(communicator.barrier, "values of all trainers")
+    meet = partial(_met, communicator)
+    return ServedLink(job.role.trainer_id, job.role.trainers, barrier, meet)
+
+
+def _met(communicator: Communicator) -> DenseAllreduce:
+    """What the trainers sum by; it is brought up by the first call, and leaves with the job."""
+    if communicator.dense_allreduce is None:
+        communicator.dense_allreduce = dense_allreduce_of(
+            communicator.plan, communicator.clients, communicator.trainer_id, needed=True
+        )
+    assert communicator.dense_allreduce is not None, "it is needed"
+    return communicator.dense_allreduce
