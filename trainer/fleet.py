@@ -62,6 +62,7 @@ from trainer.job.shared_values import (
     all_reduce,
     broadcast_object,
 )
+from trainer.job.synced_metrics import sync
 from trainer.job.table_admin import shrink, table_status
 from trainer.job.tensorboard import write_events
 from trainer.job.trace import begin_asked, trace
@@ -107,6 +108,7 @@ __all__ = [
     "shard",
     "shrink",
     "stop_worker",
+    "sync",
     "table_status",
     "trace",
     "transport",

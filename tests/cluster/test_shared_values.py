@@ -1,5 +1,5 @@
-"""Sums, lists and objects of all trainers in real jobs, with servers and without; and a trainer that
-is killed meanwhile.
+"""Sums, lists and objects of all trainers in real jobs, with servers and without; and a trainer
+that is killed meanwhile.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 
 TREE = "tree"
 PLAIN = (type(None), bool, int, float, str)
-EXPECTED = "expected None, bool, int, float, str, bytes, list, tuple, dict, a dense tensor or a numpy array"
+EXPECTED = "expected numbers, texts, bytes, lists, tuples, dicts, None, dense tensors, numpy arrays"
 
 
 def to_bytes(value: Any) -> bytes:

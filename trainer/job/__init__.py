@@ -37,6 +37,7 @@ In reading order::
     joint_call       a part of a call that succeeds, or raises, on all trainers
     exchange         metrics and decisions, which trainers tell one another
     shared_values    fleet.all_reduce and the like
+    synced_metrics   fleet.sync: metrics over all trainers
     save_load        checkpoints and exports
     table_admin      status and shrinking of tables
 

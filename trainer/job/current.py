@@ -19,6 +19,11 @@ def present() -> Job:
     return _job
 
 
+def present_or_none() -> Job | None:
+    """The present job; None where there is none."""
+    return _job
+
+
 def is_present(job: Job) -> bool:
     """Whether this is the present job."""
     return job is _job

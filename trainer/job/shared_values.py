@@ -18,7 +18,7 @@ from trainer.collective.trainer_values import TrainerValues
 from trainer.communicator.communicator import Communicator
 from trainer.environment.role import Role
 from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import present
+from trainer.job.current import present, present_or_none
 from trainer.job.job import Job
 
 
@@ -127,6 +127,16 @@ def values_of(job: Job) -> TrainerValues:
         RuntimeError: this process is a server, or has not joined its servers.
     """
     return TrainerValues(_link(job))
+
+
+def present_values() -> TrainerValues:
+    """The same, for the present job; of this process alone where there is none.
+
+    Raises:
+        RuntimeError: see :func:`values_of`.
+    """
+    job = present_or_none()
+    return TrainerValues(NoLink()) if job is None else values_of(job)
 
 
 def _link(job: Job) -> Link:

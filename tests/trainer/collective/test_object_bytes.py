@@ -61,7 +61,7 @@ def test_numpy_is_numpy_again() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"a": [object()]}, r"the object\['a'\]\[0\]: expected None, bool, .* got object"),
+        ({"a": [object()]}, r"the object\['a'\]\[0\]: expected numbers, texts, .* got object"),
         ({(1, 2): 0}, "expected keys that are None, bool, int, float or str, got tuple"),
         (np.array(["text"]), "got a numpy array of <U4"),
         (torch.zeros(2, 2).to_sparse(), "got a tensor of layout torch.sparse_coo"),
