@@ -74,6 +74,7 @@ A room imports those above it, and none below it::
     row_optimizers  serving         root files that import no room
     environment                     what variables say to this process: its role, its connection
     flags  places                   root: settings and devices of this process
+    lr                              learning rates that torch has no scheduler for
     scope  variables                root: tensors by name; variables that a script makes itself
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
@@ -88,6 +89,7 @@ A room imports those above it, and none below it::
     hybrid                          five directions of parallelism at once
     modules                         what a strategy changes in a model
     job                             what fleet.init begins and fleet.finish ends
+    metrics                         AUC and the like, over the samples of all trainers
     fleet                           root: the calls of a script
     lightning, huggingface          root: the Trainers of Lightning and transformers
     examples                        complete scripts
@@ -165,6 +167,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     modules/       sync_batch_norm     sums of a batch norm; who is in which batch norm
     job/           joint_plan          several optimizers
                    part                equal numbers of batches
+    metrics/       metric              states of a metric
 """
 
 from importlib import import_module

@@ -1,0 +1,37 @@
+"""Learning rates that torch has no scheduler for::
+
+    from trainer.lr import NoamLR, WarmupLR
+
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=1.0))
+    scheduler = NoamLR(optimizer, d_model=512, warmup_steps=4000)
+    for x, y in fleet.shard(loader):
+        ...
+        optimizer.step()       # the servers take this step at the present rate
+        scheduler.step()
+
+Each is a ``torch.optim.lr_scheduler.LRScheduler``: it steps every parameter group from the rate
+that it was made with, goes on from its ``state_dict()``, and is saved with a job's checkpoints.
+docs/learning_rates.md has the formulas, and recipes for what torch has.
+
+::
+
+    decays      NoamLR, NaturalExpLR, InverseTimeLR, PolynomialDecayLR
+    piecewise   PiecewiseLR: a rate for each stretch of steps
+    warmup      WarmupLR: a linear warm-up before any other scheduler
+"""
+
+from trainer.lr.decays import InverseTimeLR as InverseTimeLR
+from trainer.lr.decays import NaturalExpLR as NaturalExpLR
+from trainer.lr.decays import NoamLR as NoamLR
+from trainer.lr.decays import PolynomialDecayLR as PolynomialDecayLR
+from trainer.lr.piecewise import PiecewiseLR as PiecewiseLR
+from trainer.lr.warmup import WarmupLR as WarmupLR
+
+__all__ = [
+    "InverseTimeLR",
+    "NaturalExpLR",
+    "NoamLR",
+    "PiecewiseLR",
+    "PolynomialDecayLR",
+    "WarmupLR",
+]
