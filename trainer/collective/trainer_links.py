@@ -181,7 +181,7 @@ class ServedLink:
     def reduce(self, tensor: Tensor, op: str) -> None:
         """See :class:`Link`."""
         options = dist.AllreduceOptions()
-        options.reduceOp = OPS[op]
+        options.reduceOp = dist.ReduceOp(OPS[op])
         self._do(lambda group: group.allreduce([tensor], options))
 
     def gather(self, tensor: Tensor) -> list[Tensor]:

@@ -180,7 +180,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 def _check_kind(tensor: Tensor, op: str) -> None:
     if op not in KINDS:
         raise ValueError(f"all_reduce: op: expected one of {', '.join(KINDS)}, got {op!r}")
-    dtype, kinds = tensor.dtype, KINDS
+    dtype: torch.dtype = tensor.dtype
+    kinds: Sequence[str] = KINDS
     if dtype is torch.bool:
         kinds = ("max", "min")
     elif tensor.is_complex():

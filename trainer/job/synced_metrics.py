@@ -90,7 +90,7 @@ def _torchmetrics(metric: Any) -> list[Any]:
     if not isinstance(metric, nn.Module):
         return []
     if isinstance(metric, nn.ModuleDict) and hasattr(metric, "compute_groups"):
-        list(metric.values())  # type: ignore[operator]  # each of a group gets the group's states
+        list(metric.values())  # each of a group gets the group's states
     return [each for each in metric.modules() if hasattr(each, "_reductions")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 class Decay(LRScheduler):
     """A factor of every group's initial rate, by the number of steps alone."""
 
-    def get_lr(self) -> list[float]:  # type: ignore[override]  # torch's may be tensors
+    def get_lr(self) -> list[float | Tensor]:
         """The groups' rates for the next step."""
         factor = self._factor(self.last_epoch)
         return [base * factor for base in self.base_lrs]
@@ -131,7 +132,7 @@ class PolynomialDecayLR(LRScheduler):
         self.cycle = cycle
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:  # type: ignore[override]  # torch's may be tensors
+    def get_lr(self) -> list[float | Tensor]:
         """The groups' rates for the next step."""
         step, steps = self.last_epoch, self.decay_steps
         if self.cycle:

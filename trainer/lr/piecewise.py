@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -46,6 +47,6 @@ class PiecewiseLR(LRScheduler):
             )
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:  # type: ignore[override]  # torch's may be tensors
+    def get_lr(self) -> list[float | Tensor]:
         """The groups' rates for the next step."""
         return [self.values[bisect_right(self.boundaries, self.last_epoch)] for _ in self.base_lrs]

@@ -51,7 +51,7 @@ class WarmupLR(LRScheduler):
         self.first_lrs = [float(rate) for rate in scheduler.get_last_lr()]
         self._warm()
 
-    def step(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]  # the other's
+    def step(self, *args: Any, **kwargs: Any) -> None:
         """One step: of the warm-up, or of the other scheduler with its arguments."""
         self.last_epoch += 1
         if self.last_epoch <= self.warmup_steps:

@@ -47,16 +47,23 @@ def group_areas(
         each[order] for each in (scores, positive, weights, groups)
     )
     # the samples of one group and score are one bucket
-    first = torch.ones(len(order), dtype=torch.bool)
-    first[1:] = (groups[1:] != groups[:-1]) | (scores[1:] != scores[:-1])
-    bucket = first.cumsum(0) - 1
-    ids, group = groups[first].unique_consecutive(return_inverse=True)
+    first = _changes(groups) | _changes(scores)
+    bucket, groups = first.cumsum(0) - 1, groups[first]
+    begins = _changes(groups)
+    group, ids = begins.cumsum(0) - 1, groups[begins]
     up = _sums(weights.where(positive, 0.0), bucket, len(group))
     down = _sums(weights.where(~positive, 0.0), bucket, len(group))
     ups, downs = _sums(up, group, len(ids)), _sums(down, group, len(ids))
     above = up.cumsum(0) - up - (ups.cumsum(0) - ups)[group]
     twice = _sums(down * (2 * above + up), group, len(ids))
     return ids, twice / (2 * ups * downs), ups + downs
+
+
+def _changes(values: Tensor) -> Tensor:
+    """Where a value is another than the one before it; so is the first one."""
+    found = torch.ones(len(values), dtype=torch.bool)
+    found[1:] = values[1:] != values[:-1]
+    return found
 
 
 def _sums(values: Tensor, places: Tensor, count: int) -> Tensor:
