@@ -15,9 +15,9 @@ RUN = ("python", "sh")
 # whose examples start jobs again and again; README.md, and the shorter pages, stand for them
 LONG = {
     *("checkpoints.md", "collective.md", "command_line.md", "deployment.md", "dgc.md"),
-    *("embeddings.md", "inference.md", "lightning.md", "modes.md", "names.md", "programs.md"),
-    *("quickstart.md", "ray.md", "restarts.md", "rules.md", "security.md", "sharding.md"),
-    *("trace.md", "transformers.md", "web.md"),
+    *("embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md", "names.md"),
+    *("programs.md", "quickstart.md", "ray.md", "restarts.md", "rules.md", "security.md"),
+    *("sharding.md", "trace.md", "transformers.md", "web.md"),
 }
 LANGUAGES = (*RUN, "output", "text")
 
