@@ -102,7 +102,8 @@ The script's thread does everything, but for these:
 - ``heartbeat``, one for each server, and two of each stream (``pserver/client``).
 - ``lane ...``: an async lane's sender, and its receiver with ``independent_recv_thread``; a k-step
   lane's exchange.
-- ``membership``: heartbeats between trainers, one in each job without servers and each mixed one.
+- ``membership``: heartbeats between trainers, one in each job without servers, each mixed one, and
+  each whose trainers sum something themselves (``fleet.all_reduce``, metrics).
 - ``trace``: brings the spans of a trace together, after its last step.
 - ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy

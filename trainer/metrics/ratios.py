@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.metrics.metric import Metric
 from trainer.metrics.samples import (
+    check_numbers,
     classes_like,
     flat,
     flat_like,
@@ -145,7 +146,7 @@ class Accuracy(Ratio):
         """
         scores = torch.as_tensor(preds)
         if scores.dim() == torch.as_tensor(labels).dim() + 1 and scores.shape[-1] != 1:
-            flat("preds", scores)  # none is nan
+            check_numbers("preds", scores)
             scores = scores.argmax(-1)
         weight = weights_like(weights, "labels", labels)
         found = flat_like("preds", _decided(scores, self.threshold), "labels", labels)
@@ -207,5 +208,5 @@ def _decided(preds: Tensor, threshold: float) -> Tensor:
     """Classes, where these are scores."""
     if not preds.is_floating_point():
         return preds
-    flat("preds", preds)  # none is nan
+    check_numbers("preds", preds)
     return preds > threshold

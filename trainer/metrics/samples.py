@@ -18,11 +18,19 @@ def flat(name: str, values: Any) -> Tensor:
         TypeError: they are no real numbers.
     """
     tensor = _tensor(name, values)
-    vector = tensor.reshape(-1).to(torch.float64)
-    if bool(vector.isnan().any()):
-        place = int(vector.isnan().nonzero()[0])
+    check_numbers(name, tensor)
+    return tensor.reshape(-1).cpu().to(torch.float64)
+
+
+def check_numbers(name: str, tensor: Tensor) -> None:
+    """Returns where nothing is nan.
+
+    Raises:
+        ValueError: something is.
+    """
+    if bool(tensor.isnan().any()):
+        place = int(tensor.reshape(-1).isnan().nonzero()[0])
         raise ValueError(f"{name}: expected numbers, got nan at position {place}")
-    return vector
 
 
 def flat_like(name: str, values: Any, other_name: str, other: Any) -> Tensor:
@@ -88,7 +96,7 @@ def probabilities(preds: Any) -> Tensor:
 
 def _tensor(name: str, values: Any) -> Tensor:
     try:
-        tensor = torch.as_tensor(values).detach().cpu()
+        tensor = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: expected a tensor of numbers: {error}") from None
     if tensor.is_complex():

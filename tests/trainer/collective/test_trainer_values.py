@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.support.table_trainers import Servers, Trainer, at_once
+from tests.support.metric_trainers import TRAINERS, AllSay, three_trainers
+from tests.support.table_trainers import Servers
 from trainer import fleet
 from trainer.collective.trainer_values import KINDS, TrainerValues
-from trainer.job.shared_values import values_of
 
-TRAINERS = 3
-Say = Callable[[TrainerValues], Any]
 FOLDS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda values: values.sum(0, dtype=values.dtype),
     "mean": lambda values: values.mean(0),
@@ -28,14 +25,9 @@ FOLDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.fixture(scope="module")
-def all_say(servers: Servers) -> Iterator[Callable[[Say], list[Any]]]:
-    """Lets each trainer of a job say something, and gives what each one hears."""
-    trainers = at_once(
-        *(partial(Trainer, servers(2), i, TRAINERS, nn.Linear(1, 1)) for i in range(TRAINERS))
-    )
-    values = [values_of(each.job) for each in trainers]
-    yield lambda say: at_once(*(partial(say, each) for each in values))
-    at_once(*(each.job.communicator.finish for each in trainers))
+def all_say(servers: Servers) -> Iterator[AllSay]:
+    with three_trainers(servers) as say:
+        yield say
 
 
 @pytest.mark.parametrize("op", KINDS)
@@ -43,9 +35,7 @@ def all_say(servers: Servers) -> Iterator[Callable[[Say], list[Any]]]:
     "dtype",
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8],
 )
-def test_a_reduction_is_that_of_all_values(
-    all_say: Callable[[Say], list[Any]], dtype: torch.dtype, op: str
-) -> None:
+def test_a_reduction_is_that_of_all_values(all_say: AllSay, dtype: torch.dtype, op: str) -> None:
     """Equal on all trainers to the bit, and equal to the same reduction of the stacked values."""
     if op == "mean" and not dtype.is_floating_point:
         with pytest.raises(TypeError, match="has sum, max, min, prod, got op 'mean'"):
@@ -61,7 +51,7 @@ def test_a_reduction_is_that_of_all_values(
     torch.testing.assert_close(found[0].t(), FOLDS[op](wide).to(dtype))
 
 
-def test_integers_are_exact(all_say: Callable[[Say], list[Any]]) -> None:
+def test_integers_are_exact(all_say: AllSay) -> None:
     """Beyond what a float64 holds; what the dtype cannot hold is said, not wrapped."""
     big = 2**61 + 1
     found = all_say(lambda values: values.all_reduce(torch.tensor(big)))
@@ -71,7 +61,7 @@ def test_integers_are_exact(all_say: Callable[[Say], list[Any]]) -> None:
         all_say(lambda values: values.all_reduce(torch.tensor([100, 1], dtype=torch.int8)))
 
 
-def test_a_nan_of_one_is_a_nan(all_say: Callable[[Say], list[Any]]) -> None:
+def test_a_nan_of_one_is_a_nan(all_say: AllSay) -> None:
     """Where it is, in every reduction; any and all of booleans are max and min."""
 
     def say(values: TrainerValues) -> list[Tensor]:
@@ -87,7 +77,7 @@ def test_a_nan_of_one_is_a_nan(all_say: Callable[[Say], list[Any]]) -> None:
         assert anywhere.tolist() == [True, True] and everywhere.tolist() == [True, False]
 
 
-def test_lists_have_parts_of_different_lengths(all_say: Callable[[Say], list[Any]]) -> None:
+def test_lists_have_parts_of_different_lengths(all_say: AllSay) -> None:
     """A trainer without a sample gives its part, too; what was given stays."""
     parts = [torch.arange(3.0).bfloat16(), torch.zeros(0).bfloat16(), torch.ones(5).bfloat16()]
     for found in all_say(lambda values: values.all_gather(parts[values.rank])):
@@ -98,7 +88,7 @@ def test_lists_have_parts_of_different_lengths(all_say: Callable[[Say], list[Any
     assert [[bool(each) for each in found] for found in scalars] == [[False, False, True]] * 3
 
 
-def test_objects_of_one_and_of_all(all_say: Callable[[Say], list[Any]]) -> None:
+def test_objects_of_one_and_of_all(all_say: AllSay) -> None:
     """Equal everywhere; their own trainer keeps the object itself."""
     told: list[dict[str, Any]] = [
         {"rank": rank, "values": (rank * 0.1, torch.full((2,), rank))} for rank in range(TRAINERS)
@@ -110,7 +100,7 @@ def test_objects_of_one_and_of_all(all_say: Callable[[Say], list[Any]]) -> None:
     assert [[len(each) for each in found] for found in lists] == [[0, 1, 2]] * 3
 
 
-def test_different_calls_are_told_apart(all_say: Callable[[Say], list[Any]]) -> None:
+def test_different_calls_are_told_apart(all_say: AllSay) -> None:
     """Shapes, dtypes, ops and calls: every trainer hears which trainer makes which; the next call
     is as good as any.
     """
