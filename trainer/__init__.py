@@ -285,11 +285,15 @@ _LATE = {
     "set_program_state": "trainer.executor.program_values",
 }
 
+_ROOMS = ("lr", "metrics")  # whose names users write behind the package's: trainer.metrics.auc
+
 
 def __getattr__(name: str) -> object:
     """Some names are imported late, so that ``import trainer`` stays light: DistributedEmbedding
     brings numba, what runs programs, or goes with them, the servers' transports.
     """
+    if name in _ROOMS:
+        return import_module(f"trainer.{name}")
     if name not in _LATE:
         raise AttributeError(f"module 'trainer' has no attribute {name!r}")
     return getattr(import_module(_LATE[name]), name)
