@@ -78,6 +78,7 @@ A room imports those above it, and none below it::
     scope  variables                root: tensors by name; variables that a script makes itself
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
+    nn                              losses and layers of models that rank and recommend
     gradients                       what happens to gradients before they leave
     modules                         what a strategy changes in a model
     communicator                    the connections to the servers, one sender for each lane

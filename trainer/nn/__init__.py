@@ -1,0 +1,52 @@
+"""Losses and layers of models that rank and recommend, as modules; ``trainer.nn.functional`` has
+the functions.
+
+::
+
+    from trainer import nn as field
+
+    loss = field.BPRLoss()(scores, chosen).mean()
+
+Names and arguments are those of PaddlePaddle's layers.  Each docstring cites the paper; what a
+program can hold works in ``capture``, and what it cannot raises there and says what to write.
+
+In reading order::
+
+    labels.py                  labels, checked
+    ranking.py                 bpr_loss, rank_loss, margin_rank_loss
+    teacher_student.py         a click and a teacher's score in one label
+    centers.py                 center_loss
+    shows.py                   continuous_value_model: shows and clicks as features
+    ids.py                     hash, shard_index
+    samplers.py                where negative classes come from
+    sampled_logits.py          sampled softmax over given logits
+    noise_contrast.py          nce
+    hierarchical_sigmoid.py    hsigmoid_loss
+    ragged.py                  sequences as (values, offsets), or nested
+    tags.py                    filter_by_instag
+    functional.py              all functions
+
+The room may import embedding.
+"""
+
+from trainer.nn import functional
+from trainer.nn.centers import CenterLoss
+from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
+from trainer.nn.noise_contrast import NCE
+from trainer.nn.ranking import BPRLoss, MarginRankLoss, RankLoss
+from trainer.nn.sampled_logits import SampledSoftmaxWithCrossEntropy
+from trainer.nn.shows import ContinuousValueModel
+from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
+
+__all__ = [
+    "BPRLoss",
+    "CenterLoss",
+    "ContinuousValueModel",
+    "functional",
+    "HSigmoidLoss",
+    "MarginRankLoss",
+    "NCE",
+    "RankLoss",
+    "SampledSoftmaxWithCrossEntropy",
+    "TeacherStudentSigmoidLoss",
+]

@@ -1,0 +1,28 @@
+"""The functions of ``trainer.nn``."""
+
+from __future__ import annotations
+
+from trainer.nn.centers import center_loss
+from trainer.nn.hierarchical_sigmoid import hsigmoid_loss
+from trainer.nn.ids import hash, shard_index
+from trainer.nn.noise_contrast import nce
+from trainer.nn.ranking import bpr_loss, margin_rank_loss, rank_loss
+from trainer.nn.sampled_logits import sampled_softmax_with_cross_entropy
+from trainer.nn.shows import continuous_value_model
+from trainer.nn.tags import filter_by_instag
+from trainer.nn.teacher_student import teacher_student_sigmoid_loss
+
+__all__ = [
+    "bpr_loss",
+    "center_loss",
+    "continuous_value_model",
+    "filter_by_instag",
+    "hash",
+    "hsigmoid_loss",
+    "margin_rank_loss",
+    "nce",
+    "rank_loss",
+    "sampled_softmax_with_cross_entropy",
+    "shard_index",
+    "teacher_student_sigmoid_loss",
+]
