@@ -151,6 +151,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    look_ahead          one request a forward
                    row_cache           staleness of a cached row; four to a set
                    moved_weight        references to a moved weight
+    nn/            ragged              offsets in a program
     communicator/  async_sender        how far ahead
                    gradient_changes    clipping before the mean
                    kstep_senders       geo; what arrives

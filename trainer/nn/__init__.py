@@ -23,6 +23,8 @@ In reading order::
     noise_contrast.py          nce
     hierarchical_sigmoid.py    hsigmoid_loss
     ragged.py                  sequences as (values, offsets), or nested
+    sequence_steps.py          pool, softmax, reverse, enumerate, conv
+    sequence_shapes.py         expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
     tags.py                    filter_by_instag
     functional.py              all functions
 
@@ -35,6 +37,7 @@ from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
 from trainer.nn.noise_contrast import NCE
 from trainer.nn.ranking import BPRLoss, MarginRankLoss, RankLoss
 from trainer.nn.sampled_logits import SampledSoftmaxWithCrossEntropy
+from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
 from trainer.nn.shows import ContinuousValueModel
 from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
 
@@ -48,5 +51,8 @@ __all__ = [
     "NCE",
     "RankLoss",
     "SampledSoftmaxWithCrossEntropy",
+    "SequenceConv",
+    "SequencePool",
+    "SequenceSoftmax",
     "TeacherStudentSigmoidLoss",
 ]

@@ -8,6 +8,27 @@ from trainer.nn.ids import hash, shard_index
 from trainer.nn.noise_contrast import nce
 from trainer.nn.ranking import bpr_loss, margin_rank_loss, rank_loss
 from trainer.nn.sampled_logits import sampled_softmax_with_cross_entropy
+from trainer.nn.sequence_shapes import (
+    sequence_concat,
+    sequence_erase,
+    sequence_expand,
+    sequence_expand_as,
+    sequence_mask,
+    sequence_pad,
+    sequence_reshape,
+    sequence_scatter,
+    sequence_slice,
+    sequence_unpad,
+)
+from trainer.nn.sequence_steps import (
+    sequence_conv,
+    sequence_enumerate,
+    sequence_first_step,
+    sequence_last_step,
+    sequence_pool,
+    sequence_reverse,
+    sequence_softmax,
+)
 from trainer.nn.shows import continuous_value_model
 from trainer.nn.tags import filter_by_instag
 from trainer.nn.teacher_student import teacher_student_sigmoid_loss
@@ -23,6 +44,23 @@ __all__ = [
     "nce",
     "rank_loss",
     "sampled_softmax_with_cross_entropy",
+    "sequence_concat",
+    "sequence_conv",
+    "sequence_enumerate",
+    "sequence_erase",
+    "sequence_expand",
+    "sequence_expand_as",
+    "sequence_first_step",
+    "sequence_last_step",
+    "sequence_mask",
+    "sequence_pad",
+    "sequence_pool",
+    "sequence_reshape",
+    "sequence_reverse",
+    "sequence_scatter",
+    "sequence_slice",
+    "sequence_softmax",
+    "sequence_unpad",
     "shard_index",
     "teacher_student_sigmoid_loss",
 ]

@@ -71,7 +71,7 @@ def sequences_of(whose: str, given: Ragged) -> Sequences:
             f"{list(values.shape)} and {list(offsets.shape)}"
         )
     offsets = offsets.to(values.device, torch.int64)
-    if not traced(values):
+    if not (traced(values) or traced(offsets)):
         _check_offsets(whose, offsets, len(values))
     return Sequences(values, offsets)
 

@@ -1,7 +1,11 @@
-"""Inputs that say where bags of ids begin: how they change when a batch gets another size.
+"""Inputs that say where bags of ids, or sequences, begin: how they change when a batch gets another
+size.
 
 The equivalence check runs at sizes that are not the example's, and repeats or leaves out rows of
 inputs for that.  Offsets made so would be none: they go down.  So they are made anew.
+
+An input is known as offsets by the op that reads it: a bag of embeddings, or a search for the
+places 0, 1, 2, ... among them, by which ``trainer.nn`` finds the sequence of each value.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 _BAGS = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+_SEARCH, _PLACES = "aten::searchsorted", "aten::arange"
 _SAME = ("aten::_to_copy", "aten::alias", "aten::clone", "aten::detach", "aten::view")
 
 
@@ -58,7 +63,11 @@ def offsets_of(graph: fx.Graph, placeholders: Mapping[str, str]) -> dict[str, Of
     """
     found = {}
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or node.target._schema.name not in _BAGS:
+        if not isinstance(node.target, OpOverload):
+            continue
+        if node.target._schema.name == _SEARCH:
+            found |= _searched(node, placeholders)
+        if node.target._schema.name not in _BAGS:
             continue
         arguments = node.target._schema.arguments
         given: dict[str, Any] = dict(zip((a.name for a in arguments), node.args, strict=False))
@@ -66,10 +75,22 @@ def offsets_of(graph: fx.Graph, placeholders: Mapping[str, str]) -> dict[str, Of
         offsets = _source(given["offsets"])
         if offsets.op == "placeholder":
             size = given["indices"].meta["val"].shape[0]
-            ids = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
             ends = bool(given.get("include_last_offset", False))
-            found[placeholders[offsets.name]] = Offsets(ids, ends)
+            found[placeholders[offsets.name]] = Offsets(_extent(size), ends)
     return found
+
+
+def _searched(node: fx.Node, placeholders: Mapping[str, str]) -> dict[str, Offsets]:
+    """The offsets among which a node searches for places, by name; none: it searches for others."""
+    offsets, places = (_source(argument) for argument in node.all_input_nodes[:2])
+    counted = isinstance(places.target, OpOverload) and places.target._schema.name == _PLACES
+    if offsets.op != "placeholder" or not counted:
+        return {}
+    return {placeholders[offsets.name]: Offsets(_extent(node.meta["val"].shape[0]), False)}
+
+
+def _extent(size: int | torch.SymInt) -> sympy.Basic:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def _source(node: fx.Node) -> fx.Node:
