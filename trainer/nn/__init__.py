@@ -26,6 +26,7 @@ In reading order::
     sequence_steps.py          pool, softmax, reverse, enumerate, conv
     sequence_shapes.py         expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
     tags.py                    filter_by_instag
+    selected_rows.py           the gradient of some rows, as ids and rows
     functional.py              all functions
 
 The room may import embedding.
@@ -37,6 +38,7 @@ from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
 from trainer.nn.noise_contrast import NCE
 from trainer.nn.ranking import BPRLoss, MarginRankLoss, RankLoss
 from trainer.nn.sampled_logits import SampledSoftmaxWithCrossEntropy
+from trainer.nn.selected_rows import SelectedRows
 from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
 from trainer.nn.shows import ContinuousValueModel
 from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
@@ -51,6 +53,7 @@ __all__ = [
     "NCE",
     "RankLoss",
     "SampledSoftmaxWithCrossEntropy",
+    "SelectedRows",
     "SequenceConv",
     "SequencePool",
     "SequenceSoftmax",

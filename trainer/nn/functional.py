@@ -8,6 +8,11 @@ from trainer.nn.ids import hash, shard_index
 from trainer.nn.noise_contrast import nce
 from trainer.nn.ranking import bpr_loss, margin_rank_loss, rank_loss
 from trainer.nn.sampled_logits import sampled_softmax_with_cross_entropy
+from trainer.nn.selected_rows import (
+    get_tensor_from_selected_rows,
+    merge_selected_rows,
+    selected_rows,
+)
 from trainer.nn.sequence_shapes import (
     sequence_concat,
     sequence_erase,
@@ -38,12 +43,15 @@ __all__ = [
     "center_loss",
     "continuous_value_model",
     "filter_by_instag",
+    "get_tensor_from_selected_rows",
     "hash",
     "hsigmoid_loss",
     "margin_rank_loss",
+    "merge_selected_rows",
     "nce",
     "rank_loss",
     "sampled_softmax_with_cross_entropy",
+    "selected_rows",
     "sequence_concat",
     "sequence_conv",
     "sequence_enumerate",
