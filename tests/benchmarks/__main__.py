@@ -35,6 +35,7 @@ GROUPS = (
         "resources",
         "links",
         "tables",
+        "sampled",
         "ctr",
         "sharded",
     ),

@@ -34,4 +34,5 @@ def trains_alike(
     for (name, mine), theirs in zip(
         model.state_dict().items(), twin.state_dict().values(), strict=True
     ):
-        torch.testing.assert_close(mine, theirs, msg=name)
+        if not name.endswith("table.metadata"):  # counts steps of each kind by itself
+            torch.testing.assert_close(mine, theirs, msg=name)

@@ -27,6 +27,8 @@ In reading order::
     sequence_shapes.py         expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
     tags.py                    filter_by_instag
     selected_rows.py           the gradient of some rows, as ids and rows
+    frequencies.py             how often an id occurs in a stream of batches
+    sampled_softmax.py         softmax over classes that are rows of a table on servers
     functional.py              all functions
 
 The room may import embedding.
@@ -34,10 +36,12 @@ The room may import embedding.
 
 from trainer.nn import functional
 from trainer.nn.centers import CenterLoss
+from trainer.nn.frequencies import StreamingFrequency
 from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
 from trainer.nn.noise_contrast import NCE
 from trainer.nn.ranking import BPRLoss, MarginRankLoss, RankLoss
 from trainer.nn.sampled_logits import SampledSoftmaxWithCrossEntropy
+from trainer.nn.sampled_softmax import SampledSoftmax
 from trainer.nn.selected_rows import SelectedRows
 from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
 from trainer.nn.shows import ContinuousValueModel
@@ -52,10 +56,12 @@ __all__ = [
     "MarginRankLoss",
     "NCE",
     "RankLoss",
+    "SampledSoftmax",
     "SampledSoftmaxWithCrossEntropy",
     "SelectedRows",
     "SequenceConv",
     "SequencePool",
     "SequenceSoftmax",
+    "StreamingFrequency",
     "TeacherStudentSigmoidLoss",
 ]
