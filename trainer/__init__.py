@@ -77,6 +77,7 @@ A room imports those above it, and none below it::
     lr                              learning rates that torch has no scheduler for
     scope  variables                root: tensors by name; variables that a script makes itself
     collective                      trainers among themselves: rendezvous, groups, all-reduce
+    data                            training data in files: formats, datasets, batches
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     nn                              losses and layers of models that rank and recommend
     gradients                       what happens to gradients before they leave

@@ -1,0 +1,18 @@
+"""Training data in files: from bytes to samples in columns, and from samples to batches.
+
+In reading order::
+
+    columns          samples as columns, dense or ragged
+    slots            what a column is: name, dtype, width
+    text_kernels     numbers from text; numba, without the GIL
+    pieces           parts of files that are parsed by themselves
+    lines            formats whose samples are lines of text; wrong lines
+    criteo_lines, csv_lines, multislot_lines, python_lines
+                     these formats, and a parser of the script's own
+    parquet          columns of Parquet files
+    formats          the formats by name
+    workers          pieces parsed in parallel, in their order
+
+Imports ``environment`` and ``collective``.  What a script uses is ``trainer/job/datasets.py``, by
+the names ``fleet.InMemoryDataset`` and ``fleet.QueueDataset``.
+"""

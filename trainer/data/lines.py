@@ -1,0 +1,180 @@
+"""Formats whose samples are lines of text, and what becomes of lines that are wrong."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.data.columns import Array, Columns, samples_of
+from trainer.data.pieces import Piece, blocks_of, lines_before, pieces_of
+from trainer.data.slots import Slot
+
+SHOWN_BYTES = 60  # of a wrong field, in a message
+
+
+class WrongLine(ValueError):
+    """A line that is not as its format says: the message names the file, the line's number, what
+    was expected and what was got.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a piece has given.
+
+    Attributes:
+        blocks: its samples, in order.
+        wrong: how many lines were left out.
+        first: of these the first one, in words; "" where there is none.
+    """
+
+    blocks: list[Columns]
+    wrong: int = 0
+    first: str = ""
+
+    @property
+    def samples(self) -> int:
+        """How many it has."""
+        return sum(map(samples_of, self.blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines that were parsed together.
+
+    Attributes:
+        columns: of those that are right.
+        wrong: how many are not.
+        first: the number of the first one that is not, from 0; -1: all are right.
+        why: what was expected there, and what was got.
+    """
+
+    columns: Columns
+    wrong: int = 0
+    first: int = -1
+    why: str = ""
+
+
+class LineFormat(ABC):
+    """A format whose samples are lines of text.
+
+    Attributes:
+        slots: its columns.
+        in_processes: whether it holds the GIL while it parses, so that only processes parse in
+            parallel.
+        head_lines: lines at the beginning of a file that are no samples.
+    """
+
+    slots: tuple[Slot, ...]
+    in_processes = False
+    head_lines = 0
+
+    @abstractmethod
+    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
+        """Parses whole lines.
+
+        Args:
+            text: ends with the end of a line.
+            skip: leave lines out that are wrong; otherwise it may stop at the first.
+            head: the lines at the beginning of the file that are no samples.
+        """
+
+    def pieces(self, path: str) -> list[Piece]:
+        """A file in pieces that :meth:`read` takes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return pieces_of(path)
+
+    def read(self, piece: Piece, skip: bool) -> Parsed:
+        """The samples of a piece.
+
+        Args:
+            skip: leave wrong lines out, and count them.
+
+        Raises:
+            WrongLine: a line is wrong, and ``skip`` is not set.
+            OSError: the file cannot be read.
+        """
+        blocks, wrong, said = list[Columns](), 0, ""
+        head = self._head(piece)
+        for text, number in self._texts(piece):
+            found = self.parse(text, skip, head)
+            if found.wrong and not wrong:
+                line = 1 + number + found.first + lines_before(piece)
+                said = f"{piece.shown}, line {line}: {found.why}"
+                if not skip:
+                    raise WrongLine(said)
+            wrong += found.wrong
+            if samples_of(found.columns):
+                blocks.append(found.columns)
+        return Parsed(blocks, wrong, said)
+
+    def _texts(self, piece: Piece) -> Iterator[tuple[bytes, int]]:
+        """Blocks of lines, each with the number of its first line in the piece, from 0."""
+        number, head = 0, self.head_lines if not piece.begin else 0
+        for text in blocks_of(piece):
+            lines = text.count(b"\n")
+            left_out = min(head, lines)
+            head -= left_out
+            for _ in range(left_out):
+                text = text[text.index(b"\n") + 1 :]
+            if text:
+                yield text, number + left_out
+            number += lines
+
+    def _head(self, piece: Piece) -> bytes:
+        if not self.head_lines:
+            return b""
+        text = next(blocks_of(Piece(piece.path, 0, 1 if piece.end is not None else None)), b"")
+        return b"\n".join(text.split(b"\n")[: self.head_lines])
+
+
+def buffer_of(text: bytes) -> Array:
+    """A text as kernels take it, uint8 [bytes]."""
+    return np.frombuffer(text, np.uint8)
+
+
+def quoted(field: bytes) -> str:
+    """A field for a message."""
+    text = field[:SHOWN_BYTES].decode("utf-8", "replace")
+    return repr(text) + (" ..." if len(field) > SHOWN_BYTES else "")
+
+
+def why_of_fields(line: bytes, delimiter: bytes, expected: list[str], place: int) -> str:
+    """What is wrong with a line of fields.
+
+    Args:
+        expected: of each field, in words that begin with its name.
+        place: of the wrong field.
+    """
+    fields = line.removesuffix(b"\r").split(delimiter)
+    if len(fields) != len(expected):
+        by = {b"\t": "tabs", b",": "commas"}.get(delimiter, repr(delimiter.decode()))
+        return f"expected {len(expected)} fields with {by} between them, got {len(fields)}"
+    return f"{expected[place]}, got {quoted(fields[place])}"
+
+
+def exact(values: Array, hard: Array, text: bytes) -> Array:
+    """Floats of which the kernels could not read all: see [Note: exact numbers].
+
+    Args:
+        values: int64, the bits of the floats; changed.
+        hard: where in the text the hard ones stand, after their number.
+    """
+    floats = values.view(np.float64)
+    for place in np.flatnonzero((values < 0) & (values >= -hard[0])):
+        floats[place] = float(_word(text, hard[-values[place]]))
+    return floats
+
+
+def _word(text: bytes, begin: int) -> bytes:
+    """The number that begins there."""
+    end = begin
+    while text[end] in b"+-.0123456789eE":
+        end += 1
+    return text[begin:end]

@@ -1,0 +1,159 @@
+"""Parts of files that are parsed by themselves, and how their bytes are read.
+
+A piece of a text has the lines that begin between two offsets.  What is compressed cannot be
+entered in its middle: it is one piece.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import fsspec
+from fsspec.utils import infer_compression
+
+from pserver.storage.login import hidden, options_of
+from transpiler.files.local_path import shown
+
+PIECE_BYTES = 16 * 2**20
+BLOCK_BYTES = 8 * 2**20  # that are parsed at once
+_AHEAD = 2**16  # read at once to find the end of a piece's last line
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file.
+
+    Attributes:
+        path: of the file, or its URL.
+        begin, end: its bytes; of a Parquet file its groups of rows.  None: to the file's end.
+    """
+
+    path: str
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def shown(self) -> str:
+        """The path for messages, without a password."""
+        return shown(self.path)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[IO[bytes]]:
+    """A file's bytes, decompressed by the ending of its name.
+
+    Raises:
+        OSError: it cannot be read, or its compressed bytes are torn.
+    """
+    try:
+        with fsspec.open(path, "rb", compression="infer", **options_of(path)) as file:
+            yield file
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
+    except (EOFError, zlib.error, OSError) as error:
+        raise OSError(f"{shown(path)}: {hidden(str(error)) or type(error).__name__}") from None
+
+
+def size_of(path: str) -> int:
+    """How many bytes a file has.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if "://" not in path:
+        return os.path.getsize(path)
+    try:
+        store, place = fsspec.core.url_to_fs(path, **options_of(path))
+        return int(store.size(place))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
+
+
+def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
+    """A text in pieces of about so many bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = size_of(path)
+    if infer_compression(path) is not None:
+        return [Piece(path)]
+    return [Piece(path, begin, min(begin + most, size)) for begin in range(0, size, most)]
+
+
+def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """The lines of a piece, some megabytes at a time; each block ends with the end of a line.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with opened(piece.path) as file:
+        rest, left = b"", None if piece.end is None else piece.end - piece.begin
+        if piece.begin:  # a line that began before belongs to the piece before
+            file.seek(piece.begin - 1)
+            before = _to_line_end(file, left)
+            if before is None:
+                return
+            rest, left = before
+        while left is None or left > 0:
+            block = file.read(most if left is None else min(most, left))
+            if not block:
+                break
+            left = None if left is None else left - len(block)
+            text = rest + block
+            if left == 0 and not text.endswith(b"\n"):
+                text += _line_rest(file)
+            cut = text.rfind(b"\n") + 1
+            if cut:
+                yield text[:cut] if cut < len(text) else text
+            rest = text[cut:]
+        if rest:
+            yield rest + (b"" if rest.endswith(b"\n") else _line_rest(file))
+
+
+def _to_line_end(file: IO[bytes], left: int | None) -> tuple[bytes, int] | None:
+    """Reads up to the first line that begins here: what was read of it, and how many bytes of the
+    piece are left; None: no line begins in the piece.
+    """
+    assert left is not None, "a piece with a begin has an end"
+    left += 1  # with the byte before it
+    while left > 0:
+        block = file.read(min(_AHEAD, left))
+        if not block:
+            return None
+        left -= len(block)
+        place = block.find(b"\n")
+        if place >= 0:
+            rest = block[place + 1 :]
+            return (rest, left) if rest or left else None
+    return None
+
+
+def _line_rest(file: IO[bytes]) -> bytes:
+    """The rest of the line, with its end."""
+    found = b""
+    while block := file.read(_AHEAD):
+        place = block.find(b"\n")
+        if place >= 0:
+            return found + block[: place + 1]
+        found += block
+    return found + b"\n"
+
+
+def lines_before(piece: Piece) -> int:
+    """How many lines of the file begin before a piece: for messages."""
+    if not piece.begin:
+        return 0
+    found, left = 0, piece.begin
+    with opened(piece.path) as file:
+        last = b""
+        while left > 0 and (block := file.read(min(BLOCK_BYTES, left))):
+            found += block.count(b"\n")
+            left -= len(block)
+            last = block[-1:]
+    return found + (last != b"\n")
