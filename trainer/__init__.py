@@ -108,6 +108,7 @@ The script's thread does everything, but for these:
   each whose trainers sum something themselves (``fleet.all_reduce``, metrics).
 - ``trace``: brings the spans of a trace together, after its last step.
 - ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
+- ``prefetch``: the next batches of a dataset; ``parses N``: pieces of its files (``data/``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
   parameters) run in the thread that computes the gradient.
 

@@ -29,6 +29,7 @@ from torch import nn
 
 from pserver.metrics.json_log import write_json
 from pserver.service.server import serve_job
+from trainer.data.slots import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
@@ -36,6 +37,7 @@ from trainer.job.automatic_saves import AutomaticSaves, CheckpointSettings
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
 from trainer.job.data_shard import shard as _shard
+from trainer.job.datasets import InMemoryDataset, QueueDataset
 from trainer.job.job import Job
 from trainer.job.progress_bar import counted
 from trainer.job.queries import (
@@ -93,11 +95,13 @@ __all__ = [
     "init",
     "init_server",
     "init_worker",
+    "InMemoryDataset",
     "is_first_worker",
     "is_server",
     "is_worker",
     "load",
     "metrics",
+    "QueueDataset",
     "report",
     "Role",
     "run_server",
@@ -107,6 +111,7 @@ __all__ = [
     "server_num",
     "shard",
     "shrink",
+    "Slot",
     "stop_worker",
     "sync",
     "table_status",

@@ -37,6 +37,7 @@ GROUPS = (
         "tables",
         "sampled",
         "ctr",
+        "parsing",
         "sharded",
     ),
 )

@@ -12,6 +12,14 @@ In reading order::
     parquet          columns of Parquet files
     formats          the formats by name
     workers          pieces parsed in parallel, in their order
+    batches          tensors of a batch, made ahead by a thread
+    trainers         those that share a dataset's files
+    file_dataset     what all datasets have: settings, files, passes
+    queue_dataset    samples as they come from the files
+    sample_hash      the numbers of samples, and orders by a hash of them
+    exchange         samples change trainers
+    load_bar         how far loading has come
+    in_memory        samples in memory, and their shuffles
 
 Imports ``environment`` and ``collective``.  What a script uses is ``trainer/job/datasets.py``, by
 the names ``fleet.InMemoryDataset`` and ``fleet.QueueDataset``.

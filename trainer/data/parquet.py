@@ -99,7 +99,7 @@ def _column(slot: Slot, chunked: Any, piece: Piece) -> Column:
             f"{piece.shown}, row group {piece.begin}, column {slot.name!r}: expected {kind}, "
             f"{slot.values} in each row, got {wrong}"
         )
-    return slot.column(values.to_numpy(zero_copy_only=False), counts.astype(np.int64))
+    return slot.column(np.array(values), counts.astype(np.int64))  # arrow's own is read-only
 
 
 def _parquet() -> tuple[Any, Any]:

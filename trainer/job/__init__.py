@@ -28,6 +28,7 @@ In reading order::
     save_schedule    when all trainers save
     saves, automatic_saves, saved_batches
                      checkpoints that a job writes by itself, and goes on from
+    datasets         fleet.InMemoryDataset and fleet.QueueDataset
     queries          what a script may ask about its job
     reported, report what a script says of its training
     eager_spans      the forwards and backwards of a trace

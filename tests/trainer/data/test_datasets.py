@@ -1,0 +1,247 @@
+"""Promises about datasets of one process: batches, orders, positions, wrong lines, endings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer import fleet
+from trainer.data.batches import Prefetched
+from trainer.data.lines import WrongLine
+from trainer.data.pieces import PIECE_BYTES
+from transpiler import data
+
+SLOTS = (fleet.Slot("id"), fleet.Slot("bag", "float32", None))
+Dataset = fleet.InMemoryDataset | fleet.QueueDataset
+
+
+def line(number: int) -> str:
+    """A sample: its number, and as many values as its number modulo 3."""
+    bag = [f"{number + 0.5}"] * (number % 3)
+    return " ".join(["1", str(number), str(len(bag)), *bag])
+
+
+def written(folder: Path, files: int = 3, samples: int = 10) -> list[str]:
+    """Files of samples 0, 1, 2, ... in their order."""
+    paths = []
+    for index in range(files):
+        path = folder / f"part-{index}"
+        path.write_text("\n".join(line(index * samples + n) for n in range(samples)) + "\n")
+        paths.append(str(path))
+    return paths
+
+
+def made(kind: type[Dataset], paths: list[str], **settings: Any) -> Dataset:
+    """A dataset over these files, loaded where it has to be."""
+    dataset = kind()
+    dataset.init(**{"batch_size": 4, "thread_num": 2, "use_var": SLOTS, **settings})
+    dataset.set_filelist(paths)
+    if isinstance(dataset, fleet.InMemoryDataset):
+        dataset.load_into_memory()
+    return dataset
+
+
+def ids(batches: Iterable[dict[str, Any]]) -> list[int]:
+    """The samples of batches, of which each bag is checked."""
+    found = []
+    for batch in batches:
+        values, offsets = batch["bag"]
+        ends = [*offsets.tolist()[1:], len(values)]
+        for number, begin, end in zip(batch["id"].tolist(), offsets.tolist(), ends, strict=True):
+            assert values[begin:end].tolist() == [number + 0.5] * (number % 3)
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
+def test_batches_are_the_samples_of_the_files(kind: type[Dataset], tmp_path: Path) -> None:
+    """In the order of the files, batch by batch; a ragged slot is values and offsets."""
+    paths = written(tmp_path)
+    dataset = made(kind, paths)
+
+    batches = list(dataset)
+
+    assert ids(batches) == list(range(30)) == ids(dataset)
+    assert [len(batch["id"]) for batch in batches] == [4] * 7 + [2]
+    embedding = torch.nn.EmbeddingBag(100, 2)
+    values, offsets = batches[0]["bag"]
+    assert isinstance(values, torch.Tensor) and values.dtype == torch.float32
+    assert embedding(values.long(), offsets).shape == (4, 2)
+    assert len(list(made(kind, paths, drop_last=True))) == 7
+    dataset.set_batch_size(16)
+    assert [len(batch["id"]) for batch in dataset] == [16, 14]
+
+
+def test_memory_is_counted_shuffled_and_released(tmp_path: Path) -> None:
+    """Each epoch and each seed has an order of its own, which comes again."""
+    paths = written(tmp_path)
+    dataset, again, other = (made(fleet.InMemoryDataset, paths, seed=seed) for seed in (0, 0, 1))
+    orders = []
+    for each in (dataset, again, other):
+        assert isinstance(each, fleet.InMemoryDataset)
+        for _ in range(2):
+            each.local_shuffle()
+            orders.append(ids(each))
+        each.global_shuffle()
+        orders.append(ids(each))
+
+    assert orders[:3] == orders[3:6]
+    assert len(set(map(tuple, orders))) == 6
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert isinstance(dataset, fleet.InMemoryDataset)
+    assert dataset.get_memory_data_size() == 30 == dataset.get_memory_data_size(everywhere=True)
+    assert len(dataset) == 8
+    dataset.release_memory()
+    for call in (dataset.get_memory_data_size, dataset.local_shuffle, lambda: list(dataset)):
+        with pytest.raises(RuntimeError, match="expected load_into_memory"):
+            call()
+
+
+@pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
+@pytest.mark.parametrize("given", [0, 3, 8])
+def test_a_pass_goes_on_at_the_sample_where_it_was(
+    kind: type[Dataset], given: int, tmp_path: Path
+) -> None:
+    """A new dataset with the state of another gives what that one had not given yet."""
+    paths = written(tmp_path)
+    first = made(kind, paths)
+    if isinstance(first, fleet.InMemoryDataset):
+        first.global_shuffle()
+        first.local_shuffle()
+    batches = iter(first)
+    seen = ids([next(batches) for _ in range(given)])
+    state = first.state_dict()
+    rest = ids(batches)
+
+    second = made(kind, paths)
+    second.load_state_dict(state)
+
+    assert ids(second) == rest and sorted(seen + rest) == list(range(30))
+    assert ids(second) == seen + rest
+    assert first.state_dict()["batches"] == 0
+    if given:
+        with pytest.raises(ValueError, match="expected batch_size=4, .* got 5"):
+            made(kind, paths, batch_size=5).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
+def test_wrong_lines_are_errors_or_counted(
+    kind: type[Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error comes to the script; left out, lines are counted, and the first is named."""
+    paths = written(tmp_path)
+    Path(paths[1]).write_text(f"{line(0)}\n1 x\n1\n{line(1)}\n")
+
+    with pytest.raises(WrongLine, match="part-1, line 2: slot 'id'"):
+        list(made(kind, paths))
+    dataset = made(kind, paths, on_error="skip")
+
+    assert len(ids(dataset)) == 22 and dataset.wrong_lines == 2
+    assert f"left out 2 wrong lines, the first: {paths[1]}, line 2: slot 'id'" in caplog.text
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_what_nobody_takes_ends(tmp_path: Path) -> None:
+    """A pass that is left ends its thread; an error of the iterator is the script's."""
+
+    def fails() -> Iterable[int]:
+        yield 1
+        raise KeyError("after one")
+
+    for batch in made(fleet.QueueDataset, written(tmp_path)):
+        assert len(batch["id"]) == 4
+        break
+    found = []
+    with pytest.raises(KeyError, match="after one"):
+        for one in Prefetched(lambda: iter(fails()), 1):
+            found.append(one)
+
+    assert found == [1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_files_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file has one trainer, by the environment too; a script may say the part itself."""
+    paths = written(tmp_path, files=5)
+    dataset = fleet.QueueDataset()
+    dataset.set_filelist(paths)
+    assert dataset.get_filelist() == paths
+    monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
+    monkeypatch.setenv("PSERVER_ENDPOINTS", "127.0.0.1:1")
+    monkeypatch.setenv("TRAINERS", "2")
+    shares = []
+    for trainer in ("0", "1"):
+        monkeypatch.setenv("TRAINER_ID", trainer)
+        shares.append(dataset.get_filelist())
+    assert shares == [paths[::2], paths[1::2]]
+    dataset.set_filelist(paths, 2, 3)
+    assert dataset.get_filelist() == paths[2::3]
+
+
+def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
+    """Each says what was expected, and what was got."""
+    paths, dataset = written(tmp_path), fleet.InMemoryDataset()
+    for call, why in (
+        (lambda: dataset.init(batch_size=0), "batch_size: expected a whole number from 1, got 0"),
+        (lambda: dataset.init(on_error="log"), "expected 'raise' or 'skip', got 'log'"),
+        (lambda: dataset.set_filelist([*paths, paths[0]]), "got .*part-0 twice"),
+        (lambda: dataset.set_filelist(paths, 2, 2), "expected trainer_id below trainers"),
+        (lambda: dataset.set_use_var([SLOTS[0], SLOTS[0]]), "names of their own"),
+        (lambda: dataset.set_use_var([data("x", [None, 2, 3])]), r"expected \[batch\] or"),
+        (dataset.load_into_memory, "expected set_filelist"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=why):
+            call()
+    with pytest.raises(TypeError, match="expected a list of paths, got 'part-0'"):
+        dataset.set_filelist("part-0")
+    dataset.init(use_var=[data("id", [None], "int64"), data("bag", [None, None])])
+    assert dataset.slots == SLOTS
+
+
+def test_large_files_are_many_pieces(tmp_path: Path) -> None:
+    """A pass over pieces that are parsed at once is in the order of the file."""
+    path, samples = tmp_path / "large", 2 * PIECE_BYTES // 20
+    numbers = range(10**18, 10**18 + samples)
+    path.write_text("\n".join(f"{number}" for number in numbers))
+    dataset = fleet.InMemoryDataset()
+    dataset.init(batch_size=2**20, thread_num=2, use_var=SLOTS[:1], parser=csv())
+    dataset.set_filelist([str(path)])
+    dataset.load_into_memory()
+
+    found = torch.cat([batch["id"] for batch in dataset])  # type: ignore[arg-type]  # dense
+
+    assert torch.equal(found, torch.arange(10**18, 10**18 + samples))
+
+
+def csv() -> Any:
+    """One column without a name in the file."""
+    from trainer.data.csv_lines import CsvLines
+
+    return CsvLines(SLOTS[:1], columns=["id"])
+
+
+def by_hand(text: str) -> dict[str, Any]:
+    """A parser of a script."""
+    number, *bag = text.split(",")
+    return {"id": int(number), "bag": [float(one) for one in bag]}
+
+
+@pytest.mark.processes
+def test_a_parser_of_the_script_runs_in_processes(tmp_path: Path) -> None:
+    """They give the same samples, end with the pass, and an error of theirs is the script's."""
+    import multiprocessing
+
+    path, worse = tmp_path / "a.csv", tmp_path / "b.csv"
+    path.write_text("0\n1,1.5\n2,2.5,2.5\n")
+    worse.write_text("0\nx\n")
+    dataset = made(fleet.InMemoryDataset, [str(path)], parser=by_hand, thread_num=1)
+
+    assert ids(dataset) == [0, 1, 2]
+    with pytest.raises(WrongLine, match="b.csv, line 2: ValueError: invalid literal"):
+        made(fleet.InMemoryDataset, [str(worse)], parser=by_hand, thread_num=1)
+    assert not multiprocessing.active_children()

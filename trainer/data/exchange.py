@@ -1,0 +1,134 @@
+"""Samples that change trainers.
+
+Each trainer sends every sample to the trainer that its hash names, some at a time, so that
+messages stay small.  Nobody lets go of what it had before all trainers have compared what was sent
+with what has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.collective.process_groups import ProcessGroups
+from trainer.data.columns import Array, Column, Columns, Ragged, joined, samples_of, taken
+from trainer.data.sample_hash import checksum
+
+ROUND_SAMPLES = 2**18  # that a trainer sends at once
+CPU = torch.device("cpu")
+NUMBER = ""  # the column of the samples' numbers: no slot has this name
+
+
+class SampleExchange:
+    """One trainer's part in exchanges of samples.  Not thread-safe.
+
+    Args:
+        groups: of the trainers, who all make one at the same time.
+
+    Raises:
+        PServerError: the group does not come up.
+    """
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self._rank, self._size = groups.rank, groups.size
+        self._group = groups.group("samples", range(self._size), CPU)
+
+    def gathered(self, *numbers: int) -> Array:
+        """int64 [trainers, numbers]: what each trainer says.
+
+        Raises:
+            TrainerLost: another trainer is gone.
+        """
+        return self._table(np.array(numbers, np.int64))
+
+    def exchange(
+        self, columns: Columns, to: Array, advance: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Column]:
+        """Sends samples to other trainers, and gets theirs.
+
+        Args:
+            columns: with the samples' numbers; they stay.
+            to: int64 [samples]: the trainer that gets each.
+            advance: called with how many samples have gone.
+
+        Returns:
+            The samples that this trainer has got, of all trainers together as many as they had.
+
+        Raises:
+            TrainerLost: another trainer is gone; nothing has changed here.
+            RuntimeError: samples are missing, or have come twice; nothing has changed here.
+        """
+        samples = samples_of(columns)
+        rounds = int(self.gathered(-(-samples // ROUND_SAMPLES)).max())
+        got = []
+        for begin in range(0, max(rounds, 1) * ROUND_SAMPLES, ROUND_SAMPLES):
+            end = min(begin + ROUND_SAMPLES, samples)
+            places = np.arange(min(begin, end), end)
+            places = places[np.argsort(to[places], kind="stable")]
+            got.append(self._round(taken(columns, places), to[places]))
+            advance(end)
+        found = joined(got)
+        self._compare(columns, found)
+        return found
+
+    def _round(self, columns: Columns, to: Array) -> dict[str, Column]:
+        """Exchanges samples, which are sorted by the trainer that gets them."""
+        table = self._table(np.bincount(to, minlength=self._size).astype(np.int64))
+        sent, comes = table[self._rank], table[:, self._rank]
+        found: dict[str, Column] = {}
+        for name, column in columns.items():
+            if not isinstance(column, Ragged):
+                found[name] = self._swapped(column, sent, comes)
+                continue
+            counts = self._swapped(column.counts, sent, comes)
+            values = self._swapped(column.values, _sums(column.counts, sent), _sums(counts, comes))
+            found[name] = Ragged.of(values, counts)
+        return found
+
+    def _swapped(self, rows: Array, sent: Array, comes: Array) -> Array:
+        """Rows of a column: ``sent`` to each trainer, ``comes`` from each."""
+        rows = np.ascontiguousarray(rows)
+        out = np.empty((int(comes.sum()), *rows.shape[1:]), rows.dtype)
+        size = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+        splits = [(each * size).tolist() for each in (comes, sent)]
+        self._do(partial(self._group.alltoall_base, _bytes(out), _bytes(rows), *splits))
+        return out
+
+    def _table(self, own: Array) -> Array:
+        """int64 [trainers, ...]: a row from each trainer."""
+        found = torch.zeros((self._size, *own.shape), dtype=torch.int64)
+        found[self._rank] = torch.from_numpy(own)
+        self._do(partial(self._group.allreduce, found))
+        return found.numpy()
+
+    def _do(self, operation: Callable[[], torch.distributed.Work]) -> None:
+        what = "an exchange of samples"
+        self._groups.wait(self._groups.begin(operation, what), what, CPU)
+
+    def _compare(self, had: Columns, found: Columns) -> None:
+        facts = [(samples_of(each), checksum(np.asarray(each[NUMBER]))) for each in (had, found)]
+        with np.errstate(over="ignore"):
+            had_all, found_all = self.gathered(*facts[0], *facts[1]).sum(0).reshape(2, 2).tolist()
+        if had_all != found_all:
+            raise RuntimeError(
+                f"global_shuffle: expected {had_all[0]} samples to arrive, as all trainers had, "
+                f"got {found_all[0]}"
+                + (", others" if had_all[0] == found_all[0] else "")
+                + ": each trainer keeps those that it had"
+            )
+
+
+def _sums(counts: Array, parts: Array) -> Array:
+    """The sums of counts in parts of so many."""
+    ends = np.cumsum(parts)
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    return bounds[ends] - bounds[ends - parts]
+
+
+def _bytes(rows: Array) -> Tensor:
+    return torch.from_numpy(rows.reshape(-1).view(np.uint8))

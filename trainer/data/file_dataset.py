@@ -1,0 +1,222 @@
+"""What datasets over files have in common: their settings, their files, their wrong lines."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from trainer.data.batches import Batch, Prefetched
+from trainer.data.pieces import Piece
+from trainer.data.slots import Slot, slots_of
+from trainer.data.trainers import Trainers
+
+if TYPE_CHECKING:
+    from trainer.data.formats import Format
+    from trainer.data.lines import Parsed
+
+ON_ERROR = ("raise", "skip")
+
+log = logging.getLogger(__name__)
+
+
+class FileDataset(ABC):
+    """Samples in files, of which each trainer reads its own.
+
+    Args:
+        trainers: of the job.
+
+    Attributes:
+        number: of the last pass, from 1.
+        wrong_lines: how many were left out in what was read last, with ``on_error="skip"``.
+    """
+
+    def __init__(self, trainers: Trainers) -> None:
+        self._trainers = trainers
+        self._files: tuple[str, ...] = ()
+        self._part: tuple[int, int] | None = None
+        self._parser: Any = "multislot"
+        self._slots: tuple[Slot, ...] = ()
+        self._made: Format | None = None
+        self.wrong_lines = self.number = 0
+        self._given = 0  # batches of the pass under way
+        self._resumed = 0  # of the next pass, which are left out
+        self.init()
+
+    def init(
+        self,
+        batch_size: int = 1,
+        thread_num: int = 1,
+        use_var: Iterable[Any] = (),
+        parser: Any = "multislot",
+        on_error: str = "raise",
+        drop_last: bool = False,
+        seed: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        """Settings; what is not given has its default.
+
+        Args:
+            batch_size: samples of a batch.
+            thread_num: pieces of files that are parsed at once: by threads, or by processes where
+                the parser is a function of the script.
+            use_var: the slots, in the order of a MultiSlot line: ``fleet.Slot``,
+                ``transpiler.data`` or inputs of a program.
+            parser: "criteo", "csv", "multislot", "parquet"; a format of ``trainer.data``; or a
+                function from a line to a dict of its slots' values.
+            on_error: "raise": a wrong line is an error; "skip": it is left out, and counted.
+            drop_last: leave the last batch out, where it is not full.
+            seed: of the shuffles.
+            prefetch: batches that a thread makes ahead.
+
+        Raises:
+            TypeError, ValueError: a setting is none of these.
+        """
+        self.set_batch_size(batch_size)
+        self.set_thread(thread_num)
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
+        self._on_error, self._drop_last = on_error, bool(drop_last)
+        self._seed, self._prefetch = int(seed), _count("prefetch", prefetch)
+        self._parser, self._made = parser, None
+        self.set_use_var(use_var)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Samples of a batch, from the next pass on."""
+        self._batch_size = _count("batch_size", batch_size)
+
+    def set_thread(self, thread_num: int) -> None:
+        """How many pieces of files are parsed at once."""
+        self._threads = _count("thread_num", thread_num)
+
+    def set_use_var(self, use_var: Iterable[Any]) -> None:
+        """The slots; see :meth:`init`."""
+        self._slots, self._made = slots_of(use_var), None
+
+    def set_filelist(
+        self, filelist: Sequence[str], trainer_id: int | None = None, trainers: int | None = None
+    ) -> None:
+        """The files of all trainers, or their URLs: trainer i of n reads files i, i + n, ...
+
+        Args:
+            filelist: the same on every trainer.
+            trainer_id, trainers: None: as the job says; 0 and 1: this one reads all, by itself.
+
+        Raises:
+            TypeError: it is one text.
+            ValueError: a file is there twice, or there is no such trainer.
+        """
+        if isinstance(filelist, str) or not all(isinstance(path, str) for path in filelist):
+            raise TypeError(f"set_filelist: expected a list of paths, got {filelist!r}")
+        twice = {path for path in filelist if list(filelist).count(path) > 1}
+        if twice:
+            raise ValueError(f"set_filelist: expected each file once, got {min(twice)} twice")
+        if (trainer_id is None) != (trainers is None) or (
+            trainer_id is not None and trainers is not None and not 0 <= trainer_id < trainers
+        ):
+            raise ValueError(
+                "set_filelist: expected trainer_id below trainers, or neither of them, got "
+                f"{trainer_id} and {trainers}"
+            )
+        self._files = tuple(filelist)
+        self._part = None if trainer_id is None or trainers is None else (trainer_id, trainers)
+
+    def get_filelist(self) -> list[str]:
+        """The files that this trainer reads."""
+        index, of = self._place()
+        return list(self._files[index::of])
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The columns of a batch."""
+        return self._format().slots
+
+    def _place(self) -> tuple[int, int]:
+        """Which trainer this is, and of how many."""
+        return self._trainers.part() if self._part is None else self._part
+
+    @property
+    def shared(self) -> bool:
+        """Whether other trainers read the other files."""
+        return self._part is None and self._place()[1] > 1
+
+    def _format(self) -> Format:
+        if self._made is None:
+            from trainer.data.formats import format_of
+
+            self._made = format_of(self._parser, self._slots)
+        return self._made
+
+    def _pieces(self) -> list[Piece]:
+        """Of this trainer's files."""
+        if not self._files:
+            raise RuntimeError("expected set_filelist() before files are read")
+        form, files = self._format(), self.get_filelist()
+        if not files:
+            index, of = self._place()
+            log.warning("trainer %d of %d has no file: there are %d", index, of, len(self._files))
+        return [piece for path in files for piece in form.pieces(path)]
+
+    def _parsed(self, pieces: Sequence[Piece]) -> Iterator[Parsed]:
+        """What the pieces give, in their order."""
+        from trainer.data.workers import in_parallel
+
+        self.wrong_lines, first = 0, ""
+        skip = self._on_error == "skip"
+        with closing(in_parallel(self._format(), pieces, self._threads, skip)) as found:
+            for _, parsed in found:
+                self.wrong_lines += parsed.wrong
+                first = first or parsed.first
+                yield parsed
+        if self.wrong_lines:
+            log.warning("left out %d wrong lines, the first: %s", self.wrong_lines, first)
+
+    # ---- passes ----
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.begin_pass()
+
+    def begin_pass(self) -> Iterator[Batch]:
+        """A pass; the first one after :meth:`load_state_dict` goes on with the saved one."""
+        first, self._resumed = self._resumed, 0
+        return self.batches(first)
+
+    @abstractmethod
+    def batches(self, first: int) -> Iterator[Batch]:
+        """A pass, from this batch on."""
+
+    def _counted(self, made: Callable[[], Iterator[Batch]], first: int) -> Iterator[Batch]:
+        """Batches of a pass, made ahead, and counted as they are given."""
+        self.number += 1
+        number, self._given = self.number, first
+        for batch in Prefetched(made, self._prefetch):
+            if number == self.number:
+                self._given += 1
+            yield batch
+        if number == self.number:
+            self._given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is: the batches given in the pass under way."""
+        return {"batches": self._given, "batch_size": self._batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next pass begins after the batches that a dataset over the same files had given.
+
+        Raises:
+            ValueError: the batches have another size.
+        """
+        if state["batches"] and state["batch_size"] != self._batch_size:
+            raise ValueError(
+                f"load_state_dict: expected batch_size={state['batch_size']}, as in the pass that "
+                f"was under way, got {self._batch_size}"
+            )
+        self._resumed = state["batches"]
+
+
+def _count(name: str, given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ValueError(f"{name}: expected a whole number from 1, got {given!r}")
+    return given

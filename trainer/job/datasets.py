@@ -1,0 +1,199 @@
+"""``fleet.InMemoryDataset`` and ``fleet.QueueDataset``: files, dealt out to the trainers of the
+present job.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from pserver.config import split_endpoint
+from trainer.collective.parallel_env import current_peers
+from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.communicator.communicator import Communicator
+from trainer.data import in_memory, queue_dataset
+from trainer.data.batches import Batch
+from trainer.data.file_dataset import FileDataset
+from trainer.environment.connection import Connection
+from trainer.environment.role import CloudRoleMaker
+from trainer.job.collective_job import CollectiveJob
+from trainer.job.current import present
+from trainer.job.job import Job
+from trainer.job.lockstep_batches import LockstepBatches
+from trainer.job.progress_bar import counted
+from trainer.job.saved_batches import SavedBatches
+
+_groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
+# the datasets of which a job has begun a pass, in the order in which a restarted script begins them
+_begun: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class JobTrainers:
+    """The trainers of the present job; see :class:`trainer.data.trainers.Trainers`."""
+
+    def part(self) -> tuple[int, int]:
+        """Which part of the files this trainer reads; without a job the environment says it."""
+        job = _job()
+        if job is not None:
+            return job.place_in_data()
+        role = CloudRoleMaker()
+        return role.trainer_id, role.trainers
+
+    def groups(self) -> ProcessGroups:
+        """The trainers, connected with one another."""
+        job = present()
+        if job not in _groups:
+            _groups[job] = _connected(job)
+        return _groups[job]
+
+    def shows(self) -> bool:
+        """Whether this process shows bars."""
+        return self.part()[0] == 0 and not Connection.from_environment().panel
+
+
+class InMemoryDataset(in_memory.InMemoryDataset):
+    """Samples in memory, of the files of the present job's trainers.
+
+    Example::
+
+        fleet.init()
+        dataset = fleet.InMemoryDataset()
+        dataset.init(batch_size=512, thread_num=4, parser="criteo")
+        dataset.set_filelist(["day_0.gz", "day_1.gz"])
+        dataset.load_into_memory()
+        for epoch in range(3):
+            dataset.global_shuffle()
+            for batch in dataset:
+                batch["label"], batch["numbers"], batch["ids"]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(JobTrainers())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _followed(self)
+
+
+class QueueDataset(queue_dataset.QueueDataset):
+    """Samples as they come from the files of the present job's trainers.
+
+    Example::
+
+        fleet.init()
+        dataset = fleet.QueueDataset()
+        dataset.init(batch_size=512, thread_num=4, parser="criteo")
+        dataset.set_filelist(["day_0.gz", "day_1.gz"])
+        for batch in dataset:
+            batch["label"], batch["numbers"], batch["ids"]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(JobTrainers())
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _followed(self)
+
+
+class _Passes:
+    """A dataset as the job follows it; see :class:`trainer.job.saved_batches.Resumable`."""
+
+    def __init__(self, dataset: FileDataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def number(self) -> int:
+        return self._dataset.number
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]  # what has no length says so
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._dataset.begin_pass()
+
+    def after(self, batches: int, number: int) -> Iterator[Batch]:
+        return self._dataset.batches(batches)
+
+    def skip(self) -> None:
+        pass
+
+
+def _followed(dataset: FileDataset) -> Iterator[Batch]:
+    """A pass that the job counts, and goes on with after a restart."""
+    job, batches = _job(), _Passes(dataset)
+    if job is None:
+        return iter(batches)
+    mine: Any = batches
+    if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
+        mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
+    if job.saves is not None:
+        names = _names.setdefault(job, weakref.WeakKeyDictionary())
+        _begun[job] = _begun.get(job, 0) + (dataset not in names)
+        name = names.setdefault(dataset, f"dataset {_begun[job]}")
+        mine = SavedBatches(mine, name, job.saves)
+    return iter(counted(mine, job, False))
+
+
+def _job() -> Job | None:
+    """The present job, if there is one."""
+    try:
+        return present()
+    except RuntimeError:
+        return None
+
+
+def _connected(job: Job) -> ProcessGroups:
+    if isinstance(job, CollectiveJob):
+        return ProcessGroups(current_peers())
+    if job.communicator is None:
+        raise RuntimeError(
+            "the trainers meet by way of the servers: expected fleet.distributed_optimizer before "
+            "samples change trainers, or are divided among them"
+        )
+    groups = _met(job.communicator, *job.place_in_data())
+    job.undo.callback(lambda: groups.close(_failure()))
+    return groups
+
+
+def _met(communicator: Communicator, rank: int, size: int) -> ProcessGroups:
+    """The trainers of a job with servers, after a rendezvous at trainer 0's host."""
+    connection, store = Connection.from_environment(), None
+    meanwhile = partial(_check, communicator)
+    host = _own_address(communicator.clients[0].endpoint)
+    connection.check_collective(host)
+    said = ""
+    if rank == 0:
+        store = connect_store(host, 0, rank, connection)
+        said = f"{host}:{store.port}"
+    told = communicator.barrier("a dataset's trainers", said)
+    if store is None:
+        store = connect_store(*split_endpoint(told[0]), rank, connection, meanwhile=meanwhile)
+    names = [""] * size
+    peers = rendezvous(store, rank, names, connection, host=host, meanwhile=meanwhile)
+    return ProcessGroups(peers, meanwhile)
+
+
+def _check(communicator: Communicator) -> None:
+    for client in communicator.clients:
+        client.check()
+
+
+def _own_address(endpoint: str) -> str:
+    """This host's address on the way to an endpoint."""
+    host, port = split_endpoint(endpoint)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _failure() -> str:
+    error = sys.exc_info()[1]
+    return "" if error is None else f"{type(error).__name__}: {error}"
