@@ -4,18 +4,12 @@ present job.
 
 from __future__ import annotations
 
-import socket
-import sys
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
-from pserver.config import split_endpoint
 from trainer.collective.parallel_env import current_peers
 from trainer.collective.process_groups import ProcessGroups
-from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.communicator.communicator import Communicator
 from trainer.data import in_memory, queue_dataset
 from trainer.data.batches import Batch
 from trainer.data.file_dataset import FileDataset
@@ -27,6 +21,7 @@ from trainer.job.job import Job
 from trainer.job.lockstep_batches import LockstepBatches
 from trainer.job.progress_bar import counted
 from trainer.job.saved_batches import SavedBatches
+from trainer.job.shared_values import met
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the datasets of which a job has begun a pass, in the order in which a restarted script begins them
@@ -157,43 +152,6 @@ def _connected(job: Job) -> ProcessGroups:
             "the trainers meet by way of the servers: expected fleet.distributed_optimizer before "
             "samples change trainers, or are divided among them"
         )
-    groups = _met(job.communicator, *job.place_in_data())
-    job.undo.callback(lambda: groups.close(_failure()))
+    groups = met(job.communicator).groups
+    assert groups is not None, "there are other trainers"
     return groups
-
-
-def _met(communicator: Communicator, rank: int, size: int) -> ProcessGroups:
-    """The trainers of a job with servers, after a rendezvous at trainer 0's host."""
-    connection, store = Connection.from_environment(), None
-    meanwhile = partial(_check, communicator)
-    host = _own_address(communicator.clients[0].endpoint)
-    connection.check_collective(host)
-    said = ""
-    if rank == 0:
-        store = connect_store(host, 0, rank, connection)
-        said = f"{host}:{store.port}"
-    told = communicator.barrier("a dataset's trainers", said)
-    if store is None:
-        store = connect_store(*split_endpoint(told[0]), rank, connection, meanwhile=meanwhile)
-    names = [""] * size
-    peers = rendezvous(store, rank, names, connection, host=host, meanwhile=meanwhile)
-    return ProcessGroups(peers, meanwhile)
-
-
-def _check(communicator: Communicator) -> None:
-    for client in communicator.clients:
-        client.check()
-
-
-def _own_address(endpoint: str) -> str:
-    """This host's address on the way to an endpoint."""
-    host, port = split_endpoint(endpoint)
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def _failure() -> str:
-    error = sys.exc_info()[1]
-    return "" if error is None else f"{type(error).__name__}: {error}"

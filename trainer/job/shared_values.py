@@ -152,12 +152,14 @@ def _link(job: Job) -> Link:
         )
     communicator = job.communicator
     barrier = partial(communicator.barrier, "values of all trainers")
-    meet = partial(_met, communicator)
+    meet = partial(met, communicator)
     return ServedLink(job.role.trainer_id, job.role.trainers, barrier, meet)
 
 
-def _met(communicator: Communicator) -> DenseAllreduce:
-    """What the trainers sum by; it is brought up by the first call, and leaves with the job."""
+def met(communicator: Communicator) -> DenseAllreduce:
+    """What the trainers sum by; it is brought up by the first call, which all of them make, and
+    leaves with the job.
+    """
     if communicator.dense_allreduce is None:
         communicator.dense_allreduce = dense_allreduce_of(
             communicator.plan, communicator.clients, communicator.trainer_id, needed=True
