@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from pserver.launcher.free_port import free_port
 from tests.support.processes import Processes, Started
+from trainer import init_parallel_env, spawn
+from trainer.metrics import auc
 
 pytestmark = pytest.mark.processes
 
@@ -46,6 +50,14 @@ if "killed" in sys.argv:
     fleet.all_reduce(torch.zeros(1))
 fleet.finish()
 """
+
+
+def tell_auc(path: str) -> None:
+    """One of two processes with torch's process group, and without ``fleet``."""
+    init_parallel_env()
+    rank = dist.get_rank()
+    whole = auc([0.1 + 0.4 * rank, 0.3], [0, 1])
+    Path(path, str(rank)).write_text(str(whole))
 
 
 def jobs(processes: Processes, kind: str, *arguments: str) -> list[Started]:
@@ -95,3 +107,11 @@ def test_values_are_alike_on_all_until_a_trainer_is_killed(processes: Processes,
     assert trainers[0].status() != 0
     trainers[0].said(r"TrainerLost.*trainer 1")
     assert trainers[0].ended_at - trainers[1].ended_at < 4 * DEADLINE
+
+
+@pytest.mark.long
+def test_metrics_go_over_torchs_group_without_fleet(tmp_path: Path) -> None:
+    """Negatives at 0.1 and 0.5, positives at 0.3: half of the pairs are in order."""
+    spawn(tell_auc, (str(tmp_path),), nprocs=2)
+
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0.5", "0.5"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
@@ -130,13 +131,16 @@ def values_of(job: Job) -> TrainerValues:
 
 
 def present_values() -> TrainerValues:
-    """The same, for the present job; of this process alone where there is none.
+    """The same, for the present job; without one over torch's default process group, where it is
+    up, as with ``DataParallel``, and otherwise of this process alone.
 
     Raises:
         RuntimeError: see :func:`values_of`.
     """
     job = present_or_none()
-    return TrainerValues(NoLink()) if job is None else values_of(job)
+    if job is not None:
+        return values_of(job)
+    return TrainerValues(WorldLink() if dist.is_initialized() else NoLink())
 
 
 def _link(job: Job) -> Link:
