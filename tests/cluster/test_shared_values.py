@@ -19,7 +19,7 @@ from trainer.metrics import auc
 
 pytestmark = pytest.mark.processes
 
-DEADLINE = 2.0  # seconds without a heartbeat
+DEADLINE = 3.0  # seconds without a heartbeat
 SCRIPT = """
 import json, os, signal, sys
 import torch

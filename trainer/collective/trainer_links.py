@@ -25,8 +25,9 @@ OPS = {
     "prod": dist.ReduceOp.PRODUCT,
 }
 TOLD_BYTES = 512  # of what a trainer tells over a process group
-# for trainers that are there: one that evaluates may let the others wait
-MOST_SECONDS = 3600.0
+# For trainers that are there: one that evaluates may let the others wait.  Torch's own limit, half
+# an hour, ends gloo's operations without naming anybody.
+MOST_SECONDS = 1500.0
 CPU = torch.device("cpu")
 WHAT = "a call that all trainers make"  # in messages
 
@@ -98,7 +99,7 @@ class NoLink:
 class WorldLink:
     """The link of a job without servers: torch's default process group, NCCL for tensors on GPUs.
 
-    Waits in main memory end when another trainer is lost, or after an hour.
+    Waits in main memory end when another trainer is lost, or after ``MOST_SECONDS``.
     """
 
     def __init__(self) -> None:
