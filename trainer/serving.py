@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pserver.storage.single_file import read
+from pserver.table.string_ids import rows_of, string_ids
 
 POOLINGS = ("sum", "mean", "sqrtn")
 
@@ -114,6 +115,7 @@ class LookupModule(nn.Module):
         padding_idx: an id that is left out of bags.
         scale: float32 [n], what each row is multiplied with; None: nothing.  With it, and where
             rows are of 16 bits, those that are looked up are float32.
+        hash: how ids of strings were made, as a file has it; None: ids are numbers.
 
     Raises:
         ValueError: ids are not in order or not as many as rows, or no such pooling.
@@ -131,8 +133,11 @@ class LookupModule(nn.Module):
         pooling: str | None = None,
         padding_idx: int | None = None,
         scale: Tensor | None = None,
+        hash: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.hashed = hash is not None
+        self.hashed_rows = None if hash is None else rows_of(hash)
         if pooling is not None and pooling not in POOLINGS:
             known = ", ".join(map(repr, POOLINGS))
             raise ValueError(f"pooling: expected None or one of {known}, got {pooling!r}")
@@ -160,12 +165,13 @@ class LookupModule(nn.Module):
         self.register_buffer("weight", weight)
 
     def forward(
-        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self, ids: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Rows, or pooled rows.
 
         Args:
-            ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.
+            ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.  Strings, too,
+                where the table was trained on them.
             offsets: int64 [bags], where each bag begins.
             per_sample_weights: float, of ids' shape; with pooling.
 
@@ -177,6 +183,8 @@ class LookupModule(nn.Module):
             ValueError: shapes do not fit.
             IndexError: an id is outside of the declared range.
         """
+        if self.hashed and not isinstance(ids, Tensor):
+            ids = string_ids(ids, self.hashed_rows).to(self.weight.device)
         if ids.is_floating_point() or ids.dtype == torch.bool:
             raise TypeError("ids: expected int64")
         flat = ids.reshape(-1).to(torch.int64)
@@ -282,6 +290,8 @@ def load_embedding(
         )
     scale = tensors.get(prefix + "scale")
     return LookupModule(weight, ids, initial, pooling, padding_idx, scale)
+    hashed = tensors.get(prefix + "hash")
+    return LookupModule(weight, ids, initial, pooling, padding_idx, hashed)
 
 
 def _read(path: str) -> Mapping[str, Any]:

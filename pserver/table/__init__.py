@@ -11,6 +11,7 @@ The files, in reading order:
 ====================  ============================================================================
 ``gradient``          the gradient of some rows, as it travels
 ``ids``               which ids differ, which server holds an id, sums by id
+``string_ids``        ids of strings, by a hash
 ``kernels``           how numba compiles the arithmetic
 ``index``,            which slot of memory holds an id's row
 ``index_kernels``
@@ -35,7 +36,7 @@ The files, in reading order:
 ====================  ============================================================================
 
 This room is pure: no thread, lock, socket, clock or environment; times and steps are arguments.
-Only ``disk_tier`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch and
-``transpiler``, and no other room of ``pserver``.  Importing this package or ``gradient`` does not
-import numba.
+Only ``disk_tier`` has files, locks on them, and RocksDB.  It imports numpy, numba, torch, xxhash
+and ``transpiler``, and no other room of ``pserver``.  Importing this package, ``gradient`` or
+``string_ids`` does not import numba.
 """

@@ -20,9 +20,16 @@ from torch import Tensor, nn
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
+from pserver.table.string_ids import described
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
-from trainer.embedding.inputs import check_range, fits_range, shows_and_clicks, whole_numbers
+from trainer.embedding.inputs import (
+    check_range,
+    fits_range,
+    hashed,
+    shows_and_clicks,
+    whole_numbers,
+)
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.look_ahead import LookAhead, Lookup
 from trainer.embedding.proxy_parameter import ProxyParameter
@@ -88,6 +95,8 @@ class DistributedEmbedding(nn.Module):
         capacity: the most rows; those trained least recently (``eviction="lru"``) or least often
             ("lfu") make room.
         memory_bytes: of rows in memory; further rows are on disk.
+        hash: "xxh3": ids may be strings, whose hash is the id (below ``num_embeddings``, where that
+            is given), see :func:`pserver.table.string_ids.string_ids`; None: ids are numbers.
         cache_rows, cache_staleness: in training, rows that were pulled are read again in the same
             step and for so many steps after it; so many rows are kept for that: see
             :mod:`trainer.embedding.row_cache`.  0 rows: off.
@@ -119,6 +128,8 @@ class DistributedEmbedding(nn.Module):
     include_last_offset: bool = False  # as torch's bags have it
     look_ahead: LookAhead | None = None
     warned: frozenset[str] = frozenset()
+    steps: int = 0
+    _initial: tuple[Tensor, Tensor] | None = None
     padding_row: Tensor | None  # zeros [embedding_dim], of a table with a padding_idx, unpooled
 
     def __init__(
@@ -138,6 +149,7 @@ class DistributedEmbedding(nn.Module):
         capacity: int | None = None,
         eviction: str = "lru",
         memory_bytes: int | None = None,
+        hash: str | None = None,
         cache_rows: int = 0,
         cache_staleness: int = 0,
         **unknown: Never,
@@ -159,6 +171,7 @@ class DistributedEmbedding(nn.Module):
             capacity=capacity,
             eviction=eviction,
             memory_bytes=memory_bytes,
+            hash=hash,
         )
         self.steps, number = 0, self.settings.computes_in
         self.rows: RowSource = LocalRows(self.settings.table())
@@ -170,6 +183,14 @@ class DistributedEmbedding(nn.Module):
             "padding_row", torch.zeros(embedding_dim, dtype=number) if padded else None
         )
         self.proxy = ProxyParameter(torch.zeros((), dtype=number))
+        self.rows: RowSource = LocalRows(self.settings.table())
+        self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, dtype)
+        self._output = dtype
+        padded = padding_idx is not None and pooling is None
+        zeros = torch.zeros(embedding_dim, dtype=dtype) if padded else None
+        self.register_buffer("padding_row", zeros)
+        self.register_buffer("hash", described(hash, num_embeddings) if hash else None)
+        self.proxy = ProxyParameter(torch.zeros((), dtype=dtype))
         self.proxy.bind(self)
 
     @classmethod
@@ -216,7 +237,7 @@ class DistributedEmbedding(nn.Module):
     @torch._disable_dynamo  # type: ignore[attr-defined]  # torch.compiler.disable would import the compiler here
     def forward(
         self,
-        ids: Tensor,
+        ids: Any,
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
         **statistics: Tensor,
@@ -224,7 +245,8 @@ class DistributedEmbedding(nn.Module):
         """Rows, or pooled rows.
 
         Args:
-            ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.
+            ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.  With ``hash``
+                strings, too, as :func:`pserver.table.string_ids.string_ids` takes them.
             offsets: int64 [bags], where each bag begins: 0 first, never going down.
             per_sample_weights: float, of ids' shape; with pooling.
             statistics: the two keyword arguments that a ShowClickEntry names: numbers of a shape
@@ -237,7 +259,9 @@ class DistributedEmbedding(nn.Module):
             TypeError: ids are no whole numbers, or there is another keyword argument.
             ValueError: an id is out of range, or shapes do not fit.
         """
-        if (table := table_of(self)) is not None:
+        table = table_of(self)
+        ids = hashed(self.whose(), ids, self.settings.hash, self.num_embeddings, table is not None)
+        if table is not None:
             given = offsets, per_sample_weights, statistics
             return traced_rows(self, table, ids, *given).to(self._output)
         ids = whole_numbers(self.whose(), ids)

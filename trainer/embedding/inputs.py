@@ -5,11 +5,36 @@ clicked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pserver.table.string_ids import string_ids
 from transpiler.ir.tables import ShowClickEntry, TableEntry
+
+
+def hashed(
+    whose: str, ids: Any, name: str | None, num_embeddings: int | None, traced: bool
+) -> Tensor:
+    """The ids, where they are a tensor; those of strings.
+
+    Args:
+        name: of the table's hash; None: it has none.
+        traced: whether ``capture`` is tracing.
+
+    Raises:
+        TypeError: they are something else, or the table has no hash.
+        ValueError: lists of several lengths, or ``capture`` is tracing.
+    """
+    if isinstance(ids, Tensor) or name is None:
+        return ids  # what is no tensor is refused with all else that is no whole numbers
+    if traced:
+        raise ValueError(
+            f"{whose}: a program takes tensors alone; expected ids: call string_ids(...) of "
+            "trainer.nn.functional before the step"
+        )
+    return string_ids(ids, num_embeddings)
 
 
 def whole_numbers(whose: str, ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pserver.table.string_ids import HASHES
 from trainer.embedding.bags import POOLINGS
 from trainer.row_optimizers import RowOptimizer, Segments, row_optimizer
 from transpiler.ir.rules import Rule
@@ -29,6 +30,7 @@ from transpiler.ir.tables import (
 SHOWN = (
     "padding_idx",
     "pooling",
+    "hash",
     "name",
     "optimizer",
     "entry",
@@ -76,6 +78,7 @@ class TableSettings:
     capacity: int | None = None
     eviction: str = "lru"
     memory_bytes: int | None = None
+    hash: str | None = None
     known_as: str | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +96,7 @@ class TableSettings:
             known = ", ".join(map(repr, POOLINGS))
             raise ValueError(f"pooling: expected None or one of {known}, got {self.pooling!r}")
         _check_kinds(self.init, self.entry)
+        _check_hash(self.hash, self.padding_idx)
         self.padding_idx = _padding(self.padding_idx, self.num_embeddings)
         self.follow(self.optimizer)
 
@@ -177,6 +181,8 @@ class TableSettings:
             one, two = getattr(mine, each.name), getattr(theirs, each.name)
             if one != two:
                 return f"{each.name} {one!r} and {two!r}"
+        if self.hash != other.hash:
+            return f"hash {self.hash!r} and {other.hash!r}"
         rules = [None if each.optimizer is None else each.rules() for each in (self, other)]
         if rules[0] == rules[1]:
             return None
@@ -217,6 +223,13 @@ def _check_kinds(init: Initial, entry: TableEntry | None) -> None:
         raise TypeError(
             f"entry: expected CountFilterEntry, ProbabilityEntry or ShowClickEntry, got {entry!r}"
         )
+
+
+def _check_hash(name: str | None, padding: int | None) -> None:
+    if name is not None and name not in HASHES:
+        raise ValueError(f"hash: expected None or one of {', '.join(HASHES)}, got {name!r}")
+    if name is not None and padding is not None:
+        raise ValueError("padding_idx: expected None with hash, by which any id may be a string's")
 
 
 def _padding(padding: int | None, rows: int | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pserver.table.string_ids import string_ids
 from trainer.nn.centers import center_loss
 from trainer.nn.hierarchical_sigmoid import hsigmoid_loss
 from trainer.nn.ids import hash, shard_index
@@ -70,5 +71,6 @@ __all__ = [
     "sequence_softmax",
     "sequence_unpad",
     "shard_index",
+    "string_ids",
     "teacher_student_sigmoid_loss",
 ]
