@@ -60,8 +60,8 @@ class FileDataset(ABC):
 
         Args:
             batch_size: samples of a batch.
-            thread_num: pieces of files that are parsed at once: by threads, or by processes where
-                the parser is a function of the script.
+            thread_num: pieces of files that are parsed at once: by threads; from 2 on by processes
+                where the parser is a function of the script.
             use_var: the slots, in the order of a MultiSlot line: ``fleet.Slot``,
                 ``transpiler.data`` or inputs of a program.
             parser: "criteo", "csv", "multislot", "parquet"; a format of ``trainer.data``; or a

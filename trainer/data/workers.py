@@ -1,8 +1,8 @@
 """Pieces of files, parsed in parallel, in their order.
 
 Formats whose kernels hold no GIL are parsed by threads: nothing is copied between processes.  A
-parser in Python is run by processes.  They end with the iteration, with an error, and with the
-process that has started them.
+parser in Python is run by processes, where there are to be several.  They end with the iteration,
+with an error, and with the process that has started them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def in_parallel(
 
 
 def _pool(form: Format, workers: int) -> Executor:
-    if not form.in_processes:
+    if not form.in_processes or workers == 1:
         return ThreadPoolExecutor(workers, "parses")
     # a fork would copy the locks of this process's threads
     spawn = multiprocessing.get_context("spawn")

@@ -3,6 +3,7 @@
 In reading order::
 
     executor             one run: feed, segments, fetches; which runtime a program has
+    dataset_runs         passes over datasets, run by run
     loaded_program       a program cut into segments, and the run of one
     compiled_program     a program with what is said about its running
     execution            what is done around the steps of a run

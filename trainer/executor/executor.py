@@ -21,6 +21,7 @@ from pserver.checkpoint.checkpoint import Claims
 from trainer.communicator.communicator import Communicator
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.compiled_program import CompiledProgram
+from trainer.executor.dataset_runs import DatasetRuns
 from trainer.executor.devices import checked_device, move
 from trainer.executor.execution import execution_in, feeds_of
 from trainer.executor.feed import Feed
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 Programs = Program | Sequence[Program] | None
 
 
-class Executor:
+class Executor(DatasetRuns):
     """Runs programs on one device.  One thread uses it.
 
     A closed Executor runs nothing any more; ``with Executor() as executor:`` closes it.

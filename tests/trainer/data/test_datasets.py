@@ -239,9 +239,10 @@ def test_a_parser_of_the_script_runs_in_processes(tmp_path: Path) -> None:
     path, worse = tmp_path / "a.csv", tmp_path / "b.csv"
     path.write_text("0\n1,1.5\n2,2.5,2.5\n")
     worse.write_text("0\nx\n")
-    dataset = made(fleet.InMemoryDataset, [str(path)], parser=by_hand, thread_num=1)
+    dataset = made(fleet.InMemoryDataset, [str(path)], parser=by_hand, thread_num=2)
 
     assert ids(dataset) == [0, 1, 2]
+    assert ids(made(fleet.QueueDataset, [str(path)], parser=by_hand, thread_num=1)) == [0, 1, 2]
     with pytest.raises(WrongLine, match="b.csv, line 2: ValueError: invalid literal"):
         made(fleet.InMemoryDataset, [str(worse)], parser=by_hand, thread_num=1)
     assert not multiprocessing.active_children()
