@@ -234,11 +234,11 @@ def more(reply: StatusReply) -> Iterator[str]:
 def trainer_line(trainer: TrainerStatus) -> str:
     """One trainer in one line, as one server sees it."""
     text = f"trainer {trainer.trainer_id} {trainer.state}, step {trainer.step}"
-    for more in (trainer.transport, trainer.activity):
-        text += f", {more}" if more else ""
-    return text + (
-        f", silent for {trainer.silence_seconds:.1f} s" if trainer.state == "joined" else ""
-    )
+    text += f", {trainer.transport}" if trainer.transport else ""
+    if trainer.state == "joined":
+        text += f", silent for {trainer.silence_seconds:.1f} s"
+    # what it says of itself lags behind the step that is applied: two numbers, so a name for each
+    return text + (f"; last said: {trainer.activity}" if trainer.activity else "")
 
 
 def table_line(table: TableStatus) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from rich.console import Console
 
+from pserver import wire_pb2
 from pserver.config import ServerConfig
 from pserver.launcher import status
 from pserver.launcher.free_port import free_port
@@ -46,6 +47,15 @@ def test_json_has_what_a_server_says(running: Server) -> None:
     assert (busy["trainers"][0]["state"], busy["trainers"][0]["step"]) == ("joined", 1)
     assert busy["variables"]["w"]["bytes_in"] == 8000  # its value, and a gradient
     trainer.client.leave()
+
+
+def test_a_trainers_line_tells_what_is_applied_from_what_it_said() -> None:
+    """Both are steps, so the later one has its name."""
+    trainer = wire_pb2.TrainerStatus(
+        trainer_id=1, state="joined", step=9, transport="shm", activity="step 7"
+    )
+    expected = "trainer 1 joined, step 9, shm, silent for 0.0 s; last said: step 7"
+    assert status.trainer_line(trainer) == expected
 
 
 def test_json_of_a_server_that_is_not_there() -> None:
