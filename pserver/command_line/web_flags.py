@@ -53,5 +53,5 @@ def port(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) <= MOST_PORT:
         return int(text)
     raise argparse.ArgumentTypeError(
-        f"expected a port of 0 to {MOST_PORT}, got {text!r} (--web 0 takes any free one)"
+        f"expected a port of 0 to {MOST_PORT}, got {text!r} (0 is any free one)"
     )

@@ -107,12 +107,12 @@ HERE = "tests/pserver/test_command.py"
         ("status h:1 --watch x", "--watch: expected a number of seconds above 0"),
         ("status h:1 --ready --json", "--json: has no effect with --ready"),
         ("web nowhere", "expected an endpoint HOST:PORT"),
-        ("web h:1 --port x", "expected a port of 0 to 65535, got 'x'"),
+        ("web h:1 --port x", "expected a port of 0 to 65535, got 'x' (0 is any free one)"),
         ("web h:1 --host 0.0.0.0", "--host: 0.0.0.0:0 is beyond this host: expected keys"),
         ("web h:1 --host a --keys nowhere", "keys: expected a folder with the file server.key"),
         ("web h:1 --insecure --keys k", "insecure: expected this or keys, got both"),
         (f"launch --nccl2 --trainers 2 --web=0 {HERE}", "--web: has no effect with --nccl2"),
-        ("launch --servers 1 --trainers 1 --web x.py", "(--web 0 takes any free one)"),
+        ("launch --servers 1 --trainers 1 --web x.py", "got 'x.py' (0 is any free one)"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
