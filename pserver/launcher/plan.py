@@ -149,7 +149,8 @@ def _search(probe: Probe, load: JobLoad, settings: PlanSettings) -> int:
 
 
 def _measured(probe: Probe) -> Measured:
-    servers = f"{min(probe.servers, MOST_SERVERS)} servers"
+    count = min(probe.servers, MOST_SERVERS)
+    servers = f"{count} server{'s' if count > 1 else ''}"
     print(f"probing {servers}, for {TOTAL_SECONDS:.0f} s at most ...", file=sys.stderr, flush=True)
     return probe.measure(time.monotonic() + TOTAL_SECONDS)
 
