@@ -289,9 +289,8 @@ def load_embedding(
             said["kind"], said["low"], said["high"], said["seed"], weight.shape[1], dtype, held
         )
     scale = tensors.get(prefix + "scale")
-    return LookupModule(weight, ids, initial, pooling, padding_idx, scale)
     hashed = tensors.get(prefix + "hash")
-    return LookupModule(weight, ids, initial, pooling, padding_idx, hashed)
+    return LookupModule(weight, ids, initial, pooling, padding_idx, scale, hashed)
 
 
 def _read(path: str) -> Mapping[str, Any]:

@@ -13,9 +13,6 @@ Where that would be larger than ``MAX_BYTES``, or where ids are any int64, the f
 Where rows are asked for as int8, ``NAME.weight`` is int8 and ``NAME.scale``, float32 [n], is what
 each row is multiplied with.
 
-What the module itself has in a state_dict (its proxy parameter, its padding's row, rows of its own)
-is in neither.  trainer/serving.py looks rows up in both.  Rows are gathered in files beside the
-target, so that no table has to fit into memory.
 A table whose ids are strings' has ``NAME.hash``, uint8 [m], JSON in ASCII: the hash, and what the
 ids are remainders of.  What the module itself has in a state_dict (its proxy parameter, its
 padding's row, rows of its own) is in neither.  trainer/serving.py looks rows up in both.  Rows are

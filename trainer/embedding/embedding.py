@@ -179,18 +179,10 @@ class DistributedEmbedding(nn.Module):
         self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, number)
         self._output = number
         padded = padding_idx is not None and pooling is None
-        self.register_buffer(
-            "padding_row", torch.zeros(embedding_dim, dtype=number) if padded else None
-        )
-        self.proxy = ProxyParameter(torch.zeros((), dtype=number))
-        self.rows: RowSource = LocalRows(self.settings.table())
-        self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, dtype)
-        self._output = dtype
-        padded = padding_idx is not None and pooling is None
-        zeros = torch.zeros(embedding_dim, dtype=dtype) if padded else None
+        zeros = torch.zeros(embedding_dim, dtype=number) if padded else None
         self.register_buffer("padding_row", zeros)
         self.register_buffer("hash", described(hash, num_embeddings) if hash else None)
-        self.proxy = ProxyParameter(torch.zeros((), dtype=dtype))
+        self.proxy = ProxyParameter(torch.zeros((), dtype=number))
         self.proxy.bind(self)
 
     @classmethod
