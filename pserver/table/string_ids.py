@@ -80,7 +80,8 @@ def _flat(given: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
 
 def _column(values: Any, offsets: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
     """The strings of a column of bytes."""
-    data = memoryview(values.numpy() if isinstance(values, torch.Tensor) else values).cast("B")
+    buffer: Any = values.numpy() if isinstance(values, torch.Tensor) else values
+    data = memoryview(buffer).cast("B")
     ends = np.asarray(offsets)
     if ends.dtype.kind not in "iu" or ends.ndim != 1:
         raise TypeError(f"ids: offsets: expected int64 [n + 1], got {ends.dtype} {ends.shape}")

@@ -28,7 +28,8 @@ def hashed(
         ValueError: lists of several lengths, or ``capture`` is tracing.
     """
     if isinstance(ids, Tensor) or name is None:
-        return ids  # what is no tensor is refused with all else that is no whole numbers
+        given: Tensor = ids
+        return given  # what is no tensor is refused with all else that is no whole numbers
     if traced:
         raise ValueError(
             f"{whose}: a program takes tensors alone; expected ids: call string_ids(...) of "

@@ -17,6 +17,7 @@ In reading order::
     teacher_student.py         a click and a teacher's score in one label
     centers.py                 center_loss
     shows.py                   continuous_value_model: shows and clicks as features
+    data_norm.py               features by statistics that accumulate
     ids.py                     hash, shard_index
     samplers.py                where negative classes come from
     sampled_logits.py          sampled softmax over given logits
@@ -36,6 +37,7 @@ The room may import embedding.
 
 from trainer.nn import functional
 from trainer.nn.centers import CenterLoss
+from trainer.nn.data_norm import DataNorm
 from trainer.nn.frequencies import StreamingFrequency
 from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
 from trainer.nn.noise_contrast import NCE
@@ -51,6 +53,7 @@ __all__ = [
     "BPRLoss",
     "CenterLoss",
     "ContinuousValueModel",
+    "DataNorm",
     "functional",
     "HSigmoidLoss",
     "MarginRankLoss",

@@ -52,8 +52,9 @@ def center_loss(
 class CenterLoss(nn.Module):
     """:func:`center_loss` with centers of its own, which move while it trains.
 
-    The centers are a buffer: part of ``state_dict()``, and no parameter.  In a job each trainer has
-    its own, made of its own samples, as it has the statistics of a batch norm.
+    The centers are a buffer: part of ``state_dict()``, and no parameter.  In a job with servers
+    buffers are as ``a_sync_configs["buffers"]`` says: "trainer0", if nothing else is, makes all
+    centers those that trainer 0's samples move, "mean" the mean of what all trainers' do.
 
     Args:
         num_classes, feature_size: of the centers, which begin at zero.

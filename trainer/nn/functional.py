@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pserver.table.string_ids import string_ids
 from trainer.nn.centers import center_loss
+from trainer.nn.data_norm import data_norm
 from trainer.nn.hierarchical_sigmoid import hsigmoid_loss
 from trainer.nn.ids import hash, shard_index
 from trainer.nn.noise_contrast import nce
@@ -43,6 +44,7 @@ __all__ = [
     "bpr_loss",
     "center_loss",
     "continuous_value_model",
+    "data_norm",
     "filter_by_instag",
     "get_tensor_from_selected_rows",
     "hash",

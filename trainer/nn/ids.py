@@ -93,7 +93,8 @@ def _round(sum: Tensor, lane: Tensor) -> Tensor:
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
     """The bits to the right, with zeros from the left."""
-    return (bits >> by) & (2 ** (64 - by) - 1)
+    moved: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
+    return moved
 
 
 def _rotated(bits: Tensor, by: int) -> Tensor:

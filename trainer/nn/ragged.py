@@ -12,7 +12,7 @@ them as they are.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ def sequences_of(whose: str, given: Ragged) -> Sequences:
     if isinstance(given, Tensor) and given.is_nested:
         if given.layout != torch.jagged:
             raise TypeError(f"{whose}: expected a nested tensor with the jagged layout")
-        return Sequences(given.values(), given.offsets()[:-1])
+        nested: Any = given  # torch's annotations have no nested tensors
+        return Sequences(nested.values(), nested.offsets()[:-1])
     pair = isinstance(given, tuple) and len(given) == 2
     if not pair or not all(isinstance(each, Tensor) for each in given):
         got = f"a tensor {list(given.shape)}" if isinstance(given, Tensor) else repr(given)

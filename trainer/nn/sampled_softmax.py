@@ -31,8 +31,8 @@ class SampledSoftmax(nn.Module):
     of the batch ("in_batch", for two-tower models).  With ``logq`` the logarithm of how often a
     class is expected among the samples is subtracted from its logit, true or drawn, so that what is
     learned is the softmax over all classes, whatever classes the sampler prefers.  How often a
-    class is in a batch is estimated by each trainer from its own stream, in buffers, and not
-    counted on servers: see
+    class is in a batch is estimated by each trainer from its own stream, and not counted on
+    servers: see
     :class:`~trainer.nn.frequencies.StreamingFrequency`.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
@@ -103,7 +103,8 @@ class SampledSoftmax(nn.Module):
     ) -> Tensor:
         """The loss of each row.
 
-        In a program nothing is drawn: give negatives, and with ``logq`` what is expected.
+        In a program nothing is drawn or counted: give negatives, and with ``logq`` what is
+        expected; "in_batch" needs ``logq=False`` there.
 
         Args:
             input: features, floats [n, feature_size].

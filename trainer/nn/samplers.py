@@ -128,7 +128,7 @@ def draw_unique(
         raise ValueError(f"num_samples: expected 1 to {sampler.classes}, got {count}")
     drawn = sampler.draw(2 * count, generator)
     while True:
-        ids, inverse = drawn.unique(return_inverse=True)
+        ids, inverse = torch.unique(drawn, return_inverse=True)
         if len(ids) >= count:
             break
         drawn = torch.cat([drawn, sampler.draw(len(drawn), generator)])

@@ -86,7 +86,7 @@ def selected_rows(source: Any) -> SelectedRows:
 
 def merge_selected_rows(x: SelectedRows) -> SelectedRows:
     """The same gradient with each id once, in ascending order; rows of equal ids are added up."""
-    ids, inverse = x.ids.unique(return_inverse=True)
+    ids, inverse = torch.unique(x.ids, return_inverse=True)
     rows = x.rows.new_zeros(len(ids), x.rows.shape[1]).index_add(0, inverse, x.rows)
     return SelectedRows(ids, rows, x.height)
 

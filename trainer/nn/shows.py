@@ -55,7 +55,7 @@ class _Counts(torch.autograd.Function):
         ctx.kept = 0 if use_cvm else 2
         if not use_cvm:
             return input[:, 2:].clone()
-        show, click = (input[:, :2] + 1).log().split(1, 1)
+        show, click = (input[:, :2] + 1).log().chunk(2, 1)
         return torch.cat([show, click - show, input[:, 2:]], 1)
 
     @staticmethod

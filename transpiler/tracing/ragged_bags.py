@@ -61,7 +61,7 @@ def offsets_of(graph: fx.Graph, placeholders: Mapping[str, str]) -> dict[str, Of
     Args:
         placeholders: the name of the variable, by the placeholder's name.
     """
-    found = {}
+    found: dict[str, Offsets] = {}
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload):
             continue
