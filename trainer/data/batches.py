@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trainer.data.columns import Columns, Ragged
 
-Batch = dict[str, "Tensor | tuple[Tensor, Tensor]"]
+# slot -> a tensor, or (values, offsets) of a ragged slot
+Batch = dict[str, Any]
 T = TypeVar("T")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trainer.data.columns import Array
 from trainer.data.lines import LineFormat, Lines, buffer_of, why_of_fields
 from trainer.data.slots import Slot
 from trainer.data.text_kernels import CATEGORIES, NUMBERS, criteo_lines
@@ -50,7 +51,11 @@ class CriteoLines(LineFormat):
         right, wrong, first, begin, end, place = criteo_lines(
             buffer_of(text), labels, numbers, ids, skip
         )
-        found = {"label": labels[:right], "numbers": numbers[:right], "ids": ids[:right]}
+        found: dict[str, Array] = {
+            "label": labels[:right],
+            "numbers": numbers[:right],
+            "ids": ids[:right],
+        }
         columns = {slot.name: found[slot.name] for slot in self.slots}
         why = why_of_fields(text[begin:end], b"\t", EXPECTED, place) if wrong else ""
         return Lines(columns, wrong, first, why)

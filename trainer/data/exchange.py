@@ -104,7 +104,8 @@ class SampleExchange:
         found = torch.zeros((self._size, *own.shape), dtype=torch.int64)
         found[self._rank] = torch.from_numpy(own)
         self._do(partial(self._group.allreduce, found))
-        return found.numpy()
+        table: Array = found.numpy()
+        return table
 
     def _do(self, operation: Callable[[], torch.distributed.Work]) -> None:
         what = "an exchange of samples"
@@ -127,7 +128,8 @@ def _sums(counts: Array, parts: Array) -> Array:
     """The sums of counts in parts of so many."""
     ends = np.cumsum(parts)
     bounds = np.concatenate(([0], np.cumsum(counts)))
-    return bounds[ends] - bounds[ends - parts]
+    sums: Array = bounds[ends] - bounds[ends - parts]
+    return sums
 
 
 def _bytes(rows: Array) -> Tensor:

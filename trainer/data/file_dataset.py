@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,11 @@ class FileDataset(ABC):
         return self._trainers.part() if self._part is None else self._part
 
     @property
+    def divided_by_job(self) -> bool:
+        """Whether the job says which files this trainer reads."""
+        return self._part is None
+
+    @property
     def shared(self) -> bool:
         """Whether other trainers read the other files."""
         return self._part is None and self._place()[1] > 1
@@ -159,7 +164,7 @@ class FileDataset(ABC):
             log.warning("trainer %d of %d has no file: there are %d", index, of, len(self._files))
         return [piece for path in files for piece in form.pieces(path)]
 
-    def _parsed(self, pieces: Sequence[Piece]) -> Iterator[Parsed]:
+    def _parsed(self, pieces: Sequence[Piece]) -> Generator[Parsed]:
         """What the pieces give, in their order."""
         from trainer.data.workers import in_parallel
 

@@ -14,6 +14,8 @@ the place of number n of them has the bits of the whole number -n, a nan that no
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pserver.table.kernels import kernel
@@ -46,7 +48,7 @@ def line_end(text: Array, at: int) -> int:
 
 
 @kernel
-def read_whole(text: Array, at: int) -> tuple[int, int, bool]:
+def read_whole(text: Array, at: int) -> tuple[Any, int, Any]:
     """A whole number of 64 bits: itself, the offset after it, and whether it is one.
 
     From 2 ** 63 up to 2 ** 64 - 1 it becomes the negative number of the same bits.
@@ -166,12 +168,12 @@ def criteo_fields(
             numbers[row, column] = value
         at += 1
     for column in range(CATEGORIES):
-        value, first = np.int64(0), at
+        category, first = np.int64(0), at
         while True:
             digit = HEXADECIMAL[text[at]]
             if digit < 0:
                 break
-            value = value << 4 | digit
+            category = category << 4 | digit
             at += 1
         if at - first > CATEGORY_BITS // 4:
             return at, 1 + NUMBERS + column
@@ -185,8 +187,8 @@ def criteo_fields(
         elif text[at] != NEWLINE:
             return at, 1 + NUMBERS + column
         if at == first or (at == first + 1 and text[first] == RETURN):
-            value = MISSING
-        ids[row, column] = value + (column << (CATEGORY_BITS + 1))
+            category = MISSING
+        ids[row, column] = category + (column << (CATEGORY_BITS + 1))
         at += 1
     return at, -1
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
@@ -24,7 +24,7 @@ from trainer.data.pieces import Piece
 
 def in_parallel(
     form: Format, pieces: Iterable[Piece], workers: int, skip: bool
-) -> Iterator[tuple[Piece, Parsed]]:
+) -> Generator[tuple[Piece, Parsed]]:
     """Parses pieces; at most ``workers + 1`` of them are in memory.
 
     Args:

@@ -11,8 +11,7 @@ hold them.  A gradient of the whole table never exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any, Never
 
 import torch
@@ -23,6 +22,7 @@ from pserver.table.gradient import RowGradient
 from pserver.table.string_ids import described
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
+from trainer.embedding.constructor import check_call
 from trainer.embedding.inputs import (
     check_range,
     fits_range,
@@ -154,7 +154,8 @@ class DistributedEmbedding(nn.Module):
         cache_staleness: int = 0,
         **unknown: Never,
     ) -> None:
-        _check_call(embedding_dim, misplaced, unknown)
+        known = list(DistributedEmbedding.__init__.__kwdefaults__ or ())
+        check_call(known, embedding_dim, misplaced, unknown)
         super().__init__()
         self.settings = TableSettings(
             embedding_dim=embedding_dim,
@@ -483,20 +484,3 @@ class DistributedEmbedding(nn.Module):
         self._output = fn(torch.zeros((), dtype=self._output, device=self.proxy.device)).dtype
         super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)  # type: ignore[no-untyped-call]  # torch's own
         return self
-
-
-def _check_call(first: Any, misplaced: Sequence[Any], unknown: Iterable[str]) -> None:
-    """Refuses several arguments by position, as torch's embeddings have them, and keywords that
-    there are not.
-    """
-    if misplaced:
-        raise TypeError(
-            "DistributedEmbedding: expected embedding_dim as the only argument by position, got "
-            f"{1 + len(misplaced)}: write DistributedEmbedding({misplaced[0]!r}, "
-            f"num_embeddings={first!r})"
-        )
-    for keyword in unknown:
-        known = list(DistributedEmbedding.__init__.__kwdefaults__ or ())
-        close = get_close_matches(keyword, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, known))}"
-        raise TypeError(f"DistributedEmbedding: unexpected keyword {keyword!r}: {hint}")

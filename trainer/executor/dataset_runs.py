@@ -17,7 +17,7 @@ from transpiler.tracing.default_programs import default_main_program
 
 OFFSETS = "_offsets"  # after a ragged slot's name: the input that takes where its bags begin
 SHOWN = 6  # of a value's elements, in a line
-Batch = Mapping[str, "Tensor | tuple[Tensor, Tensor]"]
+Batch = Mapping[str, Any]  # slot -> a tensor, or (values, offsets) of a ragged slot
 Programs = Program | CompiledProgram | None
 
 

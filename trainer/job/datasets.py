@@ -122,10 +122,10 @@ class _Passes:
 
 def _followed(dataset: FileDataset) -> Iterator[Batch]:
     """A pass that the job counts, and goes on with after a restart."""
-    job, batches = _job(), _Passes(dataset)
-    if job is None:
-        return iter(batches)
-    mine: Any = batches
+    job = _job()
+    if job is None or not dataset.divided_by_job:
+        return dataset.begin_pass()
+    mine: Any = _Passes(dataset)
     if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
         mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
     if job.saves is not None:
