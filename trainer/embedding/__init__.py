@@ -3,6 +3,7 @@
 In reading order::
 
     embedding        the module: its forward, its steps, where its rows are
+    constructor      the call that makes it, checked
     table_settings   its arguments, checked, and as a plan has them
     torch_embeddings what torch's own embeddings say of the tables that take their place
     traced_rows      forward in a step that is captured
