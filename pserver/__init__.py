@@ -256,84 +256,89 @@ Notes
 
 Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
-    checkpoint/checkpoint.py      what makes a checkpoint complete
-    checkpoint/checkpoint.py      one writer
-    checkpoint/manifest.py        chains of checkpoints
-    checkpoint/manifest_bytes.py  the checksum of the metadata
-    checkpoint/table_files.py     merging a chain
-    client/client.py              silence
-    client/retrying_stream.py     sending again
-    control/control_client.py     dialling again
-    dense/compression.py          error feedback
-    dense/merge.py                merge order
-    dense/merge.py                sums of halves
-    dense/slice_optimizer.py      chunks
-    dense/slice_optimizer.py      ends of tensors
-    dense/slice_update.py         what arrives
-    finite.py                     one sum
-    job/announcements.py          whose end it is
-    job/blocking_waits.py         trainers that wait for each other
-    job/held_values.py            a server's file
-    job/lane_executor.py          who updates
-    job/lane_executor.py          answers begin early
-    job/lifecycle.py              kept values
-    job/lifecycle.py              the job's lock
-    job/locked_table.py           the table's lock
-    job/membership.py             exactly once
-    job/nonfinite_steps.py        NaN
-    job/norm_history.py           far beyond its history
-    job/observations.py           one moment
-    job/outlier_pushes.py         outliers
-    job/outlier_pushes.py         one measure
-    job/shared_buffers.py         whose buffers
-    job/snapshot.py               reading beside an update
-    job/workers.py                torch's threads
-    launcher/process.py           no orphans
-    launcher/terminal.py          who owns the terminal
-    memory/garbage_collector.py   frozen modules
-    memory/malloc.py              warm buffers
-    memory/malloc.py              holes
-    memory/malloc.py              one heap
-    metrics/__init__.py           what metrics cost
-    security/nonces.py            challenges that nobody keeps
-    security/proof.py             what the port is for
-    security/tls.py               asked before gRPC
-    security/token_files.py       files of a launch that was killed
-    service/server.py             draining
-    service/tensor_service.py     the later stream counts
-    storage/remote_place.py       replacing an object
-    table/deferred_updates.py     deferred updates
-    table/disk_tier.py            what RocksDB holds
-    table/disk_tier.py            whose directory
-    table/eviction.py             samples
-    table/ids.py                  two hashes
-    table/index.py                the index
-    table/kernels.py              kept kernels
-    table/memory.py               reserved memory
-    table/memory.py               a record
-    table/tiered_table.py         two tiers
-    table/updater.py              rows that were always there
-    table/updater.py              a history that ends
-    tracing/__init__.py           one clock
-    tracing/__init__.py           what a trace costs
-    transport/call_threads.py     a call without its message
-    transport/codec.py            the payload stands behind the header
-    transport/frame_socket.py     bytes land once
-    transport/grpc_stream.py      two threads a stream, on the accepting end
-    transport/memory_file.py      memory may come from a stranger
-    transport/push_norms.py       norms of 32 bits
-    transport/sequenced.py        a loss shows
-    transport/shm.py              finding each other
-    transport/stream.py           who owns a payload
-    transport/stream.py           landing
-    transport/stream.py           offered memory
-    transport/stream.py           how a stream ends
-    transport/tcp.py              one way under TLS
-    transport/tcp.py              what was said last arrives
-    transport/zones.py            free zones
-    transport/zones.py            values that change
-    web/__init__.py               one page, one token
-    web/step_split.py             where a step's time goes
+    checkpoint/checkpoint.py         what makes a checkpoint complete
+    checkpoint/checkpoint.py         one writer
+    checkpoint/manifest.py           chains of checkpoints
+    checkpoint/manifest_bytes.py     the checksum of the metadata
+    checkpoint/table_files.py        merging a chain
+    client/client.py                 silence
+    client/retrying_stream.py        sending again
+    control/control_client.py        dialling again
+    dense/compression.py             error feedback
+    dense/merge.py                   merge order
+    dense/merge.py                   sums of halves
+    dense/slice_optimizer.py         chunks
+    dense/slice_optimizer.py         ends of tensors
+    dense/slice_update.py            what arrives
+    finite.py                        one sum
+    job/announcements.py             whose end it is
+    job/blocking_waits.py            trainers that wait for each other
+    job/held_values.py               a server's file
+    job/lane_executor.py             who updates
+    job/lane_executor.py             answers begin early
+    job/lifecycle.py                 kept values
+    job/lifecycle.py                 the job's lock
+    job/locked_table.py              the table's lock
+    job/membership.py                exactly once
+    job/nonfinite_steps.py           NaN
+    job/norm_history.py              far beyond its history
+    job/observations.py              one moment
+    job/outlier_pushes.py            outliers
+    job/outlier_pushes.py            one measure
+    job/shared_buffers.py            whose buffers
+    job/snapshot.py                  reading beside an update
+    job/workers.py                   torch's threads
+    launcher/planning/__init__.py    what a probe measures
+    launcher/planning/candidates.py  other modes from a sync probe
+    launcher/planning/cost.py        the cost model
+    launcher/process.py              no orphans
+    launcher/terminal.py             who owns the terminal
+    memory/garbage_collector.py      frozen modules
+    memory/malloc.py                 warm buffers
+    memory/malloc.py                 holes
+    memory/malloc.py                 one heap
+    metrics/__init__.py              what metrics cost
+    security/nonces.py               challenges that nobody keeps
+    security/proof.py                what the port is for
+    security/tls.py                  asked before gRPC
+    security/token_files.py          files of a launch that was killed
+    service/server.py                draining
+    service/tensor_service.py        the later stream counts
+    storage/remote_place.py          replacing an object
+    table/deferred_updates.py        deferred updates
+    table/disk_tier.py               what RocksDB holds
+    table/disk_tier.py               whose directory
+    table/eviction.py                samples
+    table/half_precision.py          rounding at random
+    table/half_rows.py               halves in memory
+    table/ids.py                     two hashes
+    table/index.py                   the index
+    table/kernels.py                 kept kernels
+    table/memory.py                  reserved memory
+    table/memory.py                  a record
+    table/tiered_table.py            two tiers
+    table/updater.py                 rows that were always there
+    table/updater.py                 a history that ends
+    tracing/__init__.py              one clock
+    tracing/__init__.py              what a trace costs
+    transport/call_threads.py        a call without its message
+    transport/codec.py               the payload stands behind the header
+    transport/frame_socket.py        bytes land once
+    transport/grpc_stream.py         two threads a stream, on the accepting end
+    transport/memory_file.py         memory may come from a stranger
+    transport/push_norms.py          norms of 32 bits
+    transport/sequenced.py           a loss shows
+    transport/shm.py                 finding each other
+    transport/stream.py              who owns a payload
+    transport/stream.py              landing
+    transport/stream.py              offered memory
+    transport/stream.py              how a stream ends
+    transport/tcp.py                 one way under TLS
+    transport/tcp.py                 what was said last arrives
+    transport/zones.py               free zones
+    transport/zones.py               values that change
+    web/__init__.py                  one page, one token
+    web/step_split.py                where a step's time goes
 """
 
 from __future__ import annotations

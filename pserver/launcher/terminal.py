@@ -23,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from rich.cells import set_cell_size
-
 MOST_UNENDED = 1 << 16  # bytes of a line of the owner: what has more is no text in lines
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
@@ -133,6 +131,8 @@ class Terminal:
         lines, columns = self.size()
         rows = list(self._rows)
         if self._unended:
+            from rich.cells import set_cell_size  # here: a probe of readiness imports no rich
+
             text = CONTROL.sub("", self._unended.decode(errors="replace")).rstrip("\r")
             text = set_cell_size(text.expandtabs(), columns - 1)
             rows.insert(0, (text, columns - 1))

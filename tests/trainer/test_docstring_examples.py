@@ -57,7 +57,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         **{name: getattr(trainer, name) for name in trainer.__all__},
         **{"torch": torch, "nn": nn, "DataLoader": DataLoader, "fleet": fleet, "capture": capture},
         **{"ParamAttr": ParamAttr, "parameter_groups": parameter_groups},
-        **{"Net": lambda: nn.Linear(4, 2), "net": nn.Linear(4, 2)},
+        **{"Slot": fleet.Slot, "Net": lambda: nn.Linear(4, 2), "net": nn.Linear(4, 2)},
     }
     fleet.finish()
     leave_parallel_env()

@@ -17,6 +17,10 @@ DTYPES = ("int64", "float32", "float64")
 class Slot:
     """A slot: a column by its name.
 
+    Example::
+
+        labels, words = Slot("label", "float32"), Slot("words", width=None)
+
     Attributes:
         name: of the column.
         dtype: "int64", "float32" or "float64".

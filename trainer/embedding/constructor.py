@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 
 def check_call(
-    known: Sequence[str], first: Any, misplaced: Sequence[Any], unknown: Iterable[str]
+    init: Callable[..., None], first: Any, misplaced: Sequence[Any], unknown: Iterable[str]
 ) -> None:
     """Refuses several arguments by position, as torch's embeddings have them, and keywords that
     there are not.
 
     Args:
-        known: the keywords that there are.
+        init: the constructor, whose keywords are those that there are.
         first: the argument by position.
         misplaced: further ones.
         unknown: the keywords that there are not.
@@ -22,6 +23,9 @@ def check_call(
     Raises:
         TypeError: there are any.
     """
+    known = [
+        name for name, each in signature(init).parameters.items() if each.kind == each.KEYWORD_ONLY
+    ]
     if misplaced:
         raise TypeError(
             "DistributedEmbedding: expected embedding_dim as the only argument by position, got "

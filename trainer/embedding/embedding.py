@@ -154,8 +154,7 @@ class DistributedEmbedding(nn.Module):
         cache_staleness: int = 0,
         **unknown: Never,
     ) -> None:
-        known = list(DistributedEmbedding.__init__.__kwdefaults__ or ())
-        check_call(known, embedding_dim, misplaced, unknown)
+        check_call(DistributedEmbedding.__init__, embedding_dim, misplaced, unknown)
         super().__init__()
         self.settings = TableSettings(
             embedding_dim=embedding_dim,
@@ -174,11 +173,9 @@ class DistributedEmbedding(nn.Module):
             memory_bytes=memory_bytes,
             hash=hash,
         )
-        self.steps, number = 0, self.settings.computes_in
+        self._output = number = self.settings.computes_in
         self.rows: RowSource = LocalRows(self.settings.table())
-        self._initial: tuple[Tensor, Tensor] | None = None
         self.cache: RowCache | None = cache_of(cache_rows, embedding_dim, cache_staleness, number)
-        self._output = number
         padded = padding_idx is not None and pooling is None
         zeros = torch.zeros(embedding_dim, dtype=number) if padded else None
         self.register_buffer("padding_row", zeros)
