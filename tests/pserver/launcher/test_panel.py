@@ -172,7 +172,8 @@ def test_a_failure_is_reported_below_the_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("panel", "term"), [("False", "xterm"), ("True", "dumb")])
 def test_no_panel_where_it_is_not_wanted(panel: str, term: str, tmp_path: Path) -> None:
     """Trainer 0's display passes through as it is; a dumb terminal gets lines alone."""
-    (tmp_path / "script.py").write_text("print('10 %', end='\\r')\nprint('20 %')")
+    # in one write: between two of them a line of trainer 1 may stand
+    (tmp_path / "script.py").write_text("import sys\nsys.stdout.write('10 %\\r20 %\\n')")
     command = [sys.executable, "-c", LAUNCH.replace("{panel}", panel)]
     with OnTerminal(command, tmp_path, TERM=term) as run:
         status = run.end()

@@ -20,6 +20,8 @@ from tests.support.life_models import MODELS
 from tests.support.matrix import crossed
 
 WAITS = ("sync", "async")  # its one trainer waits for every result: an async one that flushes
+# torch's own sparse Adagrad: whether its sum is fused with the product depends on the processor
+ROUNDED = "two_tower"
 
 
 def as_alone(folder: Path, model: str, mode: str) -> None:
@@ -32,7 +34,7 @@ def as_alone(folder: Path, model: str, mode: str) -> None:
     assert torch.equal(prediction, found[max(key for key in found if key.startswith("prediction"))])
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        if mode in WAITS:
+        if mode in WAITS and model != ROUNDED:
             assert torch.equal(found[name], value), name
         else:
             assert (found[name] - value).abs().max() <= 1e-6, name
@@ -52,7 +54,7 @@ def test_a_model_lives_as_with_plain_torch(servers: Callable[[int], str], tmp_pa
 @crossed("lives", diagonal=False, model=MODELS, mode=lives.MODES)
 def test_every_model_lives_as_with_plain_torch(tmp_path: Path, model: str, mode: str) -> None:
     """The same, each part in processes of its own.  To the bit where the one trainer waits for its
-    results, within 1e-6 otherwise.
+    results, but for sparse Adagrad; within 1e-6 otherwise.
     """
     for part in ("begins", "goes_on"):
         command = [sys.executable, "-m", "tests.support.lives", part, model, mode, str(tmp_path)]
