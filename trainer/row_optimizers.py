@@ -35,6 +35,7 @@ __all__ = [
     "DecayedAdagrad",
     "Ftrl",
     "group_rule",
+    "Interval",
     "LazyAdam",
     "Momentum",
     "row_optimizer",
@@ -58,6 +59,10 @@ class Range(NamedTuple):
 
     words: str
     holds: Callable[[float], bool]
+
+
+def _is_share(value: float) -> bool:
+    return 0 < value <= 1
 
 
 ANY = Range("", lambda value: True)
@@ -276,6 +281,19 @@ class Ftrl(RowOptimizer):
     l2: float = DEFAULT
     lr_power: float = DEFAULT
     beta: float = DEFAULT
+
+
+@dataclass
+class Interval(RowOptimizer):
+    """No descent: a row's values are the steps between two steps that touch it, as a moving average
+    in which the newest interval weighs ``alpha``; 0 until it is first touched.  What its gradient
+    says does not count (Yi et al.: Sampling-bias-corrected neural modeling for large corpus item
+    recommendations, RecSys 2019, algorithm 2).
+    """
+
+    type: ClassVar[str] = "interval"
+    ranges: ClassVar[Mapping[str, Range]] = {"alpha": Range("above 0 and up to 1", _is_share)}
+    alpha: float = DEFAULT
 
 
 class Segments:

@@ -214,6 +214,30 @@ def decayed_adagrad(
             row[j] -= rate * gradient[j] / (math.sqrt(moment[j]) + eps)
 
 
+def _interval(hparams: Hparams, step: int) -> Scalars:
+    return hparams["alpha"], step
+
+
+@row_update("interval", _interval)
+@kernel
+def interval(
+    rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
+) -> None:
+    """A moving average of the steps between two that touch the row, whatever its gradient (Yi et
+    al.: Sampling-bias-corrected neural modeling, 2019, algorithm 2).  Scalars: alpha, the step.
+    """
+    alpha, step = scalars[0], scalars[1]
+    start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
+    for i in range(len(slots)):
+        fetch(start, record, slots, i)
+        if slots[i] < 0:
+            continue
+        row, since = rows[slots[i]][begin:end], step - rows[slots[i], states[0]]
+        for j in range(len(row)):
+            row[j] = since if row[j] == 0 else row[j] + alpha * (since - row[j])
+        rows[slots[i], states[0]] = step
+
+
 def _adam(hparams: Hparams, step: int) -> Scalars:
     beta, beta_square = hparams["betas"]
     rate, root = hparams["lr"] / (1 - beta**step), (1 - beta_square**step) ** 0.5

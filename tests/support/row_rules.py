@@ -42,6 +42,26 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                 )
 
 
+class Interval(torch.optim.Optimizer):
+    """The average of the steps between two that touch a row, for rows that have a gradient."""
+
+    def __init__(self, params: Any, **hparams: Any) -> None:
+        super().__init__(params, hparams)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                touched = weight.grad.coalesce().indices()[0]
+                state = self.state[weight]
+                state["steps"] = state.get("steps", 0) + 1
+                last = state.setdefault("last", torch.zeros(weight.shape[:1], dtype=weight.dtype))
+                since = (state["steps"] - last[touched])[:, None].expand_as(weight[touched])
+                moved = weight[touched] + group["alpha"] * (since - weight[touched])
+                weight[touched] = torch.where(weight[touched] == 0, since, moved)
+                last[touched] = float(state["steps"])
+
+
 class EachRow:
     """An optimizer of a dense class over every row as a parameter of its own, so that a step is
     one of the rows that have a gradient.
@@ -75,6 +95,7 @@ CLASSES: Mapping[str, tuple[Any, bool]] = {  # and whether it takes sparse gradi
     "lazy_adam": (torch.optim.SparseAdam, True),
     "ftrl": (Ftrl, False),
     "decayed_adagrad": (decayed_adagrad, True),
+    "interval": (Interval, True),
 }
 
 
@@ -124,6 +145,7 @@ RULES = {
     "ftrl": Rule("ftrl", {"lr": 0.1, "l1": 0.05, "l2": 0.1, "lr_power": -0.5, "beta": 0.2}),
     "ftrl, power": Rule("ftrl", {"lr": 0.2, "l1": 0.01, "l2": 0.0, "lr_power": -0.4, "beta": 1.0}),
     "decayed_adagrad": Rule("decayed_adagrad", {"lr": 0.1, "decay": 0.9, "eps": 1e-6}),
+    "interval": Rule("interval", {"alpha": 0.2}),
 }
 
 

@@ -1,109 +1,82 @@
-"""How often an id occurs in a stream of batches, estimated in memory of a fixed size.
+"""How often an id is in a batch, counted where tables are: on the servers of a job.
 
 Yi, Yang, Hong, Cheng, Heldt, Kumthekar, Zhao, Wei, Chi: Sampling-Bias-Corrected Neural Modeling for
-Large Corpus Item Recommendations, RecSys 2019, algorithms 2 and 3: for each bucket of a hash the
-step at which one of its ids was last seen, and a moving average of the steps between.  An id that
-shares a bucket seems more frequent than it is, so of several hashes the longest gap counts.
-
-The counts are no buffers: in a job these travel with each step, and these would be megabytes.
+Large Corpus Item Recommendations, RecSys 2019, algorithm 2: a moving average of the steps between
+two steps whose batches have the id.  There ids share the buckets of a hash; here each has a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from trainer.nn.ids import hash
-from trainer.nn.labels import traced
+from trainer.embedding.embedding import DistributedEmbedding
+from trainer.row_optimizers import Interval
+from transpiler.ir.tables import Constant
 
 
 class StreamingFrequency(nn.Module):
-    """The probability of an id to be in a batch.
+    """The probability of an id to be in the batch of a step.
 
-    Each trainer has its own.  ``state_dict()`` has it; ``fleet.save`` has not, and a job that goes
-    on estimates anew.
+    A backward through the estimate counts its ids, in the step that follows, whatever the loss
+    says: the gradient is zero, and :class:`~trainer.row_optimizers.Interval` is the table's rule.
+    So clipping and loss scaling leave the counts alone, evaluation counts nothing, and checkpoints
+    have them.  In sync mode a step has the batches of all trainers, otherwise that of one.
+
+    Example::
+
+        frequency = StreamingFrequency(1_000_000, name="how_often")
+        logits = logits - frequency(items).log()    # int64 [n]; gives float32 [n]
 
     Args:
-        buckets: of each hash; a few times as many as ids that are frequent.
-        alpha: the weight of the newest gap in the average.
-        hashes: how many there are.
+        num_ids: ids are below it.
+        alpha: the weight of the newest interval in the average.
+        table: further arguments of :class:`~trainer.DistributedEmbedding`: name, capacity...
 
     Attributes:
-        steps: of the stream, int64.
-        last: when an id of the bucket was last seen, int64 [hashes, buckets].
-        gap: steps between two sights, float32 [hashes, buckets]; 0: none was seen.
+        intervals: the table, of one column; 0 in rows that were not counted yet.
 
     Raises:
         ValueError: a number is out of its range.
     """
 
-    def __init__(self, buckets: int = 1 << 18, alpha: float = 0.05, hashes: int = 2) -> None:
+    def __init__(self, num_ids: int, alpha: float = 0.05, **table: Any) -> None:
         super().__init__()
-        if buckets < 1 or hashes < 1 or not 0 < alpha <= 1:
-            raise ValueError(
-                "StreamingFrequency: expected buckets and hashes of 1 or more and alpha above 0 "
-                f"and up to 1, got {buckets}, {hashes} and {alpha}"
-            )
-        self.alpha = alpha
-        self.steps = torch.zeros((), dtype=torch.int64)
-        self.last = torch.zeros(hashes, buckets, dtype=torch.int64)
-        self.gap = torch.zeros(hashes, buckets)
+        rule = Interval(alpha)
+        rule.rule()  # says at once what is wrong with alpha
+        self.intervals = DistributedEmbedding(
+            1, num_embeddings=num_ids, init=Constant(0.0), optimizer=rule, **table
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The present estimate; while training, the ids are a step of the stream first.
+        """The present estimate; of an id that was not counted yet, that of ids which all are
+        equally frequent.
 
         Args:
             ids: int64 [n]; one may stand there several times.
 
         Returns:
             float32 [n], above 0 and up to 1.
-
-        Raises:
-            ValueError: ``capture`` is tracing: a program has no place for the counts.
         """
-        if traced(ids):
-            raise ValueError(
-                "StreamingFrequency: a program does not count; expected logq=False there"
-            )
-        hashes, buckets = self.gap.shape
-        places = hash(ids, buckets, hashes).squeeze(2).t()
-        if self.training:
-            with torch.no_grad():
-                self.steps += 1
-                since = self.steps - self.last.gather(1, places)
-                before = self.gap.gather(1, places)
-                moved = before + self.alpha * (since - before)
-                # equal ids write equal numbers
-                self.gap.scatter_(1, places, torch.where(before == 0, since.float(), moved))
-                self.last.scatter_(1, places, self.steps.expand_as(places))
-        seen = self.gap.gather(1, places).amax(0)
-        never = self.steps.clamp(min=1).float() + 1
-        return 1 / torch.where(seen == 0, never, seen).clamp(min=1)
+        assert self.intervals.num_embeddings is not None
+        intervals = self.intervals(ids).squeeze(-1)
+        found: Tensor = _Frequency.apply(intervals, self.intervals.num_embeddings)  # type: ignore[no-untyped-call]  # torch's own
+        return found
 
-    def get_extra_state(self) -> dict[str, Tensor]:
-        """What ``state_dict()`` has of it."""
-        return {"steps": self.steps, "last": self.last, "gap": self.gap}
 
-    def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Takes over what :meth:`get_extra_state` gave.
+class _Frequency(torch.autograd.Function):
+    """One by the interval; its gradient is zero, and there."""
 
-        Raises:
-            ValueError: it is of another number of buckets or hashes.
-        """
-        if state["gap"].shape != self.gap.shape:
-            raise ValueError(
-                f"StreamingFrequency: expected counts {list(self.gap.shape)}, got "
-                f"{list(state['gap'].shape)}"
-            )
-        for name, value in state.items():
-            getattr(self, name).copy_(value)
+    @staticmethod
+    def forward(ctx: Any, intervals: Tensor, num_ids: int) -> Tensor:
+        # by sums of tensors: a program's batch may have any size
+        alike = (torch.ones_like(intervals).sum() / num_ids).clamp(max=1)
+        return torch.where(intervals == 0, alike, 1 / intervals.clamp(min=1))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """``to`` moves the counts, and leaves their dtypes."""
-        for name in ("steps", "last", "gap"):
-            tensor = getattr(self, name)
-            setattr(self, name, fn(tensor).to(tensor.dtype))
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's own
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.zeros_like(grad), None

@@ -31,8 +31,7 @@ class SampledSoftmax(nn.Module):
     of the batch ("in_batch", for two-tower models).  With ``logq`` the logarithm of how often a
     class is expected among the samples is subtracted from its logit, true or drawn, so that what is
     learned is the softmax over all classes, whatever classes the sampler prefers.  How often a
-    class is in a batch is estimated by each trainer from its own stream, and not counted on
-    servers: see
+    class is in a batch is counted in a second table, on servers where there are any: see
     :class:`~trainer.nn.frequencies.StreamingFrequency`.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
@@ -52,7 +51,7 @@ class SampledSoftmax(nn.Module):
         remove_accidental_hits: whether a sample that is a row's true class is left out of the row.
         logq: whether logits are corrected.
         bias: whether a class has one.
-        frequencies: with "in_batch" and ``logq``; None: one of the usual size.
+        frequencies: with "in_batch" and ``logq``; None: counts of this module's own.
         table: further arguments of :class:`~trainer.DistributedEmbedding`: name, init, optimizer...
 
     Attributes:
@@ -92,7 +91,7 @@ class SampledSoftmax(nn.Module):
         self.classes = DistributedEmbedding(
             feature_size + bias, num_embeddings=num_classes, **table
         )
-        self.frequencies = (frequencies or StreamingFrequency()) if counted else None
+        self.frequencies = (frequencies or StreamingFrequency(num_classes)) if counted else None
 
     def forward(
         self,
@@ -103,8 +102,7 @@ class SampledSoftmax(nn.Module):
     ) -> Tensor:
         """The loss of each row.
 
-        In a program nothing is drawn or counted: give negatives, and with ``logq`` what is
-        expected; "in_batch" needs ``logq=False`` there.
+        In a program nothing is drawn: give negatives, and with ``logq`` what is expected.
 
         Args:
             input: features, floats [n, feature_size].

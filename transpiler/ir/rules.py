@@ -270,6 +270,7 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
                 untouched="move",
             ),
         ),
+        "interval": RuleSpec(rows=RowSpec({"alpha": 0.05}, states={"last": False})),
     }
 )
 """Rule name -> spec.
@@ -277,7 +278,7 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
 Rows of "momentum", "adam" and "adamw" move as in torch's dense optimizers: a row that a step does
 not touch moves by that step all the same (its velocity, its decay), when the row is next read or
 updated.  Under "lazy_adam" and "decayed_adagrad" only rows that are touched
-change, their states included."""
+change, their states included.  "interval" is no descent: rows count how often they are touched."""
 
 RULES: Mapping[str, DenseSpec] = MappingProxyType(
     {name: spec.dense for name, spec in UPDATE_RULES.items() if spec.dense is not None}

@@ -52,7 +52,7 @@ def row_rule(rule: Rule, whose: str) -> Rule:
     for name, value in hparams.items():
         if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{whose}: {name}: expected a finite number, got {value}")
-    if "lr" not in hparams:
+    if "lr" in spec.hparams and "lr" not in hparams:
         raise ValueError(f"{whose}: expected a learning rate, got none")
     flags = {name: flag for name, flag in rule.flags.items() if name in spec.flags}
     return Rule(rule.type, hparams, flags)

@@ -35,6 +35,7 @@ MOVED = {
     "beta": 2.0,
     "momentum": 0.9,
     "decay": 0.9,
+    "alpha": 0.9,
 }
 
 

@@ -27,8 +27,10 @@ OWN_RULES: dict[str, Callable[[], RowOptimizer]] = {
     if name.partition("_")[0] in ("adamax", "nadam", "radam", "adadelta", "rmsprop", "rprop")
     or name in ("asgd", "adam_amsgrad", "adamw_amsgrad")
 }
+HPARAMS: dict[str, dict[str, Any]] = {"interval": {"alpha": 0.2}}  # it has no learning rate
 ROW_RULES: dict[str, Callable[[], RowOptimizer]] = {
-    name: functools.partial(rule, lr=0.1) for name, rule in row_optimizers.BY_TYPE.items()
+    name: functools.partial(rule, **HPARAMS.get(name, {"lr": 0.1}))
+    for name, rule in row_optimizers.BY_TYPE.items()
 }
 MOVES = [(0, 0), (0, 2), (1, 0), (1, 1), (2, 3), (3, 2)]
 

@@ -73,13 +73,13 @@ def test_it_equals_a_dense_softmax_over_the_same_samples(
 
 
 def test_negatives_of_the_batch() -> None:
-    """Each row's class against those of the other rows, with the estimated frequency of each."""
+    """Each row's class against those of the other rows, with the counted frequency of each."""
     module = SampledSoftmax(CLASSES, SIZE, sampler="in_batch", seed=4)
     rows, x = dense_of(module), torch.randn(4, SIZE)
     assert module.frequencies is not None
-    module.frequencies(torch.tensor([3, 1]))
-    module.frequencies(torch.tensor([0, 1]))
-    known = copy.deepcopy(module.frequencies)(LABEL)
+    for batch in ([3, 1], [0, 1], [1, 2]):
+        count(module.frequencies, batch)
+    known = module.frequencies(LABEL)
 
     loss = module(x, LABEL)
 
@@ -89,22 +89,34 @@ def test_negatives_of_the_batch() -> None:
             [x[i] @ rows[LABEL[j], :SIZE] + rows[LABEL[j], SIZE] - known[j].log() for j in others]
         )
         torch.testing.assert_close(loss[i, 0], -logits.log_softmax(0)[others.index(i)])
-    assert int(module.frequencies.steps) == 3
-    module.eval()(x, LABEL)
-    assert int(module.frequencies.steps) == 3
+    loss.sum().backward()
+    assert module.frequencies.intervals.proxy.grad == 0  # what clipping sees of it
+
+
+def count(frequency: StreamingFrequency, ids: list[int]) -> None:
+    """A step whose batch has these ids."""
+    frequency(torch.tensor(ids)).sum().backward()
+    table = frequency.intervals
+    table.step(table.rules())
+    table.discard()
 
 
 def test_frequencies_of_a_stream() -> None:
-    """An id that is in every k-th batch has a probability of 1 / k, up to 15 percent."""
-    stream = StreamingFrequency(buckets=4096, alpha=0.05)
+    """An id that is in every k-th batch has a probability of about 1 / k; a lookup alone counts
+    nothing.
+    """
+    stream = StreamingFrequency(100, alpha=0.05)
     generator = torch.Generator().manual_seed(0)
     chances = torch.tensor([0.5, 0.2, 0.05])
     for _ in range(600):
         present = torch.rand(3, generator=generator) < chances
-        stream(torch.cat([torch.arange(3)[present], torch.tensor([9, 9])]))
-    found = stream.eval()(torch.tensor([0, 1, 2, 9, 77]))
+        count(stream, [*torch.arange(3)[present].tolist(), 9, 9])
+        with torch.no_grad():
+            stream(torch.tensor([77]))
+    found = stream(torch.tensor([0, 1, 2, 9, 77])).detach()
     assert ((found[:3] / chances).log().abs() < 0.5).all(), found
-    assert float(found[3]) == 1 and float(found[4]) < 0.01
+    assert float(found[3]) == 1
+    assert float(found[4]) == pytest.approx(5 / 100)  # never counted: as if all were alike
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "log_uniform"])
@@ -190,13 +202,66 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
+class Towers(nn.Module):
+    """Negatives of the batch, whose frequencies are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Linear(2, SIZE)
+        self.output = SampledSoftmax(CLASSES, SIZE, sampler="in_batch", seed=4)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        loss: Tensor = self.output(self.tower(x), label).mean()
+        return loss
+
+
+def counts_of(model: Towers) -> Tensor:
+    """How often each class was in a batch."""
+    assert model.output.frequencies is not None
+    with torch.no_grad():
+        return model.output.frequencies.intervals(torch.arange(CLASSES)).flatten()
+
+
+def test_a_program_counts_as_eager_code_does() -> None:
+    """Step by step: the loss needs what was counted before."""
+    torch.manual_seed(1)
+    batches = [(torch.randn(4, 2), torch.randint(CLASSES, (4,))) for _ in range(5)]
+    trains_alike(Towers(), lambda m, *batch: m(*batch), batches[0], *batches)
+
+
+def test_servers_count_the_batches_of_all_trainers(servers: Servers) -> None:
+    """A class is in a sync step where one of the trainers' batches has it, once or twice."""
+    labels = [[[3, 0, 3, 7], [1, 0, 2, 5]], [[1, 4, 8, 2], [6, 9, 6, 11]], [[3, 0], [5, 10]]]
+    torch.manual_seed(0)
+    models = [Towers()]
+    models += [copy.deepcopy(models[0]) for _ in range(2)]
+    alone = models.pop()
+    for step in labels:
+        assert alone.output.frequencies is not None
+        count(alone.output.frequencies, sum(step, []))
+
+    def train(number: int) -> Tensor:
+        one = Trainer(endpoints, number, 2, models[number], sgd)
+        for step in labels:
+            one.optimizer.zero_grad()
+            one.model(torch.randn(len(step[number]), 2), torch.tensor(step[number])).backward()
+            one.optimizer.step()
+        counted = counts_of(one.model).clone()
+        one.job.finish()
+        return counted
+
+    endpoints = servers(2)
+    for counted in at_once(lambda: train(0), lambda: train(1)):
+        assert torch.equal(counted, counts_of(alone))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"num_samples": 13}, "num_samples: expected 1 to 12 .* got 13"),
         ({"num_samples": 2, "sampler": "in_batch"}, "expected 0 to 0"),
         ({"num_samples": 2, "sampler": "zipf"}, "sampler: expected one of 'log_uniform'"),
-        ({"num_samples": 2, "frequencies": StreamingFrequency(4)}, "in_batch"),
+        ({"num_samples": 2, "frequencies": StreamingFrequency(CLASSES)}, "in_batch"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
