@@ -211,6 +211,7 @@ from transpiler.ir.tables import Normal as Normal
 from transpiler.ir.tables import ProbabilityEntry as ProbabilityEntry
 from transpiler.ir.tables import ShowClickEntry as ShowClickEntry
 from transpiler.ir.tables import Uniform as Uniform
+from transpiler.names.missing_name import missing as _missing
 from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
 from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
 
@@ -299,7 +300,7 @@ def __getattr__(name: str) -> object:
     if name in _ROOMS:
         return import_module(f"trainer.{name}")
     if name not in _LATE:
-        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+        raise _missing(__name__, name, __all__)
     return getattr(import_module(_LATE[name]), name)
 
 

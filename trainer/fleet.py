@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -72,6 +72,7 @@ from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
 from transpiler.clip import GradClip
+from transpiler.names.missing_name import missing
 from transpiler.plan.setting import check_flag
 from transpiler.precision.mixed_forward import fp16_guard
 from transpiler.strategy.parallel_degrees import is_divided
@@ -510,3 +511,10 @@ def run_server() -> None:
     role = present().role
     connection = Connection.from_environment()
     serve_job(connection.server_config(role.current_endpoint))
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise missing(__name__, name, __all__)

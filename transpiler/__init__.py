@@ -109,6 +109,7 @@ The rooms, in reading order
 Each room and each file imports only those above it::
 
     files/                  paths that are no URLs, files that appear whole
+    names/                  what to write for PaddlePaddle's names
     optim/                  optimizers that torch does not have, as torch.optim classes
     ir/                     the data of programs, the op catalogue, update rules, tables
     clip.py                 gradient clipping, as settings and as kernels
@@ -206,6 +207,8 @@ Essays
 [Note: the loss scale stays inside]           precision/mixed_forward.py
 """
 
+from typing import TYPE_CHECKING
+
 from transpiler.clip import ClipGradByGlobalNorm as ClipGradByGlobalNorm
 from transpiler.clip import ClipGradByNorm as ClipGradByNorm
 from transpiler.clip import ClipGradByValue as ClipGradByValue
@@ -216,6 +219,7 @@ from transpiler.ir.graph import Op as Op
 from transpiler.ir.graph import Variable as Variable
 from transpiler.memory import memory_optimize as memory_optimize
 from transpiler.memory import release_memory as release_memory
+from transpiler.names.missing_name import missing as _missing
 from transpiler.optim.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
 from transpiler.optim.ftrl import Ftrl as Ftrl
 from transpiler.optim.lamb import LAMB as LAMB
@@ -283,3 +287,9 @@ __all__ = [
     "slice_variable",
     "Variable",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise _missing(__name__, name, __all__)

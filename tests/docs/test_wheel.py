@@ -107,7 +107,7 @@ def test_the_sdist_has_the_protos_and_no_tests(built: Path) -> None:
 
 def test_the_wheel_has_every_module_and_is_typed(built: Path) -> None:
     """It has each module of the checkout, the examples among them, stubs, the marks of PEP 561 and
-    the files of the page; its version is that of pyproject.toml.
+    the files of the page, the tables of names; its version is that of pyproject.toml.
     """
     wheel = next(built.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
@@ -115,13 +115,13 @@ def test_the_wheel_has_every_module_and_is_typed(built: Path) -> None:
     modules = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
-        for kind in ("*.py", "*.pyi", "py.typed", "static/*")
+        for kind in ("*.py", "*.pyi", "py.typed", "static/*", "*.toml")
         for path in (ROOT / package).rglob(kind)
     }
 
     assert wheel.name == f"pserver-{VERSION}-py3-none-any.whl"
     assert {f"{package}/py.typed" for package in PACKAGES} <= modules <= names
-    assert "pserver/web/static/page.js" in modules
+    assert {"pserver/web/static/page.js", "transpiler/names/root.toml"} <= modules
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"pserver-{VERSION}.dist-info"}
 
 

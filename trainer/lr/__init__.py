@@ -20,12 +20,15 @@ docs/learning_rates.md has the formulas, and recipes for what torch has.
     warmup      WarmupLR: a linear warm-up before any other scheduler
 """
 
+from typing import TYPE_CHECKING
+
 from trainer.lr.decays import InverseTimeLR as InverseTimeLR
 from trainer.lr.decays import NaturalExpLR as NaturalExpLR
 from trainer.lr.decays import NoamLR as NoamLR
 from trainer.lr.decays import PolynomialDecayLR as PolynomialDecayLR
 from trainer.lr.piecewise import PiecewiseLR as PiecewiseLR
 from trainer.lr.warmup import WarmupLR as WarmupLR
+from transpiler.names.missing_name import missing as _missing
 
 __all__ = [
     "InverseTimeLR",
@@ -35,3 +38,9 @@ __all__ = [
     "PolynomialDecayLR",
     "WarmupLR",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise _missing(__name__, name, __all__)

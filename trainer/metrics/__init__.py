@@ -21,6 +21,8 @@ In reading order::
     functions    the same in one call
 """
 
+from typing import TYPE_CHECKING
+
 from trainer.metrics.functions import accuracy as accuracy
 from trainer.metrics.functions import auc as auc
 from trainer.metrics.functions import copc as copc
@@ -42,6 +44,7 @@ from trainer.metrics.ratios import LogLoss as LogLoss
 from trainer.metrics.ratios import Mean as Mean
 from trainer.metrics.ratios import Precision as Precision
 from trainer.metrics.ratios import Recall as Recall
+from transpiler.names.missing_name import missing as _missing
 
 __all__ = [
     "Accuracy",
@@ -66,3 +69,9 @@ __all__ = [
     "RMSE",
     "rmse",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise _missing(__name__, name, __all__)

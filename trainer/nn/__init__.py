@@ -35,6 +35,8 @@ In reading order::
 The room may import embedding.
 """
 
+from typing import TYPE_CHECKING
+
 from trainer.nn import functional
 from trainer.nn.centers import CenterLoss
 from trainer.nn.data_norm import DataNorm
@@ -48,6 +50,7 @@ from trainer.nn.selected_rows import SelectedRows
 from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
 from trainer.nn.shows import ContinuousValueModel
 from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
+from transpiler.names.missing_name import missing as _missing
 
 __all__ = [
     "BPRLoss",
@@ -68,3 +71,9 @@ __all__ = [
     "StreamingFrequency",
     "TeacherStudentSigmoidLoss",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise _missing(__name__, name, __all__)

@@ -1,0 +1,123 @@
+"""Promises about the index of names: nothing of the original's list is missing, and what the index
+says of a name is so.
+
+A snippet, or a call, has in scope ``torch``, ``np``, ``nn``, ``F`` (torch.nn.functional),
+``captured(function, *inputs)``, which captures the function or module, runs the program and gives
+what that returns, and the standard inputs: ``x`` and ``y`` float32 [3, 4]; ``p`` [3, 4] between 0.1
+and 0.9; ``m`` [4, 4], positive definite; ``v`` [4]; ``i`` int64 [3] of 0 to 3; ``b`` bool [3, 4];
+``t`` [2, 3, 8], ``image`` [2, 3, 8, 8] and ``volume`` [1, 2, 4, 4, 4], channels second.
+
+``names.txt`` is the original's list, each name once.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.name_entries import check_call, check_snippet
+from transpiler.names.index import KINDS, Name, names, tables
+
+LISTED = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").split()
+ENTRIES = [entry for entries in tables().values() for entry in entries]
+MOST_LINES = 12
+ROOTS = ("torch", "numpy", "transpiler", "trainer", "pserver")
+SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional"}
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+
+def resolved(dotted: str) -> Any:
+    """The object that a dotted name leads to, through modules and attributes."""
+    first, *rest = dotted.split(".")
+    path = [*SHORT.get(first, first).split("."), *rest]
+    found, whole = import_module(path[0]), path[0]
+    for part in path[1:]:
+        whole = f"{whole}.{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(whole)  # a room that nothing has imported yet
+    return found
+
+
+def dotted_names(code: str) -> Iterator[str]:
+    """The dotted names in an expression that begin with one of our packages, or torch."""
+    inner = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and node not in inner:
+            inner |= set(ast.walk(node.value))
+            whole = ast.unparse(node)
+            if DOTTED.fullmatch(whole) and whole.partition(".")[0] in (*ROOTS, *SHORT):
+                yield whole
+
+
+def asserts(snippet: str) -> bool:
+    """Whether a snippet holds a value against another: not a constant alone."""
+    for node in ast.walk(ast.parse(snippet)):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            return True
+        if isinstance(node, ast.Call) and "assert_" in ast.unparse(node.func):
+            return True
+    return False
+
+
+def test_every_name_has_one_entry_and_no_other_has_one() -> None:
+    """The index has the names of the original's list: each once, and none besides."""
+    counts = Counter(entry.name for entry in ENTRIES)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+
+    assert (twice, sorted(set(counts) - set(LISTED))) == ([], [])
+    missing = sorted(set(LISTED) - set(counts))
+    assert not missing, f"{len(missing)} of {len(LISTED)} names have no entry: {missing}"
+
+
+def test_the_list_is_that_of_the_original() -> None:
+    """630 distinct names, sorted."""
+    assert len(LISTED) == len(set(LISTED)) == 630
+    assert sorted(LISTED, key=lambda name: (name.lower(), name)) == LISTED
+
+
+@pytest.mark.parametrize("table", tables())
+def test_a_table_is_sorted(table: str) -> None:
+    """By name, without regard to case."""
+    found = [entry.name for entry in tables()[table]]
+
+    assert found == sorted(found, key=lambda name: (name.lower(), name))
+
+
+def test_the_index_is_read_once() -> None:
+    """By name, sorted without regard to case."""
+    assert names() is names()
+    assert {entry.name: entry for entry in ENTRIES} == dict(names())
+    assert list(names()) == sorted(names(), key=lambda name: (name.lower(), name))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_an_entry_is_so(entry: Name) -> None:
+    """What is to be written exists, calls and snippets hold, a declined name has its reason."""
+    assert entry.kind in KINDS
+    assert not re.search(r"[\n|]", entry.write + entry.note), "they stand in a table's row"
+    if entry.kind == "declined":
+        assert entry.note.endswith(".") and not (entry.write or entry.call or entry.snippet)
+        return
+    assert entry.write and (not entry.note or entry.note.endswith("."))
+    if DOTTED.fullmatch(entry.write):
+        resolved(entry.write)
+    for name in dotted_names(entry.write):
+        resolved(name)
+    if entry.kind == "torch":
+        assert entry.write.split(".")[-1] == entry.name and entry.write.startswith("torch.")
+    else:
+        assert entry.snippet or (entry.call and entry.kind == "torch_other")
+    if entry.call:
+        check_call(entry.call)
+    if entry.snippet:
+        assert len(entry.snippet.strip().splitlines()) <= MOST_LINES and asserts(entry.snippet)
+        check_snippet(entry.snippet)

@@ -1,0 +1,103 @@
+"""Promises about a name that a package lacks: the error says what to write, and nothing is read
+before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+import traceback
+
+import pytest
+
+from transpiler.names.index import names, suggestion
+
+MODULES = ("transpiler", "trainer", "trainer.nn", "trainer.metrics", "trainer.lr", "trainer.fleet")
+UNREAD = """
+import importlib, sys
+import transpiler, trainer
+from trainer import fleet, lr, metrics, nn
+from transpiler.names.index import names
+for module in (transpiler, trainer, nn, metrics, lr, fleet):
+    assert not hasattr(module, "Nothing")
+    assert getattr(module, "fc", None) is None
+try:
+    transpiler.Nothing
+except AttributeError:
+    pass
+assert names.cache_info().currsize == 0 and "tomllib" in sys.modules
+try:
+    transpiler.abs
+except AttributeError as error:
+    print(error)
+assert names.cache_info().currsize == 1
+"""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_import_says_what_to_write(module: str) -> None:
+    """It is an ImportError, and carries the module's name."""
+    with pytest.raises(ImportError) as found:
+        exec(f"from {module} import abs")
+
+    assert str(found.value) == f"cannot import name 'abs' from '{module}': for abs write torch.abs"
+    assert found.value.name == module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_attribute_says_what_to_write(module: str) -> None:
+    """It is an AttributeError; ``hasattr`` and ``getattr`` find nothing."""
+    found = importlib.import_module(module)
+
+    assert not hasattr(found, "abs") and getattr(found, "abs", 3) == 3
+    with pytest.raises(AttributeError) as error:
+        _ = found.abs
+    said = f"module '{module}' has no attribute 'abs': for abs write torch.abs"
+    assert str(error.value) == said
+    assert traceback.format_exception_only(error.value)[-1].endswith(f"{said}\n")
+    assert str(pickle.loads(pickle.dumps(error.value))) == said
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_name_like_ours_is_suggested(module: str) -> None:
+    """The name that was meant, with the letters in another case too."""
+    ours = importlib.import_module(module).__all__[0]
+    for wrong in (f"{ours}s", ours.swapcase()):
+        with pytest.raises(ImportError, match=f"did you mean {ours}?"):
+            exec(f"from {module} import {wrong}")
+
+
+def test_a_name_like_nothing_is_only_missing() -> None:
+    """No suggestion is better than a wrong one."""
+    with pytest.raises(ImportError, match="^cannot import name 'zzqqxx' from 'transpiler'$"):
+        exec("from transpiler import zzqqxx")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_everything_can_be_imported(module: str) -> None:
+    """``*`` gives what the module exports; submodules are imported as before."""
+    scope: dict[str, object] = {}
+    exec(f"from {module} import *", scope)
+
+    assert set(importlib.import_module(module).__all__) <= set(scope)
+    exec("from trainer import communicator, fleet, nn\nfrom transpiler import plan, passes", scope)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'transpiler.fc'"):
+        exec("import transpiler.fc")
+
+
+def test_a_declined_name_has_its_reason() -> None:
+    """The reason stands in the message."""
+    declined = next(entry for entry in names().values() if entry.kind == "declined")
+
+    assert suggestion(declined.name) == f"{declined.name} is not here: {declined.note}"
+
+
+@pytest.mark.processes
+def test_nothing_is_read_before_a_message_is() -> None:
+    """Importing, ``hasattr``, and an error that nobody prints read no table."""
+    done = subprocess.run([sys.executable, "-c", UNREAD], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "module 'transpiler' has no attribute 'abs': for abs write torch.abs\n"
