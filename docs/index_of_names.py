@@ -1,0 +1,70 @@
+"""Writes docs/index_of_names.md: PaddlePaddle's names, from the tables in ``transpiler/names``.
+
+::
+
+    python docs/index_of_names.py            writes docs/index_of_names.md
+    python docs/index_of_names.py --print    prints it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from transpiler.names.index import KINDS, Name, names  # noqa: E402  # from this tree
+
+PAGE = ROOT / "docs" / "index_of_names.md"
+FIRST = """# Index of names
+
+What a user of PaddlePaddle writes here for each of its {count} names.
+A script that imports such a name from `transpiler`, `trainer`, `trainer.nn`, `trainer.metrics`,
+`trainer.lr` or `trainer.fleet` is told the same by the ImportError.
+
+`python docs/index_of_names.py` writes this page from the tables in
+[transpiler/names](../transpiler/names).
+An entry also has what a test runs of it, in a program where it is an op, and compares with torch or
+numpy.
+A dotted name can be imported; anything else is code.
+Arguments have the names and defaults of torch, unless the entry is ours.
+
+{kinds}
+{letters}
+"""
+WORDS = {kind: kind.replace("torch_other", "torch, other name") for kind in KINDS}
+
+
+def row(entry: Name) -> str:
+    """An entry as a row of a table."""
+    write = f"`{entry.write}`" if entry.write else ""
+    return f"| `{entry.name}` | {WORDS[entry.kind]} | {write} | {entry.note} |\n"
+
+
+def page() -> str:
+    """The page's text."""
+    every = list(names().values())
+    counts = Counter(entry.kind for entry in every)
+    kinds = "| class | names | |\n|---|---|---|\n" + "".join(
+        f"| {WORDS[kind]} | {counts[kind]} | {meaning} |\n" for kind, meaning in KINDS.items()
+    )
+    sections = {
+        letter: list(entries)
+        for letter, entries in groupby(every, key=lambda entry: entry.name[0].upper())
+    }
+    letters = " ".join(f"[{letter}](#{letter.lower()})" for letter in sections)
+    text = FIRST.format(count=len(every), kinds=kinds, letters=letters.replace(") [N", ")\n[N"))
+    for letter, entries in sections.items():
+        text += f"\n## {letter}\n\n| name | class | write | |\n|---|---|---|---|\n"
+        text += "".join(map(row, entries))
+    return text
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--print"]:
+        print(page(), end="")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
