@@ -22,8 +22,9 @@ PAGE = ROOT / "docs" / "index_of_names.md"
 FIRST = """# Index of names
 
 What a user of PaddlePaddle writes here for each of its {count} names.
-A script that imports such a name from `transpiler`, `trainer`, `trainer.nn`, `trainer.metrics`,
-`trainer.lr` or `trainer.fleet` is told the same by the ImportError.
+A script that imports such a name from `transpiler`, `trainer`, `trainer.nn`,
+`trainer.nn.functional`, `trainer.metrics`, `trainer.lr` or `trainer.fleet` is told the same by the
+ImportError.
 
 `python docs/index_of_names.py` writes this page from the tables in
 [transpiler/names](../transpiler/names).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pserver.table.string_ids import string_ids
 from trainer.nn.centers import center_loss
 from trainer.nn.data_norm import data_norm
@@ -39,6 +41,7 @@ from trainer.nn.sequence_steps import (
 from trainer.nn.shows import continuous_value_model
 from trainer.nn.tags import filter_by_instag
 from trainer.nn.teacher_student import teacher_student_sigmoid_loss
+from transpiler.names.missing_name import missing as _missing
 
 __all__ = [
     "bpr_loss",
@@ -76,3 +79,9 @@ __all__ = [
     "string_ids",
     "teacher_student_sigmoid_loss",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name that is not here: the error says what to write."""
+        raise _missing(__name__, name, __all__)

@@ -58,7 +58,7 @@ class Name:
         """What a user of the original is told who has written this name."""
         if self.kind == "declined":
             return f"{self.name} is not here: {self.note}"
-        return f"for {self.name} write {self.write}" + (f" ({self.note})" if self.note else "")
+        return f"for {self.name} write {self.write}" + (f". {self.note}" if self.note else "")
 
 
 def tables() -> dict[str, list[Name]]:

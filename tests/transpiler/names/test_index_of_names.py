@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from transpiler.names.index import KINDS, Name, names, tables
 
 LISTED = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").split()
 ENTRIES = [entry for entries in tables().values() for entry in entries]
-MOST_LINES = 12
+MOST_LINES, WIDTH = 12, 100
 ROOTS = ("torch", "numpy", "transpiler", "trainer", "pserver")
 SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional"}
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
@@ -87,10 +88,12 @@ def test_the_list_is_that_of_the_original() -> None:
 
 @pytest.mark.parametrize("table", tables())
 def test_a_table_is_sorted(table: str) -> None:
-    """By name, without regard to case."""
+    """By name, without regard to case; its lines are short, and ASCII."""
     found = [entry.name for entry in tables()[table]]
+    text = files("transpiler.names").joinpath(table).read_text(encoding="utf-8")
 
     assert found == sorted(found, key=lambda name: (name.lower(), name))
+    assert text.isascii() and [line for line in text.splitlines() if len(line) > WIDTH] == []
 
 
 def test_the_index_is_read_once() -> None:
@@ -115,6 +118,7 @@ def test_an_entry_is_so(entry: Name) -> None:
         resolved(name)
     if entry.kind == "torch":
         assert entry.write.split(".")[-1] == entry.name and entry.write.startswith("torch.")
+        assert entry.snippet or entry.call
     else:
         assert entry.snippet or (entry.call and entry.kind == "torch_other")
     if entry.call:
