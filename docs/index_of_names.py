@@ -36,13 +36,30 @@ Arguments have the names and defaults of torch, unless the entry is ours.
 {kinds}
 {letters}
 """
+RECIPES = """
+## Recipes
+
+The lines of each, as a test runs them, with a check of their values.
+`x` and `y` are float32 [3, 4]; `p` is [3, 4] between 0.1 and 0.9; `m` is [4, 4], positive definite;
+`v` is [4]; `i` is int64 [3] of 0 to 3; `b` is bool [3, 4]; `t` is [2, 3, 8], `image` [2, 3, 8, 8]
+and `volume` [1, 2, 4, 4, 4].
+`F` is torch.nn.functional; `captured(function, *inputs)` is what the program of a function gives.
+"""
 WORDS = {kind: kind.replace("torch_other", "torch, other name") for kind in KINDS}
 
 
 def row(entry: Name) -> str:
     """An entry as a row of a table."""
     write = f"`{entry.write}`" if entry.write else ""
-    return f"| `{entry.name}` | {WORDS[entry.kind]} | {write} | {entry.note} |\n"
+    kind = WORDS[entry.kind]
+    if entry.kind == "recipe":
+        kind = f"[{kind}](#{entry.name.lower()})"
+    return f"| `{entry.name}` | {kind} | {write} | {entry.note} |\n"
+
+
+def recipe(entry: Name) -> str:
+    """The lines of a recipe."""
+    return f"\n### {entry.name}\n\n```text\n{entry.snippet.strip()}\n```\n"
 
 
 def page() -> str:
@@ -61,7 +78,7 @@ def page() -> str:
     for letter, entries in sections.items():
         text += f"\n## {letter}\n\n| name | class | write | |\n|---|---|---|---|\n"
         text += "".join(map(row, entries))
-    return text
+    return text + RECIPES + "".join(recipe(entry) for entry in every if entry.kind == "recipe")
 
 
 if __name__ == "__main__":

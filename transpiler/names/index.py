@@ -58,7 +58,9 @@ class Name:
         """What a user of the original is told who has written this name."""
         if self.kind == "declined":
             return f"{self.name} is not here: {self.note}"
-        return f"for {self.name} write {self.write}" + (f". {self.note}" if self.note else "")
+        said = f"for {self.name} write {self.write}" + (f". {self.note}" if self.note else "")
+        where = f"docs/index_of_names.md#{self.name.lower()} has all lines"
+        return f"{said.removesuffix('.')}; {where}" if self.kind == "recipe" else said
 
 
 def tables() -> dict[str, list[Name]]:

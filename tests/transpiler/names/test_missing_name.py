@@ -95,6 +95,13 @@ def test_a_declined_name_has_its_reason() -> None:
     assert suggestion(declined.name) == f"{declined.name} is not here: {declined.note}"
 
 
+def test_a_recipe_says_where_its_lines_are() -> None:
+    """What is to be written may be one line of several: the page has all."""
+    where = "docs/index_of_names.md#add_n has all lines"
+
+    assert suggestion("add_n") == f"for add_n write sum(tensors); {where}"
+
+
 @pytest.mark.processes
 def test_nothing_is_read_before_a_message_is() -> None:
     """Importing, ``hasattr``, and an error that nobody prints read no table."""
