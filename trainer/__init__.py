@@ -300,7 +300,7 @@ def __getattr__(name: str) -> object:
     if name in _ROOMS:
         return import_module(f"trainer.{name}")
     if name not in _LATE:
-        raise _missing(__name__, name, __all__)
+        raise _missing(__name__, name, (*__all__, *_ROOMS, "fleet", "nn"))
     return getattr(import_module(_LATE[name]), name)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from opcode import opmap
 from types import FrameType
 
@@ -28,16 +29,22 @@ class MissingName(AttributeError):
     so the index is read by the message and not before.
 
     Attributes:
+        module: where it is missing.
         wanted: the name; ``name`` is lost where an error is pickled.
         known: the names that the package has.
     """
 
+    module: str = ""
     wanted: str = ""
     known: Iterable[str] = ()
 
     def __str__(self) -> str:
         """What is missing, and what to write."""
-        said = suggestion(self.wanted, self.known)
+        submodule = f"{self.module}.{self.wanted}"
+        if _is_module(submodule):
+            said = f"import {submodule} first"
+        else:
+            said = suggestion(self.wanted, self.known)
         return f"{super().__str__()}: {said}" if said else super().__str__()
 
 
@@ -61,10 +68,18 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
         text = f"cannot import name {name!r} from {module!r}"
         return ImportError(f"{text}: {said}" if said else text, name=module)
     error = MissingName(f"module {module!r} has no attribute {name!r}", name=name)
-    error.wanted, error.known = name, known
+    error.module, error.wanted, error.known = module, name, known
     return error
 
 
 def _imports(frame: FrameType | None) -> bool:
     """Whether a frame executes ``from ... import name`` right now."""
     return frame is not None and frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a module of this name, which may not have been imported."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # what it would lie in is no package
+        return False

@@ -13,6 +13,7 @@ import traceback
 import pytest
 
 from transpiler.names.index import names, suggestion
+from transpiler.names.missing_name import missing
 
 ROOMS = ("nn", "nn.functional", "metrics", "lr", "fleet")
 MODULES = ("transpiler", "trainer", *(f"trainer.{room}" for room in ROOMS))
@@ -68,6 +69,17 @@ def test_a_name_like_ours_is_suggested(module: str) -> None:
     for wrong in (f"{ours}s", ours.swapcase()):
         with pytest.raises(ImportError, match=rf"(?i)did you mean {ours}\?"):
             exec(f"from {module} import {wrong}")
+
+
+def test_a_module_is_to_be_imported() -> None:
+    """A module that nothing has imported is no attribute of its package yet."""
+    error = missing("trainer", "lightning", ["Executor"])
+
+    assert (
+        str(error)
+        == "module 'trainer' has no attribute 'lightning': import trainer.lightning first"
+    )
+    assert "first" not in str(missing("trainer.fleet", "lightning"))
 
 
 def test_a_name_like_nothing_is_only_missing() -> None:
