@@ -108,8 +108,9 @@ def suggestion(name: str, known: Iterable[str] = ()) -> str:
     index = names()
     if name in index:
         return str(index[name])
-    ours = set(known)
-    folded = {each.lower(): each for each in (*index, *ours)}  # of two our own
+    ours = list(known)
+    # of two that differ in capitals alone our own, and the first one of these
+    folded = {each.lower(): each for each in (*index, *reversed(ours))}
     near = [name.lower()]
     if near[0] not in folded:
         near = difflib.get_close_matches(near[0], folded, n=2, cutoff=0.75)
