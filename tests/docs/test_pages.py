@@ -18,6 +18,7 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")  # within a line
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+CODE = re.compile(r"`[^`\n]*`")  # steps[step](image) is no link
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
