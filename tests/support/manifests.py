@@ -30,10 +30,10 @@ CASES = {
 EXAMPLES = {  # files of deploy/, written from the repository's root
     "jobset.yaml": "--kind jobset --servers 2 --trainers 4 --name clicks --image "
     "registry.example/pserver-demo --cpus 2 --memory 4Gi --data-dir /data --metrics 9400 "
-    f"--in-image {CTR} --save /data/clicks",
+    f"--in-image {CTR} --no-test --save /data/clicks",
     "slurm.sbatch": "--kind slurm --servers 2 --trainers 4 --name clicks --cpus 2 --memory 4Gi "
     "--keys /shared/keys --data-dir /shared/clicks --metrics 9400 trainer/examples/ctr.py "
-    "--save /shared/clicks/saved",
+    "--no-test --save /shared/clicks/saved",
 }
 
 

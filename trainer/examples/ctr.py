@@ -13,18 +13,23 @@ servers.
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, Uniform, fleet
-from trainer.examples.clicks import NUMBERS, SLOTS, Batch, Files, Generated, auc
+from trainer.examples.clicks import NUMBERS, SLOTS, Generated, squashed
+from trainer.metrics import AUC
+from trainer.metrics.curve_area import area
 from trainer.row_optimizers import Adagrad, Ftrl
+
+FILES, TEST_FILES = 4, 12  # of generated clicks: each trainer's, and of all together
+Dataset = fleet.InMemoryDataset | fleet.QueueDataset
 
 
 class DeepFM(nn.Module):
@@ -45,6 +50,7 @@ class DeepFM(nn.Module):
 
     def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
+        numbers = squashed(numbers)
         rows = self.embedding(ids)  # [batch, 26, dim]
         pairs = 0.5 * (rows.sum(1).square() - rows.square().sum(1)).sum(1)
         first = self.first_order(ids).sum((1, 2)) + self.numbers(numbers).squeeze(1)
@@ -70,7 +76,8 @@ class WideDeep(nn.Module):
 
     def forward(self, numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """float32 [batch, 13], int64 [batch, 26] -> logits [batch]."""
-        deep = self.deep(torch.cat([self.embedding(ids).flatten(1), numbers], 1)).squeeze(1)
+        rows = self.embedding(ids).flatten(1)
+        deep = self.deep(torch.cat([rows, squashed(numbers)], 1)).squeeze(1)
         logits: torch.Tensor = self.wide(ids).sum((1, 2)) + deep
         return logits
 
@@ -86,62 +93,68 @@ def _network(width: int, hidden: int) -> nn.Sequential:
 
 
 class Progress:
-    """Prints a line every so many steps: samples, samples a second, and over these steps loss and
-    AUC; rows, and the memory of them.
+    """Prints a line every so many steps: samples, samples a second, and over these steps the loss
+    and this trainer's AUC; rows, and the memory of them.
     """
 
     def __init__(self, every: int) -> None:
         self._every, self._samples, self._steps = every, 0, 0
         self._began = time.perf_counter()
-        self._labels, self._logits = list[np.ndarray](), list[np.ndarray]()
+        self._labels, self._logits = list[torch.Tensor](), list[torch.Tensor]()
 
     def step(self, label: torch.Tensor, logits: torch.Tensor) -> None:
         """Counts a batch of a step, and prints a line when it is due."""
         self._samples += len(label) * fleet.worker_num()
         self._steps += 1
-        self._labels.append(label.numpy())
-        self._logits.append(logits.detach().numpy())
+        self._labels.append(label)
+        self._logits.append(logits.detach())
         if self._steps % self._every == 0:
-            labels, scores = np.concatenate(self._labels), np.concatenate(self._logits)
+            labels, logits = torch.cat(self._labels), torch.cat(self._logits)
             self._labels, self._logits = [], []
             if fleet.is_first_worker():
-                self._print(labels, scores)
+                self._print(labels, logits)
 
-    def _print(self, labels: np.ndarray, scores: np.ndarray) -> None:
-        loss = F.binary_cross_entropy_with_logits(
-            torch.from_numpy(scores), torch.from_numpy(labels)
-        ).item()
+    def _print(self, labels: torch.Tensor, logits: torch.Tensor) -> None:
+        loss = F.binary_cross_entropy_with_logits(logits, labels).item()
+        clicked = labels[logits.argsort(descending=True)]
         tables = fleet.table_status().values()
         rows, held = (sum(table[key] for table in tables) for key in ("rows", "bytes_held"))
         rate = self._samples / (time.perf_counter() - self._began)
         print(
             f"{self._samples:>10} samples  {rate:7.0f}/s  loss {loss:.4f}  auc "
-            f"{auc(labels, scores):.4f}  "
+            f"{area(clicked, 1 - clicked):.4f}  "
             f"{rows:>9} rows, {held / 2**20:.0f} MiB  ({fleet.transport()})",
             flush=True,
         )
 
 
 def train(
-    model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer, progress: Progress
+    model: nn.Module, dataset: Dataset, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """One epoch."""
-    for label, numbers, ids in batches:
-        logits = model(numbers, ids)
-        F.binary_cross_entropy_with_logits(logits, label).backward()
+    for batch in dataset:
+        logits = model(batch["numbers"], batch["ids"])
+        F.binary_cross_entropy_with_logits(logits, batch["label"]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        progress.step(label, logits)
+        progress.step(batch["label"], logits)
+
+
+def evaluate(model: nn.Module, dataset: Dataset) -> float:
+    """The AUC over the samples of all trainers, who all call this; it makes no rows."""
+    model.eval()
+    found = auc_of(model, dataset)
+    model.train()
+    return found
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """The AUC over these batches; evaluation makes no rows."""
-    model.eval()
-    pairs = [(label.numpy(), model(numbers, ids).numpy()) for label, numbers, ids in batches]
-    model.train()
-    labels, scores = zip(*pairs, strict=True)
-    return auc(np.concatenate(labels), np.concatenate(scores))
+def auc_of(logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dataset: Dataset) -> float:
+    """The same, of what gives a batch's logits."""
+    found = AUC()
+    for batch in dataset:
+        found.update(logits(batch["numbers"], batch["ids"]).sigmoid(), batch["label"])
+    return found.compute()
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -174,7 +187,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add(
         "files", nargs="*", help="in Criteo's format, *.gz decompressed; none: clicks are generated"
     )
-    add("--test", nargs="+", default=[], help="files to evaluate on after each epoch")
+    test = parser.add_mutually_exclusive_group()
+    test.add_argument("--test", nargs="+", default=[], help="files to evaluate on after each epoch")
+    test.add_argument("--no-test", action="store_true", help="evaluate on generated clicks neither")
+    add(
+        "--shuffle",
+        action="store_true",
+        help="before each epoch, over all trainers: the files are in memory then, and all trainers "
+        "have equally many batches, as sync mode needs",
+    )
     add("--batch", type=int, default=512, help="samples of a trainer's step; default: 512")
     add("--samples", type=int, default=1_000_000, help="to generate for an epoch; default: 1000000")
     add("--categories", type=int, default=2_000, help="of each generated slot; default: 2000")
@@ -224,33 +245,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with suppress(FileNotFoundError):  # nothing was saved there yet
             step = fleet.load(asked.save)
             print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
-    generated = Generated(asked.samples, asked.batch, asked.categories)
-    unseen = replace(generated, samples=min(asked.samples, 50_000), batch_size=4096, seed=1)
-    learned = Files(asked.files, asked.batch) if asked.files else generated
-    test = Files(asked.test, 4096) if asked.test else None if asked.files else unseen
-    progress = Progress(asked.every)
-    for epoch in range(int(epochs) + 1, asked.epochs + 1):
-        train(model, learned.shard(fleet.worker_index(), fleet.worker_num()), optimizer, progress)
-        epochs.fill_(epoch)
-        fleet.barrier_worker()
-        if test is not None and fleet.is_first_worker():
-            optimizer.flush()
-            print(f"epoch {epoch}: test auc {evaluate(model, test):.4f}{_best(test)}", flush=True)
-        if asked.save:
-            fleet.save(asked.save)
+    with TemporaryDirectory() as folder:
+        learned, test, best = datasets(asked, folder)
+        progress = Progress(asked.every)
+        for epoch in range(int(epochs) + 1, asked.epochs + 1):
+            if isinstance(learned, fleet.InMemoryDataset):
+                learned.global_shuffle(epoch)
+            train(model, learned, optimizer, progress)
+            epochs.fill_(epoch)
+            fleet.barrier_worker()
+            if test is not None:
+                optimizer.flush()
+                found = evaluate(model, test)
+                if fleet.is_first_worker():
+                    truth = "" if best is None else f" (the truth itself: {best:.4f})"
+                    print(f"epoch {epoch}: test auc {found:.4f}{truth}", flush=True)
+            if asked.save:
+                fleet.save(asked.save)
     if asked.export:
         fleet.export(asked.export)
     fleet.finish()
 
 
-def _best(test: Files | Generated) -> str:
-    """Of generated clicks, the AUC of the true logits: no model does better."""
-    if isinstance(test, Files):
-        return ""
-    labels, truth = zip(
-        *((batch[0].numpy(), logits) for batch, logits in test.with_truth()), strict=True
+def datasets(
+    asked: argparse.Namespace, folder: str
+) -> tuple[Dataset, Dataset | None, float | None]:
+    """What is learned, what is evaluated, and of generated clicks the AUC of the true logits: no
+    model does better.
+    """
+    learned: Dataset = fleet.InMemoryDataset() if asked.shuffle else fleet.QueueDataset()
+    test, trainers = fleet.QueueDataset(), fleet.worker_num()
+    place = fleet.worker_index(), trainers
+    for dataset, batch in ((learned, asked.batch), (test, 4096)):
+        dataset.init(batch_size=batch, thread_num=2, parser="criteo")
+    clicks = Generated(asked.categories)
+    learned.set_filelist(
+        asked.files or clicks.files(folder, asked.samples, FILES * trainers, *place)
     )
-    return f" (the truth itself: {auc(np.concatenate(labels), np.concatenate(truth)):.4f})"
+    if isinstance(learned, fleet.InMemoryDataset):
+        learned.load_into_memory()
+    if asked.test:
+        test.set_filelist(asked.test)
+        return learned, test, None
+    if asked.files or asked.no_test:
+        return learned, None, None
+    unseen = replace(clicks, seed=1)
+    test.set_filelist(unseen.files(folder, min(asked.samples, 50_000), TEST_FILES, *place))
+    return learned, test, auc_of(clicks.truth, test)
 
 
 if __name__ == "__main__":
