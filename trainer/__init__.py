@@ -217,6 +217,8 @@ from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStr
 
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
+    from trainer.data.data_feed_desc import DataFeedDesc as DataFeedDesc
+    from trainer.data.data_feeder import DataFeeder as DataFeeder
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.compiled_program import CompiledProgram as CompiledProgram
     from trainer.executor.executor import Executor as Executor
@@ -238,6 +240,8 @@ __all__ = [
     "create_global_var",
     "create_parameter",
     "cuda_places",
+    "DataFeedDesc",
+    "DataFeeder",
     "DataParallel",
     "deserialize_persistables",
     "device_guard",
@@ -278,6 +282,8 @@ __all__ = [
 # what is imported when it is first asked for, and where it lies
 _LATE = {
     "CompiledProgram": "trainer.executor.compiled_program",
+    "DataFeedDesc": "trainer.data.data_feed_desc",
+    "DataFeeder": "trainer.data.data_feeder",
     "deserialize_persistables": "trainer.executor.program_values",
     "DistributedEmbedding": "trainer.embedding.embedding",
     "Executor": "trainer.executor.executor",

@@ -10,6 +10,7 @@ In reading order::
     criteo_lines, csv_lines, multislot_lines, python_lines
                      these formats, and a parser of the script's own
     parquet          columns of Parquet files
+    data_feed_desc   the original's description of slots
     formats          the formats by name
     workers          pieces parsed in parallel, in their order
     batches          tensors of a batch, made ahead by a thread
@@ -20,6 +21,7 @@ In reading order::
     exchange         samples change trainers
     load_bar         how far loading has come
     in_memory        samples in memory, and their shuffles
+    data_feeder      samples of a script's own as a program's inputs
 
 Imports ``environment`` and ``collective``.  What a script uses is ``trainer/job/datasets.py``, by
 the names ``fleet.InMemoryDataset`` and ``fleet.QueueDataset``.

@@ -64,8 +64,8 @@ class FileDataset(ABC):
                 where the parser is a function of the script.
             use_var: the slots, in the order of a MultiSlot line: ``fleet.Slot``,
                 ``transpiler.data`` or inputs of a program.
-            parser: "criteo", "csv", "multislot", "parquet"; a format of ``trainer.data``; or a
-                function from a line to a dict of its slots' values.
+            parser: "criteo", "csv", "multislot", "parquet"; a format of ``trainer.data``; a
+                ``DataFeedDesc``; or a function from a line to a dict of its slots' values.
             on_error: "raise": a wrong line is an error; "skip": it is left out, and counted.
             drop_last: leave the last batch out, where it is not full.
             seed: of the shuffles.

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from trainer.data.criteo_lines import CriteoLines
 from trainer.data.csv_lines import CsvLines
+from trainer.data.data_feed_desc import DataFeedDesc
 from trainer.data.lines import LineFormat, Parsed
 from trainer.data.multislot_lines import MultiSlotLines
 from trainer.data.parquet import Parquet
@@ -45,7 +46,8 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
     """The format that a script asks for.
 
     Args:
-        parser: one of ``FORMATS``, a format itself, or a function from a line to its slots' values.
+        parser: one of ``FORMATS``, a format itself, a description of one, or a function from a
+            line to its slots' values.
 
     Raises:
         TypeError: it is something else.
@@ -56,6 +58,8 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
         if parser not in FORMATS:
             raise ValueError(f"parser: expected one of {', '.join(FORMATS)}, got {parser!r}")
         return FORMATS[parser](slots)
+    if isinstance(parser, DataFeedDesc):
+        parser = MultiSlotLines(parser.slots, parser.used)
     if isinstance(parser, LineFormat | Parquet):
         if slots and tuple(slots) != parser.slots:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -18,22 +18,27 @@ class MultiSlotLines(LineFormat):
 
     Args:
         slots: all those of a line, in its order.  A dense slot has as many values in each line.
+        used: the names of those that become columns; None: of all.
 
     Raises:
-        ValueError: there is no slot.
+        ValueError: there is no slot, or none is used.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], used: Collection[str] | None = None) -> None:
         if not slots:
             raise ValueError("multislot: expected use_var, the slots of a line, got none")
-        self.slots = tuple(slots)
+        self._line = tuple(slots)
+        self.slots = tuple(slot for slot in slots if used is None or slot.name in used)
+        if not self.slots:
+            names = ", ".join(slot.name for slot in slots)
+            raise ValueError(f"multislot: expected used slots among {names}, got none")
         self._floats = np.array([not slot.whole for slot in slots], np.uint8)
         widths = [-1 if slot.width is None else max(slot.width, 1) for slot in slots]
         self._widths = np.array(widths, np.int64)
 
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
         """See :meth:`LineFormat.parse`."""
-        counts = np.empty((text.count(b"\n"), len(self.slots)), np.int64)
+        counts = np.empty((text.count(b"\n"), len(self._line)), np.int64)
         whole = np.empty(len(text) // 2 + 1, np.int64)
         hard = np.empty(1 + len(whole), np.int64)
         hard[0] = 0
@@ -49,13 +54,14 @@ class MultiSlotLines(LineFormat):
         counts = counts[:right]
         columns = {
             slot.name: self._column(number, counts, whole, hard, text)
-            for number, slot in enumerate(self.slots)
+            for number, slot in enumerate(self._line)
+            if slot in self.slots
         }
         why = self._why(text[begin:end], place) if wrong else ""
         return Lines(columns, wrong, first, why)
 
     def _column(self, number: int, counts: Array, whole: Array, hard: Array, text: bytes) -> Column:
-        slot = self.slots[number]
+        slot = self._line[number]
         values = np.empty(int(counts[:, number].sum()), np.int64)
         pick(whole, counts, number, values)
         given = values if slot.whole else exact(values, hard, text)
@@ -66,9 +72,9 @@ class MultiSlotLines(LineFormat):
         words, at = line.split(), 0
         for _ in range(place):
             at += 1 + int(words[at])
-        if place == len(self.slots):
+        if place == len(self._line):
             return f"expected {place} slots, got {len(words) - at} words after them"
-        slot = self.slots[place]
+        slot = self._line[place]
         kind = "whole number of 64 bits" if slot.whole else "number"
         expected = f"slot {slot.name!r}: expected a count and {slot.values}, each a {kind}"
         got = b" ".join(words[at:])
