@@ -8,4 +8,6 @@ In reading order::
     lightning_digits     digits under Lightning's Trainer
     transformers_bert    a small BERT under transformers' Trainer
     ctr                  embeddings on servers; clicks has its data
+    deepfm               a factorization machine and a network, over files that are dealt out;
+                         synthetic has its data, options its command line
 """
