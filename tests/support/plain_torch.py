@@ -18,7 +18,11 @@ def plain(model: nn.Module, sparse: bool = False) -> nn.Module:
                 assert child.num_embeddings is not None
                 with torch.no_grad():
                     rows = child(torch.arange(child.num_embeddings)).clone()
-                setattr(module, name, nn.Embedding.from_pretrained(rows, False, sparse=sparse))
+                setattr(
+                    module,
+                    name,
+                    nn.Embedding(len(rows), rows.shape[1], sparse=sparse, _weight=rows),
+                )
     return model
 
 

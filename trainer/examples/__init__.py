@@ -9,5 +9,8 @@ In reading order::
     transformers_bert    a small BERT under transformers' Trainer
     ctr                  embeddings on servers; clicks has its data
     deepfm               a factorization machine and a network, over files that are dealt out;
-                         synthetic has its data, options its command line
+                         synthetic has the data of these four, options their command line
+    din                  attention over histories of any length, shuffled over all trainers
+    two_tower            a softmax over a million items, of which a step has some hundreds
+    mmoe                 two tasks, and a rate that warms up and decays
 """

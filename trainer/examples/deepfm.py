@@ -52,8 +52,9 @@ class DeepFM(nn.Module):
         factors = self.factors(ids)  # [batch, fields, dim]
         # the sum over all pairs, by (a + b)^2 - a^2 - b^2 = 2 a b
         pairs = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
-        first: Tensor = self.weights(ids).sum((1, 2))
-        return first + pairs + self.deep(factors.flatten(1)).squeeze(1)
+        deep = self.deep(factors.flatten(1)).squeeze(1)
+        logits: Tensor = self.weights(ids).sum((1, 2)) + pairs + deep
+        return logits
 
 
 def learn(
@@ -105,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         each.init(batch_size=asked.batch // fleet.worker_num(), use_var=SLOTS)
         each.set_filelist(files(Path(asked.data), name, samples, seed))
-    for epoch in range(asked.epochs):
+    for _ in range(asked.epochs):
         learn(model, optimizer, dataset)
-        fleet.barrier_worker()
-        optimizer.flush()  # in async mode: the parameters after all trainers' steps
-        value = evaluate(model, held_out)
-        if fleet.is_first_worker():
-            print(f"epoch {epoch + 1}: auc {value:.4f}", flush=True)
+    fleet.barrier_worker()
+    optimizer.flush()  # in async mode: the parameters after all trainers' steps
+    auc = evaluate(model, held_out)
+    if fleet.is_first_worker():
+        print(f"auc {auc:.4f}")
     fleet.finish()
 
 
