@@ -316,6 +316,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/kernels.py                 kept kernels
     table/memory.py                  reserved memory
     table/memory.py                  a record
+    table/rows_read.py               rows as they were read
     table/tiered_table.py            two tiers
     table/updater.py                 rows that were always there
     table/updater.py                 a history that ends

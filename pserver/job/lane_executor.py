@@ -274,7 +274,7 @@ class LaneExecutor:
                 elif (
                     of_rows := contribution.row_gradients.pop(name, None)
                 ) is not None and not contribution.skipped:
-                    self.tables[name].update(of_rows, contribution.hparams, {})
+                    self.tables[name].update(of_rows, contribution.hparams, {}, member.trainer)
 
         def applied() -> None:
             watermark = member.watermark(self.index)

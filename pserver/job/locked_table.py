@@ -18,6 +18,7 @@ import torch
 
 from pserver.errors import Refused
 from pserver.table.gradient import RowGradient
+from pserver.table.rows_read import RowsRead
 from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
 from pserver.transport.codec import DTYPES
@@ -79,8 +80,12 @@ class LockedTable:
         if plan.clips_on_servers and plan.clip is not None:
             self.scaled = {"value": None, "norm": table.name, "global_norm": ""}[plan.clip.kind]
             self.clamp = (plan.clip.low, plan.clip.high) if plan.clip.kind == "value" else None
-        self._adds = plan.lanes[table.lane].kind.servers_add
-        self.any_trainer_loads = not plan.lanes[table.lane].kind.waits_for_all
+        lane = plan.lanes[table.lane]
+        self._adds = lane.kind.servers_add
+        self.any_trainer_loads = not lane.kind.waits_for_all
+        self._compensation = lane.dc_asgd  # the factor lambda; 0: delays are not compensated
+        # one message may be read for, while others wait and one is applied
+        self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, lane.send_queue_size + 2)
         self._clock = clock
         self._last_shrink = ("", 0), 0  # the last numbered call, and how many rows it dropped
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
@@ -90,11 +95,12 @@ class LockedTable:
         """The parameter groups whose hyper-parameters update its rows."""
         return set() if self._adds else {segment.group for segment in self.table.segments}
 
-    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+    def lookup(self, ids: torch.Tensor, trainer: int) -> torch.Tensor:
         """The rows of ids; no row is made.
 
         Args:
             ids: int64[n].
+            trainer: who reads; delay compensation remembers what it has read.
 
         Returns:
             [n, dim], of the table's dtype, in the order of the ids.
@@ -105,6 +111,8 @@ class LockedTable:
         out = torch.empty((len(ids), self.table.dim), dtype=DTYPES[self.table.computes_in])
         with self._lock:
             self._refusing(lambda: self.rows.lookup(ids.numpy(), out.numpy(), self._clock()))
+            if self._compensation:
+                self._read.note(trainer, ids.numpy(), out.numpy())
         return out.to(self.dtype)
 
     def update(
@@ -112,6 +120,7 @@ class LockedTable:
         gradient: RowGradient,
         hparams: Mapping[int, Mapping[str, Hparam]],
         scale: Mapping[str, float],
+        trainer: int | None = None,
     ) -> None:
         """Takes one step: by the rules of the table's segments; or, where trainers step by
         themselves, by adding what they have changed.
@@ -120,6 +129,7 @@ class LockedTable:
             gradient: merged; may be overwritten.
             hparams: the hyper-parameters of every group at this step.
             scale: the commit's clipping coefficients.
+            trainer: whose gradient it is; None: that of several.
         """
         if self.clamp is not None:
             gradient.rows.clamp_(*self.clamp)
@@ -135,7 +145,21 @@ class LockedTable:
                     {name: hparams[group][name] for name in names}
                     for group, names in self._hparam_names
                 ]
+                if self._compensation and trainer is not None:
+                    self._compensate(gradient, trainer)
                 self.rows.update(ids, values, by_segment, statistics, self._clock())
+
+    def _compensate(self, gradient: RowGradient, trainer: int) -> None:
+        """Corrects a gradient, in place, for what others have changed of its rows since its trainer
+        looked them up (Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10).
+        """
+        now = torch.empty_like(gradient.rows)
+        self.rows.lookup(gradient.ids.numpy(), now.numpy(), self._clock(), counts=False)
+        then = self._read.take_message(trainer, gradient.ids.numpy(), now.numpy())
+        # one operation after the other: a fused one rounds differently from place to place
+        squared = gradient.rows * gradient.rows
+        moved = now.sub_(torch.from_numpy(then))
+        gradient.rows.add_(squared.mul_(moved).mul_(self._compensation))
 
     def check(self, gradient: RowGradient) -> None:
         """Returns if a gradient can be applied; nothing is changed.
@@ -181,6 +205,7 @@ class LockedTable:
             Refused: the chunk is of another table.
         """
         with self._lock:
+            self._read.clear()
             if chunk.keys() == {"ids", "values"}:
                 self._refusing(lambda: self.rows.assign(chunk["ids"], chunk["values"]))
             else:
@@ -201,6 +226,7 @@ class LockedTable:
         def restore() -> None:
             known = json.loads(metadata)
             self.rows.clear()
+            self._read.clear()
             self.rows.restore(known)
 
         with self._lock:
@@ -243,5 +269,5 @@ class LockedTable:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of the rows and of their index."""
-        return self.rows.bytes_held
+        """Bytes of the rows and of their index, and of what is kept for delay compensation."""
+        return self.rows.bytes_held + self._read.bytes_held

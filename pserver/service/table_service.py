@@ -83,7 +83,7 @@ class TableService:
                     f"table {name!r}: expected int64 ids of one dimension, got {ids.dtype} "
                     f"{list(ids.shape)}"
                 )
-            found.append((name, self._table(name).lookup(ids)))
+            found.append((name, self._table(name).lookup(ids, self._member.trainer)))
         self._answer(found, Done(version=self._job.installed().version))
         if began:
             rows = sum(len(values) for _, values in found)

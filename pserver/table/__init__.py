@@ -29,6 +29,7 @@ The files, in reading order:
 ``admission``         which ids get a row
 ``eviction``          which rows go when a table is full
 ``lifecycle``         makes and removes rows, by admission, expiry, time decay and eviction
+``rows_read``         rows as trainers have read them, for delay compensation
 ``chunks``            a table as arrays, to save and load
 ``sparse_table``      a table: checks of what comes in, and all of the above
 ``disk_tier``         records of rows on disk

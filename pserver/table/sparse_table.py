@@ -169,7 +169,7 @@ class SparseTable:
 
     # ---- rows ----
 
-    def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
+    def lookup(self, ids: Array, out: Array, now: float = 0.0, counts: bool = True) -> None:
         """Copies rows, with all steps taken.  An id without a row reads its initial value, and gets
         none.
 
@@ -178,6 +178,7 @@ class SparseTable:
             out: [n, dim] of the dtype that the table computes in, written.
             now: seconds, on the clock of the other calls; an id whose row has outlived its time
                 reads its initial value.
+            counts: whether :meth:`counters` shows it.
 
         Raises:
             TypeError: another dtype.
@@ -191,8 +192,9 @@ class SparseTable:
         if self.table.ttl is not None:
             slots[self._lifecycle.outlived(slots, now)] = -1
         self._updater.read(slots, ids, out)
-        self._lookups += len(ids)
-        self._lookups_new += len(ids) - int(np.count_nonzero(slots >= 0))
+        if counts:
+            self._lookups += len(ids)
+            self._lookups_new += len(ids) - int(np.count_nonzero(slots >= 0))
 
     def update(
         self,

@@ -182,16 +182,16 @@ class TieredTable(SparseTable):
 
     # ---- calls of a SparseTable ----
 
-    def lookup(self, ids: Array, out: Array, now: float = 0.0) -> None:
+    def lookup(self, ids: Array, out: Array, now: float = 0.0, counts: bool = True) -> None:
         """As of :class:`SparseTable`; rows on disk stay there."""
         guests = self._cold.get(self._absent(self._ids(ids))) if len(self._cold) else None
         if guests is None or not len(guests["ids"]):
-            super().lookup(ids, out, now)
+            super().lookup(ids, out, now, counts)
             return
-        self._moved["lookups_disk"] += len(guests["ids"])
+        self._moved["lookups_disk"] += len(guests["ids"]) if counts else 0
         self._put_in_memory(guests)
         try:
-            super().lookup(ids, out, now)
+            super().lookup(ids, out, now, counts)
         finally:
             self._take_out(guests["ids"])
 

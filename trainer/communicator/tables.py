@@ -28,6 +28,7 @@ from trainer.embedding.table_settings import UNNAMED
 from trainer.row_optimizers import RowOptimizer
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
+from transpiler.plan.plan import Plan
 
 
 @runtime_checkable
@@ -128,6 +129,21 @@ class Tables(Collector):
                 ]
             tables.append(module.settings.table(name, segments))
         return tables, [(own.rule(), owner) for own, owner in self._own]
+
+    def check_caches(self, plan: Plan) -> None:
+        """Returns if embeddings may keep rows between steps.
+
+        Raises:
+            ValueError: a table's delays are compensated, and servers do not know when a row was
+                read that comes out of a cache.
+        """
+        for name, sharing in self._sharing.items():
+            lane = plan.lanes[plan.table(name).lane]
+            if lane.dc_asgd and any(module.cache is not None for module in sharing):
+                raise ValueError(
+                    f"table {name!r}: cache_rows and dc_asgd exclude each other: a gradient is "
+                    "compensated for what has changed since servers were asked for its row"
+                )
 
     @staticmethod
     def _group_of(

@@ -334,6 +334,8 @@ class Job:
 
     def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
         """The connection with a plan, when every server has let this trainer in."""
+        if self.tables is not None:
+            self.tables.check_caches(plan)
         strategy = distributed[0].strategy
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
         deployment = Deployment(

@@ -278,7 +278,7 @@ def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Va
     """A variable for as many rows of a table as a step touches.
 
     Args:
-        role: GRADIENT or DELTA.
+        role: GRADIENT or DELTA; INPUT: rows that were read.
     """
     return Variable(name, (f"{table.name}_touched", table.dim), table.computes_in, role, table.name)
 

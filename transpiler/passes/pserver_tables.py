@@ -2,7 +2,9 @@
 
 Every server holds a part of every table: the rows whose ids it owns.  The block that updates rows
 is like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, a clip op,
-one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.
+one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.  Where
+delays are compensated there is a variable for each trainer, with the rows that it has last looked
+up; see [Note: rows as they were read] in pserver/table/rows_read.py.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variabl
 from transpiler.ir.table_ops import gradient_variable, start_rows, table_variable, update_op
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.table_planner import rows_read, rules_of
 from transpiler.program import Program
 
 
@@ -39,6 +41,9 @@ def define_tables(program: Program, plan: Plan) -> Program:
         names = dict.fromkeys(arriving(table, plan), role)
         if not lane.kind.steps_on_trainer:
             names |= dict.fromkeys([f"{table.name}@GRAD"], Role.GRADIENT)
+            if lane.dc_asgd:
+                names |= dict.fromkeys(rows_read(table, plan.trainers), Role.INPUT)
+                names[f"{table.name}@GRAD@DC"] = Role.GRADIENT
             if plan.clips_on_servers:
                 names[f"{table.name}@GRAD@CLIP"] = Role.GRADIENT
         made = [
@@ -65,6 +70,15 @@ def _update_ops(table: Table, plan: Plan) -> list[Op]:
             Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)),
         ]
         ops = ops if lane.averages else ops[:1]
+    if lane.dc_asgd:
+        compensated: dict[str, Argument] = {
+            "grad": Ref(grad),
+            "param": Ref(table.name),
+            "backups": tuple(map(Ref, rows_read(table, plan.trainers))),
+            "factor": lane.dc_asgd,
+        }
+        grad = f"{grad}@DC"
+        ops.append(Op("dc_compensate", compensated, (grad,)))
     if plan.clips_on_servers and plan.clip is not None:
         x, clipped = Ref(grad), f"{grad}@CLIP"
         if plan.clip.kind == "value":

@@ -110,6 +110,13 @@ def first_group(table: Table) -> int:
     return table.segments[0].group
 
 
+def rows_read(table: Table, trainers: int) -> tuple[str, ...]:
+    """The names of a table's rows as each trainer has last looked them up, where delays are
+    compensated.
+    """
+    return tuple(f"{table.name}.trainer_{trainer}_bak" for trainer in range(trainers))
+
+
 def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> None:
     """Returns if a table may be in a plan.
 
@@ -131,8 +138,4 @@ def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> 
         raise ValueError(
             f"table {table.name!r}: mode {lane.mode} is for dense parameters; name another mode "
             "for it"
-        )
-    if lane.dc_asgd:
-        raise ValueError(
-            f"table {table.name!r}: dc_asgd compensates dense parameters; name another mode for it"
         )

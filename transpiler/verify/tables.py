@@ -10,7 +10,7 @@ from transpiler.ir.ops import is_optimizer, rule_of_op
 from transpiler.ir.table_ops import segment_of, updates_rows
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.table_planner import rows_read, rules_of
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered, table_of_block
 
@@ -244,6 +244,7 @@ def _expected_types(table: Table, plan: Plan) -> list[str]:
         return ["sum"]
     merging = ["sum", "scale"] if lane.kind.waits_for_all else []
     merging = merging if lane.averages else ["sum"]
+    merging += ["dc_compensate"] if lane.dc_asgd else []
     clipping = (
         []
         if not plan.clips_on_servers or plan.clip is None
@@ -264,6 +265,9 @@ def _expected_arguments(op: Op, table: Table, plan: Plan) -> dict[str, object]:
         return {"scale": 1.0 / plan.trainers}
     if op.type == "norm_scale" and clip is not None:
         return {"by": table.name if clip.kind == "norm" else ""}
+    if op.type == "dc_compensate":
+        backups = rows_read(table, plan.trainers)
+        return {"param": (table.name,), "backups": backups, "factor": lane.dc_asgd}
     return {"min": clip.low, "max": clip.high} if op.type == "clip" and clip is not None else {}
 
 

@@ -76,7 +76,7 @@ def train(installed: Any, steps: int, seed: int = 0) -> None:
 
 
 def read(installed: Any) -> torch.Tensor:
-    return torch.cat([held.lookup(torch.arange(2000)) for held in installed.tables.values()])
+    return torch.cat([held.lookup(torch.arange(2000), 0) for held in installed.tables.values()])
 
 
 @pytest.mark.slow
