@@ -60,10 +60,10 @@ hybrid, sharded    ``hybrid.hybrid_parallel``,                    this trainer i
 programs           ``Executor`` or ``ParallelExecutor``, with     servers by ``send`` and ``recv``;
                    ``executor.PServerRuntime`` or                 or this trainer, by
                    ``CollectiveRuntime``                          ``executor.optimizer_segment``
-tables             ``DistributedEmbedding``, whose rows are       servers; in geo and alone this
-                   ``embedding.LocalRows``, those of              trainer
-                   ``communicator.Lookups``, or
-                   ``communicator.GeoRows``
+tables             ``DistributedEmbedding``, whose rows are       servers; in geo, diloco and alone
+                   ``embedding.LocalRows``, those of              this trainer
+                   ``communicator.Lookups``,
+                   ``communicator.GeoRows`` or ``DiLoCoRows``
 =================  =============================================  ==================================
 
 The rooms
@@ -158,6 +158,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    gradient_changes    clipping before the mean
                    kstep_senders       geo; what arrives
                    geo_rows            geo, row by row
+                   diloco_rows         diloco, row by row
                    request_pipeline    one buffer there and back
                    parameter_slices    destinations
                    device_copy         what waits for what

@@ -322,6 +322,8 @@ class LaneExecutor:
         except FingerprintMismatch as error:
             self._job.fail(error)
             raise
+        # no other step waits for it from here on, and not before this one is in the round
+        member.leaving |= contribution.last
         current.began = current.began or now()
         self._steps.arrived(member.trainer, now() - current.began)
 

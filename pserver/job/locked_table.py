@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from pserver.transport.codec import DTYPES
 from transpiler.ir.rules import Hparam
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.table_planner import stored
 
 CHUNK_ROWS = 65536  # rows of a chunk whose reader names no limit
 
@@ -65,14 +66,14 @@ class LockedTable:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = table
-        rules = rules_of(table, plan.groups)
+        lane = plan.lanes[table.lane]
+        applied = stored(table, plan)
+        rules = [rule for _, rule in applied]
+        table = replace(table, segments=tuple(segment for segment, _ in applied))
         # now, while trainers wait for the installation, rather than in the first step
         compile_kernels(table, rules)
         self.rows = open_table(table, rules, server, plan.servers, scratch)
-        self._hparam_names = [
-            (segment.group, rule.hparams)
-            for segment, rule in zip(table.segments, rules, strict=True)
-        ]
+        self._hparam_names = [(segment.group, rule.hparams) for segment, rule in applied]
         self.counts = isinstance(table.entry, ShowClickEntry)
         self.dtype = DTYPES[table.dtype]
         self.scaled: str | None = None
@@ -80,8 +81,7 @@ class LockedTable:
         if plan.clips_on_servers and plan.clip is not None:
             self.scaled = {"value": None, "norm": table.name, "global_norm": ""}[plan.clip.kind]
             self.clamp = (plan.clip.low, plan.clip.high) if plan.clip.kind == "value" else None
-        lane = plan.lanes[table.lane]
-        self._adds = lane.kind.servers_add
+        self._adds, self._outer = lane.kind.servers_add, lane.kind.outer_optimizer
         self.any_trainer_loads = not lane.kind.waits_for_all
         self._compensation = lane.dc_asgd  # the factor lambda; 0: delays are not compensated
         # one message may be read for, while others wait and one is applied
@@ -93,7 +93,8 @@ class LockedTable:
     @property
     def groups(self) -> set[int]:
         """The parameter groups whose hyper-parameters update its rows."""
-        return set() if self._adds else {segment.group for segment in self.table.segments}
+        stepped = self._adds or self._outer  # by trainers
+        return set() if stepped else {segment.group for segment in self.table.segments}
 
     def lookup(self, ids: torch.Tensor, trainer: int) -> torch.Tensor:
         """The rows of ids; no row is made.
@@ -123,7 +124,8 @@ class LockedTable:
         trainer: int | None = None,
     ) -> None:
         """Takes one step: by the rules of the table's segments; or, where trainers step by
-        themselves, by adding what they have changed.
+        themselves, by adding what they have changed, or by an outer optimizer, to which the
+        negative mean change is the gradient.
 
         Args:
             gradient: merged; may be overwritten.
@@ -138,8 +140,11 @@ class LockedTable:
         ids, values = gradient.ids.numpy(), gradient.rows.numpy()
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         with self._lock:
+            counted = statistics, self._clock()
             if self._adds:
-                self.rows.add(ids, values, statistics, self._clock())
+                self.rows.add(ids, values, *counted)
+            elif self._outer:  # its hparams are those of the plan
+                self.rows.update(ids, np.negative(values, out=values), [{}], *counted)
             else:
                 by_segment = [
                     {name: hparams[group][name] for name in names}
@@ -147,7 +152,7 @@ class LockedTable:
                 ]
                 if self._compensation and trainer is not None:
                     self._compensate(gradient, trainer)
-                self.rows.update(ids, values, by_segment, statistics, self._clock())
+                self.rows.update(ids, values, by_segment, *counted)
 
     def _compensate(self, gradient: RowGradient, trainer: int) -> None:
         """Corrects a gradient, in place, for what others have changed of its rows since its trainer

@@ -68,6 +68,7 @@ class Contribution:
         outliers: those of them that are far beyond their history.
         refused: nothing of it is applied, because of values that are not finite, or of outliers.
         buffers: of the model, which its forward has changed, by slice name.
+        last: the trainer leaves after it.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -81,6 +82,7 @@ class Contribution:
     outliers: tuple[OutlierPush, ...] = ()
     refused: bool = False
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    last: bool = False
 
     @property
     def assigned(self) -> list[str]:

@@ -20,7 +20,7 @@ from pserver.security.access import Access, always_open
 from transpiler.ir.rules import Hparam
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.table_planner import stored
 
 LEVEL_SECONDS = 30.0  # for servers that are a step apart to come to the same step
 STEP_SECONDS = 0.05  # in which a server that is behind takes its step
@@ -133,7 +133,7 @@ class HeldJob:
         table = self.plan.table(name)
         rules = [
             [segment.begin, segment.end, rule.type, dict(rule.hparams), dict(rule.flags)]
-            for segment, rule in zip(table.segments, rules_of(table, self.plan.groups), strict=True)
+            for segment, rule in stored(table, self.plan)
         ]
         for observer in self.observers:
             for chunk, known in observer.scan(name):

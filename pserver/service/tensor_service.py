@@ -198,10 +198,6 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
-        if header.commit.last:
-            with self._job.condition:
-                self._member.leaving = True  # no other step, and no barrier, waits for it
-                self._job.condition.notify_all()
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
@@ -246,6 +242,7 @@ class TensorService:
             nonfinite_steps(self._member.trainer, step, odd | set(commit.nonfinite)),
             norms=norms_of(commit, self._job.installed().plan),
             buffers=whole_values(commit.buffers, assigned),
+            last=commit.last,
         )
 
     def _row_gradients(self) -> dict[str, RowGradient]:

@@ -5,10 +5,11 @@ A table's metadata in a checkpoint are its width and dtype, its rules by columns
 that :class:`pserver.table.sparse_table.SparseTable` has besides its rows.  Rows travel in chunks,
 so that no process holds a table.
 
-[Note: states of rows that trainers step]  In a geo lane servers have values alone: each trainer has
-the states of the rows that it has trained, as it has those of dense parameters.  Of both a
-checkpoint has trainer 0's, and every trainer goes on with them.  They are a table of their own in
-the checkpoint, "NAME@trainer", which jobs in other modes leave alone.
+[Note: states of rows that trainers step]  In a geo lane servers have values alone, and in a diloco
+lane the states of the outer optimizer: each trainer has the states of the rows that it has trained,
+as it has those of dense parameters.  Of both a checkpoint has trainer 0's, and every trainer goes
+on with them.  They are a table of their own in the checkpoint, "NAME@trainer", which jobs in other
+modes leave alone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import torch
 
 from pserver.table.sparse_table import SparseTable
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.kstep_senders import GeoSender
+from trainer.communicator.kstep_senders import KStepSender
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.tables import Tables
 from trainer.embedding.local_rows import LocalRows, chunks_of
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.table_planner import rules_of, stored
 
 Chunk = dict[str, np.ndarray]
 Reader = Callable[[np.ndarray], np.ndarray]  # of int64 [n], each once: rows [n, dim]
@@ -125,7 +126,7 @@ class ServedTableStore:
         return {
             name: rows.own
             for lane in self._lanes
-            if isinstance(lane, GeoSender)
+            if isinstance(lane, KStepSender)
             for name, rows in lane.tables.items()
         }
 
@@ -236,11 +237,7 @@ def store_of(tables: Tables | None, communicator: Communicator | None) -> TableS
 
 
 def _by_columns(table: Table, plan: Plan) -> list[tuple[int, int, Rule]]:
-    rules = rules_of(table, plan.groups)
-    return [
-        (segment.begin, segment.end, rule)
-        for segment, rule in zip(table.segments, rules, strict=True)
-    ]
+    return [(segment.begin, segment.end, rule) for segment, rule in stored(table, plan)]
 
 
 def _width(table: Table) -> dict[str, Any]:

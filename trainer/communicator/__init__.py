@@ -42,6 +42,7 @@ In reading order::
     table_sources      where embeddings pull rows from (imports numba)
     written_tables     tables that a script reads and writes whole (imports numba)
     geo_rows           rows that a k-step trainer steps by itself (imports numba)
+    diloco_rows        the same between two exchanges (imports numba)
 
 Requests to servers start here (but for the rendezvous of a dense all-reduce).  This room imports
 ``collective``, ``embedding`` and ``pserver.client``, and no generated message.

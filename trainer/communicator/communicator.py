@@ -199,16 +199,19 @@ class Communicator:
         if self._transfer.pull().version == 0:
             own.warn(self.trainer_id)
 
-    def finish(self) -> None:
+    def finish(self, drained: Callable[[], None] = lambda: None) -> None:
         """Leaves when every trainer of the job has finished.
 
         See [Note: a job is done when all say so] in departure.py.
+
+        Args:
+            drained: called when the servers have all that this trainer sends.
 
         Raises:
             PServerError: the job has failed.
         """
         if not self._left:
-            self._end("", agreeing=True)
+            self._end("", drained)
 
     def leave(self, failure: str = "", returns: bool = False) -> None:
         """Drains the lanes and leaves every server, without waiting for the other trainers; or
@@ -223,17 +226,17 @@ class Communicator:
             PServerError: without a ``failure``: the job has failed.
         """
         if not self._left:
-            self._end(failure, agreeing=False, returns=returns)
+            self._end(failure, None, returns)
 
-    def _end(self, failure: str, agreeing: bool, returns: bool = False) -> None:
+    def _end(self, failure: str, drained: Callable[[], None] | None, returns: bool = False) -> None:
         ended: BaseException | None = None
         if not failure:
             try:
                 with self.written.landing():
                     self._departure.drain(self.lanes)
-                if agreeing:
+                if drained is not None:
                     self._transfer.upload_buffers()
-                    self._departure.agree(self.dense_allreduce)
+                    self._departure.agree(self.dense_allreduce, drained)
                     self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
@@ -303,8 +306,8 @@ class Communicator:
             self.send(slice_, part)
 
     def rows_of(self, table: str) -> RowSource:
-        """The source that the embeddings of a table pull from: the servers; in a geo lane the rows
-        that this trainer steps.
+        """The source that the embeddings of a table pull from: the servers; in a k-step lane the
+        rows that this trainer steps.
         """
         assert self._sources is not None, "the plan has this table"
         return self._sources.source(table)

@@ -71,16 +71,18 @@ class Departure:
         for client in self._clients:
             client.check()
 
-    def agree(self, allreduce: DenseAllreduce | None) -> None:
+    def agree(self, allreduce: DenseAllreduce | None, drained: Callable[[], None]) -> None:
         """Waits until all trainers have finished.
 
         Args:
             allreduce: with the other trainers, if there is one: who waits there for this trainer
                 learns that it takes no further step.
+            drained: called before.
 
         Raises:
             PServerError: the job has failed before that.
         """
+        drained()
         if allreduce is not None:
             allreduce.finish()
         for client in self._clients:

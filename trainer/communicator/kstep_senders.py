@@ -45,6 +45,7 @@ class KStepSender:
 
     Attributes:
         writes: what the script has written since its last step.
+        tables: the rows that this trainer steps, by table.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class KStepSender:
         self._hparams = hparams
         self._last = Reply()
         self.writes = WritesBetween(slices.live)
+        self.tables: dict[str, GeoRows] = {}
+        self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
 
     @property
     def step(self) -> int:
@@ -75,13 +78,19 @@ class KStepSender:
         """Gradients stay here."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """See :class:`LaneSender`; only geo lanes have tables."""
-        raise AssertionError("a plan refuses tables in such a lane")
+        """Gradients of rows stay here, too."""
+        self._gradients[table] = gradient
+
+    def wait_for_replies(self) -> None:
+        """Waits until every message that has left is answered; takes nothing in."""
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1
         self._hparams = hparams
+        gradients, self._gradients = self._gradients, {}
+        for name, gradient in gradients.items() if not overflow else ():
+            self.tables[name].step(gradient, hparams)
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""
@@ -137,6 +146,9 @@ class DiLoCoSender(KStepSender):
     The server knows the value that every trainer started from, and takes the change: see
     [Note: what arrives] in pserver/dense/slice_update.py.  Where it looks for outliers, a copy of
     that value is kept here, too: the change is what is measured.
+
+    Of rows of tables the change itself leaves: the server need not know which rows a trainer has
+    looked up.  See [Note: diloco, row by row] in diloco_rows.py.
     """
 
     _known: Mapping[str, torch.Tensor] = MappingProxyType({})
@@ -165,10 +177,15 @@ class DiLoCoSender(KStepSender):
         steps, self._taken = self._taken, 0
         own = {name: self._slices.read(name) for name in self._slices.names}
         changes = {name: own[name] - known for name, known in self._known.items()}
+        for rows in self.tables.values():
+            rows.note_moved()
+        tables = {name: rows.end_window() for name, rows in self.tables.items()}
         self._last, _ = self._pipeline.exchange(
-            own, self._hparams, False, steps=steps, last=last, changes=changes
+            own, self._hparams, False, False, tables, steps, last, changes=changes
         )
         self._slices.flush_buffers()
+        for rows in self.tables.values():
+            rows.restart()
         self._note_known()
 
     def refresh(self) -> None:
@@ -211,9 +228,6 @@ class GeoSender(KStepSender):
 
     The values of a reply arrive in the memory of its delta, unless an earlier reply is still
     staged, or is being taken in: that one has to be moved by this delta first.
-
-    Attributes:
-        tables: the rows that this trainer steps, by table.
     """
 
     def __init__(
@@ -236,8 +250,6 @@ class GeoSender(KStepSender):
             target=self._send_in_order, name="lane exchange", daemon=True
         )
         self._known: Tensors = {}  # y
-        self.tables: dict[str, GeoRows] = {}
-        self._gradients: dict[str, RowGradient] = {}  # of their rows, in the step under way
         self._left = 0  # messages that have left
         self._refused = False  # whether the servers have ever refused one
         # the numbers of those that they have refused as outliers, until x has become y; how many
@@ -250,19 +262,8 @@ class GeoSender(KStepSender):
         """Memory that no other thread reads."""
         return self._pipeline.destination(name)
 
-    def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Gradients of rows stay here, too."""
-        self._gradients[table] = gradient
-
-    def close(self, hparams: Hparams, overflow: bool) -> None:
-        """See :class:`LaneSender`."""
-        super().close(hparams, overflow)
-        gradients, self._gradients = self._gradients, {}
-        for name, gradient in gradients.items() if not overflow else ():
-            self.tables[name].step(gradient, hparams)
-
     def wait_for_replies(self) -> None:
-        """Waits until every message that has left is answered; takes nothing in."""
+        """See :class:`KStepSender`."""
         for _, _, reply in self._under_way:
             reply.result()
         if self._told < self._refused_outliers:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pserver.client.client import Client
+from trainer.communicator.diloco_rows import DiLoCoRows
 from trainer.communicator.geo_rows import GeoRows
-from trainer.communicator.kstep_senders import GeoSender
+from trainer.communicator.kstep_senders import DiLoCoSender, KStepSender
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.lookups import Lookups
 from trainer.communicator.sync_sender import SyncSender
@@ -17,7 +18,8 @@ from transpiler.plan.plan import Plan
 
 
 class TableSources:
-    """The sources of a job's tables: the servers; in a geo lane the rows that this trainer steps.
+    """The sources of a job's tables: the servers; in a k-step lane the rows that this trainer
+    steps.
 
     Args:
         plan: of the job.
@@ -48,10 +50,13 @@ class TableSources:
         """The source of one table."""
         table = self._plan.table(name)
         lane = self._lanes[table.lane]
-        if not isinstance(lane, GeoSender):
+        if not isinstance(lane, KStepSender):
             return self._written.rows_of(name)
         pull, read = partial(self._lookups.pull, name), partial(self._written.read, name)
-        lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
+        if isinstance(lane, DiLoCoSender):
+            lane.tables[name] = DiLoCoRows(table, self._plan, pull, read)
+        else:
+            lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
         return lane.tables[name]
 
     def _count(self, name: str) -> int:

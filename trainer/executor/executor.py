@@ -314,14 +314,7 @@ class Executor(DatasetRuns):
         while self._collectives:
             self._collectives.pop().close(failure)
         while self._runtimes:
-            runtime = self._runtimes.pop()
-            try:
-                if not failure:
-                    runtime.pull_weights()
-            except BaseException as error:
-                runtime.close(f"{type(error).__name__}: {error}")
-                raise
-            runtime.close(failure)
+            self._runtimes.pop().close(failure)
 
     def __enter__(self) -> Executor:
         return self

@@ -171,21 +171,21 @@ class PServerRuntime:
             storage.steps = max(steps, default=0)
             _mark_stepped(storage)
 
-    def pull_weights(self) -> None:
+    def _pull_weights(self) -> None:
         """Copies the servers' rows back into the weights that they came from."""
-        if self._started and self._tables is not None:
+        if self._tables is not None:
             self._tables.pull_weights(self._communicator)
 
     def close(self, failure: str = "") -> None:
-        """Leaves the servers: when every trainer of the job has finished, or at once with a
-        reason.
+        """Leaves the servers: when every trainer of the job has finished, with the servers' rows in
+        the weights that they came from; or at once with a reason.
         """
         if self._started:
             TRACING.finish(failed=bool(failure))
         if self._started and failure:
             self._communicator.leave(failure)
         elif self._started:
-            self._communicator.finish()
+            self._communicator.finish(self._pull_weights)
 
     def _hparams(self) -> Hparams:
         """The present hyper-parameters: the live optimizer's, or the plan's in a process that has

@@ -132,7 +132,6 @@ class ServedTables:
         weights = {name: module.weight for name, module in held.items() if is_sparse(module)}
         if not weights or communicator.lookups is None:
             return
-        communicator.flush()
         for name, weight in weights.items():
             assert isinstance(weight, Tensor), "an embedding of torch's"
             for ids in torch.split(torch.arange(len(weight)), CHUNK_ROWS):

@@ -2,7 +2,8 @@
 
 Every server holds a part of every table: the rows whose ids it owns.  The block that updates rows
 is like that of a slice, on gradients of rows: sum and scale over trainers in sync mode, a clip op,
-one optimizer op for each segment of columns; in geo mode one sum of the table and a delta.  Where
+one optimizer op for each segment of columns; in geo mode one sum of the table and a delta; in
+diloco the outer optimizer op, of all columns, on the negative mean of the trainers' deltas.  Where
 delays are compensated there is a variable for each trainer, with the rows that it has last looked
 up; see [Note: rows as they were read] in pserver/table/rows_read.py.
 """
@@ -17,7 +18,7 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variabl
 from transpiler.ir.table_ops import gradient_variable, start_rows, table_variable, update_op
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rows_read, rules_of
+from transpiler.plan.table_planner import rows_read, served
 from transpiler.program import Program
 
 
@@ -39,6 +40,8 @@ def define_tables(program: Program, plan: Plan) -> Program:
         lane = plan.lanes[table.lane]
         role = Role.DELTA if lane.kind.steps_on_trainer else Role.GRADIENT
         names = dict.fromkeys(arriving(table, plan), role)
+        if lane.kind.outer_optimizer:
+            names |= {f"{table.name}.delta": Role.DELTA, f"{table.name}@GRAD": Role.GRADIENT}
         if not lane.kind.steps_on_trainer:
             names |= dict.fromkeys([f"{table.name}@GRAD"], Role.GRADIENT)
             if lane.dc_asgd:
@@ -61,13 +64,15 @@ def define_tables(program: Program, plan: Plan) -> Program:
 def _update_ops(table: Table, plan: Plan) -> list[Op]:
     lane, grad = plan.lanes[table.lane], f"{table.name}@GRAD"
     several = tuple(map(Ref, arriving(table, plan)))
-    if lane.kind.steps_on_trainer:
+    if lane.kind.servers_add:
         return [Op("sum", {"x": (Ref(table.name), *several)}, (table.name,))]
     ops = []
     if lane.kind.waits_for_all:
+        # of changes the negative mean: an outer optimizer descends along what it is given
+        merged, sign = (f"{table.name}.delta", -1) if lane.kind.steps_on_trainer else (grad, 1)
         ops = [
-            Op("sum", {"x": several}, (grad,)),
-            Op("scale", {"x": Ref(grad), "scale": 1.0 / plan.trainers}, (grad,)),
+            Op("sum", {"x": several}, (merged,)),
+            Op("scale", {"x": Ref(merged), "scale": sign / plan.trainers}, (grad,)),
         ]
         ops = ops if lane.averages else ops[:1]
     if lane.dc_asgd:
@@ -93,11 +98,7 @@ def _update_ops(table: Table, plan: Plan) -> list[Op]:
                 )
             )
         grad = clipped
-    rules = rules_of(table, plan.groups)
-    return [
-        *ops,
-        *(update_op(table.name, grad, *each) for each in zip(table.segments, rules, strict=True)),
-    ]
+    return [*ops, *(update_op(table.name, grad, *each) for each in served(table, plan))]
 
 
 def _lookup_block(table: Table, index: int) -> Block:

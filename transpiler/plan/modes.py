@@ -126,7 +126,6 @@ DILOCO = Mode(
     Payload.PARAMETERS,
     "{every} the mean of what changed is the gradient of {outer}",
     waits_for_all=True,
-    tables=False,
 )
 COLLECTIVE = Mode(
     "collective",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from transpiler.ir.rules import ROW_RULES, Rule, rule_of
-from transpiler.ir.tables import Table
-from transpiler.plan.plan import Lane
+from transpiler.ir.tables import Segment, Table
+from transpiler.plan.plan import Lane, Plan
 
 # flags that only choose how torch computes a rule, or that the rule's type says already
 _FORM = ("foreach", "fused", "decoupled_weight_decay")
@@ -105,6 +105,30 @@ def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
     return [row_rule(groups[segment.group], f"table {table.name!r}") for segment in table.segments]
 
 
+def served(table: Table, plan: Plan) -> list[tuple[Segment, Rule]]:
+    """What servers apply to a table's rows: the columns with their rules; nothing where they add.
+
+    An outer optimizer has all columns.  The number of its group comes after those of the parameter
+    groups, as :func:`transpiler.plan.lanes.applied` says.
+    """
+    lane = plan.lanes[table.lane]
+    if lane.kind.servers_add:
+        return []
+    if lane.outer is not None:
+        rule = row_rule(lane.outer, f"table {table.name!r}, outer optimizer")
+        return [(Segment(0, table.dim, len(plan.groups) + table.lane), rule)]
+    return list(zip(table.segments, rules_of(table, plan.groups), strict=True))
+
+
+def stored(table: Table, plan: Plan) -> list[tuple[Segment, Rule]]:
+    """The rules whose states a server's records have beside the values of rows: those that it
+    applies, or where it only adds, the trainers'.
+    """
+    return served(table, plan) or list(
+        zip(table.segments, rules_of(table, plan.groups), strict=True)
+    )
+
+
 def first_group(table: Table) -> int:
     """The group whose optimizer has the table: that of its first columns."""
     return table.segments[0].group
@@ -139,3 +163,5 @@ def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> 
             f"table {table.name!r}: mode {lane.mode} is for dense parameters; name another mode "
             "for it"
         )
+    if lane.outer is not None:
+        row_rule(lane.outer, f"table {table.name!r}, outer optimizer")

@@ -10,7 +10,7 @@ from transpiler.ir.ops import is_optimizer, rule_of_op
 from transpiler.ir.table_ops import segment_of, updates_rows
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rows_read, rules_of
+from transpiler.plan.table_planner import rows_read, served
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered, table_of_block
 
@@ -240,7 +240,7 @@ def tables_held(program: Program, plan: Plan) -> Iterator[Violation]:
 
 def _expected_types(table: Table, plan: Plan) -> list[str]:
     lane = plan.lanes[table.lane]
-    if lane.kind.steps_on_trainer:
+    if lane.kind.servers_add:
         return ["sum"]
     merging = ["sum", "scale"] if lane.kind.waits_for_all else []
     merging = merging if lane.averages else ["sum"]
@@ -250,19 +250,20 @@ def _expected_types(table: Table, plan: Plan) -> list[str]:
         if not plan.clips_on_servers or plan.clip is None
         else ["clip" if plan.clip.kind == "value" else "norm_scale"]
     )
-    return [*merging, *clipping, *(rule.type for rule in rules_of(table, plan.groups))]
+    return [*merging, *clipping, *(rule.type for _, rule in served(table, plan))]
 
 
 def _expected_arguments(op: Op, table: Table, plan: Plan) -> dict[str, object]:
     """The arguments that a merging or clipping op must have."""
     lane, clip = plan.lanes[table.lane], plan.clip
-    if op.type == "sum" and lane.kind.steps_on_trainer:
+    if op.type == "sum" and lane.kind.servers_add:
         return {"x": (table.name, f"{table.name}.delta")}
     if op.type == "sum":
-        names = tuple(f"{table.name}@GRAD.trainer_{trainer}" for trainer in range(plan.trainers))
-        return {"x": names if plan.trainers > 1 else (f"{table.name}@GRAD",)}
+        one = f"{table.name}.delta" if lane.kind.steps_on_trainer else f"{table.name}@GRAD"
+        names = tuple(f"{one}.trainer_{trainer}" for trainer in range(plan.trainers))
+        return {"x": names if plan.trainers > 1 else (one,)}
     if op.type == "scale":
-        return {"scale": 1.0 / plan.trainers}
+        return {"scale": (-1.0 if lane.kind.steps_on_trainer else 1.0) / plan.trainers}
     if op.type == "norm_scale" and clip is not None:
         return {"by": table.name if clip.kind == "norm" else ""}
     if op.type == "dc_compensate":
@@ -281,7 +282,7 @@ def _update_violations(block: Block, table: Table, plan: Plan) -> Iterator[Viola
         )
         return
     before = ""
-    updates = iter(zip(table.segments, rules_of(table, plan.groups), strict=True))
+    updates = iter(served(table, plan))
     for index, op in enumerate(block.ops):
         where = at(block.index, index, op)
         if before and before not in op.inputs:
