@@ -61,6 +61,8 @@ MODES: dict[str, dict[str, Any]] = {
     "sync": {},
     "async": {"sync_mode": False},
     "run time": {"sync_mode": False, "runtime_split_send_recv": True},
+    "delay-compensated": {"sync_mode": False, "enable_dc_asgd": True},
+    "diloco": {"k_steps": 3, "outer_optimizer": {"type": "nesterov", "lr": 0.5, "momentum": 0.9}},
     "geo": {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3},
 }
 

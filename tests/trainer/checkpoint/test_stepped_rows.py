@@ -80,3 +80,41 @@ def test_states_of_rows_go_on_in_a_geo_job(servers: Servers, tmp_path: Path, res
     apart = float((scores(again) - scores(reference)).abs().max())
     assert apart <= (1e-6 if resumed == "geo" else 0.2)
     fleet.finish()
+
+
+def test_states_of_both_optimizers_go_on_in_a_diloco_job(servers: Servers, tmp_path: Path) -> None:
+    """Saved on 2 servers and resumed on 3: those of the outer optimizer and of the trainer's."""
+    path = str(tmp_path / "checkpoint")
+    outer = {"type": "nesterov", "lr": 0.5, "momentum": 0.5}
+    diloco = strategy_of(k_steps=2, outer_optimizer=outer)
+    whole, model, again = Ranker(), Ranker(), Ranker()
+    for each in (whole, model, again):
+        each.out.requires_grad_(False)
+    train(whole, joined(servers(2), whole, diloco), batches())
+    expected = scores(whole)
+    fleet.finish()
+    train(model, joined(servers(2), model, diloco), batches()[:STEPS])
+    fleet.save(path)
+    fleet.finish()
+
+    optimizer = joined(servers(3), again, diloco)
+    assert fleet.load(path) == STEPS
+    train(again, optimizer, batches()[STEPS:])
+    assert (scores(again) - expected).abs().max() <= 1e-6
+    fleet.finish()
+
+
+def test_rows_of_another_outer_optimizer_are_refused(servers: Servers, tmp_path: Path) -> None:
+    """Their states would mean something else."""
+    path, model, again = str(tmp_path / "checkpoint"), Ranker(), Ranker()
+    sgd, adam = (
+        strategy_of(k_steps=2, outer_optimizer={"type": kind, "lr": 0.5})
+        for kind in ("sgd", "adam")
+    )
+    train(model, joined(servers(2), model, sgd), batches()[:STEPS])
+    fleet.save(path)
+    fleet.finish()
+    joined(servers(2), again, adam)
+    with pytest.raises(ValueError, match="table 'rows': expected rows that were trained by .*adam"):
+        fleet.load(path)
+    fleet.finish()

@@ -208,6 +208,34 @@ BROKEN: list[tuple[str, str, str, Edit, str]] = [
         in_own_block(lambda b: edited("ftrl", 0, b, columns=(0, 2))),
         "by Rule",
     ),
+    (
+        "table_blocks_complete",
+        "delay-compensated",
+        "server",
+        in_own_block(lambda b: edited("dc_compensate", 0, b, factor=2.0)),
+        "factor: expected 1.0, got 2.0",
+    ),
+    (
+        "table_blocks_complete",
+        "delay-compensated",
+        "server",
+        in_own_block(lambda b: edited("dc_compensate", 0, b, backups=(Ref("own@GRAD"),))),
+        "backups: expected ('own.trainer_0_bak', 'own.trainer_1_bak')",
+    ),
+    (
+        "table_blocks_complete",
+        "diloco",
+        "server",
+        lambda program: edited("scale", 0, len(program.blocks) - 4, scale=0.5)(program),
+        "scale: expected -0.5, got 0.5",
+    ),
+    (
+        "table_blocks_complete",
+        "diloco",
+        "server",
+        lambda program: edited("momentum", 0, len(program.blocks) - 4, lr=9.0)(program),
+        "by Rule",
+    ),
     ("table_blocks_complete", "sync", "server", without_block, "looks it up, got 0"),
 ]
 
@@ -247,10 +275,12 @@ def test_every_law_of_tables_has_a_test_that_breaks_it() -> None:
     assert names == {case[0] for case in BROKEN}
 
 
-@pytest.mark.parametrize("edit", [case[3] for case in BROKEN if case[2] == "server"])
-def test_a_server_refuses_a_program_whose_tables_are_not_the_plans(edit: Edit) -> None:
+@pytest.mark.parametrize(
+    ("mode", "edit"), [(case[1], case[3]) for case in BROKEN if case[2] == "server"]
+)
+def test_a_server_refuses_a_program_whose_tables_are_not_the_plans(mode: str, edit: Edit) -> None:
     """What comes over the wire is held against the plan in the same way."""
-    program = Program.from_proto(edit(job()["server"]).to_proto())
+    program = Program.from_proto(edit(job(mode)["server"]).to_proto())
     with pytest.raises(ValueError, match="table|expected"):
         check_server_program(program)
 

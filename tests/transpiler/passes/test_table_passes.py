@@ -40,9 +40,10 @@ def test_a_trainer_pulls_once_for_all_lookups() -> None:
         )
 
 
-def test_a_k_step_trainer_keeps_its_updates() -> None:
-    """In geo mode the optimizer ops stay, and tables leave with the lane's one send of changes."""
-    program = job("geo")["trainer"]
+@pytest.mark.parametrize("mode", ["geo", "diloco"])
+def test_a_k_step_trainer_keeps_its_updates(mode: str) -> None:
+    """The optimizer ops stay, and tables leave with the lane's one send of changes."""
+    program = job(mode)["trainer"]
     (send,) = (op for op in program.main.ops if op.type == "send")
 
     assert types(program, "ftrl", "rowwise_adagrad") == ["ftrl", "rowwise_adagrad"]
@@ -59,8 +60,13 @@ def test_a_server_has_two_blocks_for_each_table(mode: str) -> None:
     program = job(mode)["server"]
     listen = program.main.ops[0]
     blocks = {block.index: [op.type for op in block.ops] for block in program.blocks}
-    merge = ["sum", "scale"] if mode == "sync" else []
-    update = ["sum"] if mode == "geo" else [*merge, "ftrl", "rowwise_adagrad"]
+    own = ["ftrl", "rowwise_adagrad"]
+    update = {
+        "sync": ["sum", "scale", *own],
+        "geo": ["sum"],
+        "delay-compensated": ["dc_compensate", *own],
+        "diloco": ["sum", "scale", "momentum"],  # of all columns
+    }.get(mode, own)
 
     prefetch = listen.arguments["prefetch_blocks"]
     assert (
