@@ -1,5 +1,5 @@
 """Datasets in real jobs: each file has one trainer, samples change trainers, a trainer that dies is
-noticed, and a job that is started again goes on at the same samples.
+noticed, and a job that is started again goes on at the very sample.
 """
 
 from __future__ import annotations
@@ -24,28 +24,47 @@ from trainer.data.exchange import SampleExchange
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
+class Counts(torch.nn.Module):
+    # a step adds 1 for each of its samples: the rate makes up for the mean over 2 trainers
+
+    def __init__(self):
+        super().__init__()
+        self.times = torch.nn.Parameter(torch.zeros(40))
+
+    def forward(self, ids):
+        return -self.times[ids].sum()
+
 fate, kind = sys.argv[1:]
 fleet.init()
 rank = fleet.worker_index()
-model = fleet.distributed_model(torch.nn.Linear(1, 1))
-optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
+model = fleet.distributed_model(Counts())
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=2.0))
 dataset = getattr(fleet, kind)()
 dataset.init(batch_size=4, use_var=[fleet.Slot("id")])
-dataset.set_filelist([f"part-{n}" for n in range(5)])
+dataset.set_filelist([f"part-{n}" for n in range(4)])
 if kind == "InMemoryDataset":
     dataset.load_into_memory()
-for epoch in range(2):
-    if kind == "InMemoryDataset":
+first, position = 0, Path(f"position-{rank}")
+if fate == "goes on":
+    fleet.load("saved")
+    dataset.load_state_dict(json.loads(position.read_text()))
+    first = 1
+for epoch in range(first, 2):
+    if kind == "InMemoryDataset" and fate != "goes on":
         dataset.global_shuffle()
-        assert dataset.get_memory_data_size(everywhere=True) == 50
-    for batch in dataset:
-        model(batch["id"].float()[:, None]).mean().backward()
+        assert dataset.get_memory_data_size(everywhere=True) == 40
+    for number, batch in enumerate(dataset, 1):
+        model(batch["id"]).backward()
         optimizer.step()
         optimizer.zero_grad()
         print("seen", json.dumps([epoch, batch["id"].tolist()]), flush=True)
         if fate == "dies once" and (rank, optimizer.steps) == (1, 9) and not Path("died").exists():
             Path("died").touch()
             die()
+        if fate == "saves" and (epoch, number) == (1, 3):
+            fleet.save("saved")
+            position.write_text(json.dumps(dataset.state_dict()))
+            break
 if fate == "dies in the exchange":
     whole = SampleExchange._swapped
     if rank == 1:
@@ -55,6 +74,7 @@ if fate == "dies in the exchange":
     except Exception as error:
         print("raised", type(error).__name__, dataset.get_memory_data_size(), error, flush=True)
         os._exit(3)
+print("times", json.dumps(model.times.tolist()), flush=True)
 fleet.finish()
 """
 JOBS = {"servers": ("--servers", "1"), "collective": ("--nccl2",)}
@@ -62,7 +82,7 @@ JOBS = {"servers": ("--servers", "1"), "collective": ("--nccl2",)}
 
 def run(processes: Processes, job: str, fate: str, kind: str, *flags: str) -> tuple[int, list[str]]:
     """A job of two trainers: its exit status, and what they said."""
-    for index in range(5):
+    for index in range(4):
         text = "".join(f"1 {index * 10 + n}\n" for n in range(10))
         (processes.path / f"part-{index}").write_text(text)
     (processes.path / "script.py").write_text(SCRIPT)
@@ -94,31 +114,56 @@ def test_samples_change_trainers_until_one_dies(processes: Processes, job: str) 
 
     epochs = [[sum(found[f"trainer {rank}", n], []) for rank in (0, 1)] for n in (0, 1)]
     for first, second in epochs:
-        assert sorted(first + second) == list(range(50))
-    assert 5 < len({*epochs[0][0]} & {*epochs[1][0]}) < len(epochs[0][0]) - 5
+        assert sorted(first + second) == list(range(40))
+    assert 4 < len({*epochs[0][0]} & {*epochs[1][0]}) < len(epochs[0][0]) - 4
     counts = {key: len(batches) for key, batches in found.items()}
     assert counts["trainer 0", 0] == counts["trainer 1", 0]
     assert all(1 <= len(batch) <= 4 for batches in found.values() for batch in batches)
 
-    said = next(line for line in lines if "raised" in line)
+    (said,) = [line for line in lines if "| raised " in line]
     kind, size = said.partition("raised ")[2].split()[:2]
     assert kind in ("TrainerLost", "JobFailed") and int(size) == len(epochs[1][0]), said
     assert "trainer 1" in said
 
 
-@pytest.mark.parametrize("kind", [RARE("InMemoryDataset"), RARE("QueueDataset")])
-def test_a_job_started_again_goes_on_at_the_same_samples(processes: Processes, kind: str) -> None:
-    """After a trainer's death both have, all in all, the batches of a job in which none dies."""
-    status, lines = run(processes, "servers", "lives", kind)
-    assert status == 0, lines
-    expected = seen(lines)
+def times(lines: list[str]) -> list[list[float]]:
+    """How often each sample was trained on, as each trainer's parameters say at the end."""
+    return [json.loads(line.partition("times ")[2]) for line in lines if "| times " in line]
+
+
+@pytest.mark.parametrize("kind", ["InMemoryDataset", RARE("QueueDataset")])
+def test_a_job_started_again_goes_on_at_the_very_sample(processes: Processes, kind: str) -> None:
+    """A trainer dies in the middle of an epoch.  The parameters and the position come from one
+    checkpoint: they count each sample once in each epoch, and few are given again.
+    """
     saving = ("--checkpoint", "saved", "--every", "0.01", "--max-restarts", "1")
     status, lines = run(processes, "servers", "dies once", kind, *saving)
-    assert status == 0, lines
-    found = seen(lines)
+    assert status == 0 and Path(processes.path, "died").exists(), lines
 
-    assert Path(processes.path, "died").exists() and found.keys() == expected.keys()
-    for key, batches in found.items():
-        once = [batch for n, batch in enumerate(batches) if batch not in batches[:n]]
-        assert once == expected[key], key
-        assert len(batches) - len(once) <= 2, "what was saved is not given again"
+    assert times(lines) == [[2.0] * 40] * 2
+    found = seen(lines)
+    for epoch in (0, 1):
+        parts = [found[f"trainer {rank}", epoch] for rank in (0, 1)]
+        once = [[each for n, each in enumerate(part) if each not in part[:n]] for part in parts]
+        assert sorted(sum(sum(once, []), [])) == list(range(40))
+        for part, own in zip(parts, once, strict=True):
+            assert len(part) - len(own) <= (2 if epoch else 0), "what was saved is given again"
+
+
+@pytest.mark.parametrize("kind", [RARE("InMemoryDataset"), RARE("QueueDataset")])
+def test_a_script_goes_on_at_the_position_it_saved(processes: Processes, kind: str) -> None:
+    """Saved by the script after three batches of the second epoch: a new job gives the others,
+    and with those before them each sample was there once.
+    """
+    status, before = run(processes, "servers", "saves", kind)
+    assert status == 0, before
+    status, after = run(processes, "servers", "goes on", kind)
+    assert status == 0, after
+
+    found, rest = seen(before), seen(after)
+    assert {epoch for _, epoch in rest} == {1}
+    given = {rank: (found[rank, 1], rest[rank, 1]) for rank in ("trainer 0", "trainer 1")}
+    assert all(len(first) == 3 and second for first, second in given.values())
+    every = [each for first, second in given.values() for each in first + second]
+    assert sorted(sum(every, [])) == list(range(40))
+    assert times(after) == [[2.0] * 40] * 2
