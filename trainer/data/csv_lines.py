@@ -52,15 +52,15 @@ class CsvLines(LineFormat):
         """See :meth:`LineFormat.parse`.
 
         Raises:
-            ValueError: the file lacks a column.
+            ValueError: the file lacks a column, or has two of its name, or the names are no UTF-8.
         """
         columns = self._columns_of(head)
         fields = [(name, slot) for slot, names in self._wanted for name in names]
         places = np.full(len(columns), -1, np.int64)
         for place, (name, _) in enumerate(fields):
-            if name not in columns:
+            if columns.count(name) != 1:
                 raise ValueError(
-                    f"csv: expected a column {name!r}, got the columns {', '.join(columns)}"
+                    f"expected one column {name!r}, got the columns {', '.join(columns)}"
                 )
             places[columns.index(name)] = place
         floats = np.array([not slot.whole for _, slot in fields], np.uint8)
@@ -89,7 +89,11 @@ class CsvLines(LineFormat):
     def _columns_of(self, head: bytes) -> list[str]:
         if self._columns:
             return list(self._columns)
-        names = head.decode("utf-8-sig").removesuffix("\r").split(self._delimiter.decode())
+        try:
+            line = head.decode("utf-8-sig").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise ValueError(f"expected the columns' names in UTF-8, got {head[:60]!r}") from None
+        names = line.split(self._delimiter.decode())
         return [name.strip().strip('"') for name in names]
 
     def _why(self, line: bytes, columns: Sequence[str], place: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -110,9 +111,9 @@ class FileDataset(ABC):
         """
         if isinstance(filelist, str) or not all(isinstance(path, str) for path in filelist):
             raise TypeError(f"set_filelist: expected a list of paths, got {filelist!r}")
-        twice = {path for path in filelist if list(filelist).count(path) > 1}
-        if twice:
-            raise ValueError(f"set_filelist: expected each file once, got {min(twice)} twice")
+        often, times = Counter(filelist).most_common(1)[0] if filelist else ("", 0)
+        if times > 1:
+            raise ValueError(f"set_filelist: expected each file once, got {often} twice")
         if (trainer_id is None) != (trainers is None) or (
             trainer_id is not None and trainers is not None and not 0 <= trainer_id < trainers
         ):

@@ -80,6 +80,9 @@ class LineFormat(ABC):
             text: ends with the end of a line.
             skip: leave lines out that are wrong; otherwise it may stop at the first.
             head: the lines at the beginning of the file that are no samples.
+
+        Raises:
+            ValueError: ``head`` is wrong.
         """
 
     def pieces(self, path: str) -> list[Piece]:
@@ -98,12 +101,16 @@ class LineFormat(ABC):
 
         Raises:
             WrongLine: a line is wrong, and ``skip`` is not set.
+            ValueError: the lines at the file's beginning are wrong.
             OSError: the file cannot be read.
         """
         blocks, wrong, said = list[Columns](), 0, ""
         head = self._head(piece)
         for text, number in self._texts(piece):
-            found = self.parse(text, skip, head)
+            try:
+                found = self.parse(text, skip, head)
+            except ValueError as error:
+                raise ValueError(f"{piece.shown}: {error}") from None
             if found.wrong and not wrong:
                 line = 1 + number + found.first + lines_before(piece)
                 said = f"{piece.shown}, line {line}: {found.why}"

@@ -6,12 +6,14 @@ entered in its middle: it is one piece.
 
 from __future__ import annotations
 
+import lzma
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
+from zipfile import BadZipFile
 
 import fsspec
 from fsspec.utils import infer_compression
@@ -22,6 +24,7 @@ from transpiler.files.local_path import shown
 PIECE_BYTES = 16 * 2**20
 BLOCK_BYTES = 8 * 2**20  # that are parsed at once
 _AHEAD = 2**16  # read at once to find the end of a piece's last line
+TORN = (EOFError, zlib.error, lzma.LZMAError, BadZipFile, OSError)  # of what is compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def opened(path: str) -> Iterator[IO[bytes]]:
             yield file
     except FileNotFoundError:
         raise FileNotFoundError(f"{shown(path)}: there is no such file") from None
-    except (EOFError, zlib.error, OSError) as error:
+    except TORN as error:
         raise OSError(f"{shown(path)}: {hidden(str(error)) or type(error).__name__}") from None
 
 
@@ -78,10 +81,12 @@ def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
     """A text in pieces of about so many bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or its name says that it is compressed, and it is empty.
     """
     size = size_of(path)
     if infer_compression(path) is not None:
+        if not size:  # gzip takes it for one without lines
+            raise OSError(f"{shown(path)}: expected compressed bytes, got an empty file")
         return [Piece(path)]
     return [Piece(path, begin, min(begin + most, size)) for begin in range(0, size, most)]
 
@@ -90,7 +95,7 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
     """The lines of a piece, some megabytes at a time; each block ends with the end of a line.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or ends before the piece does.
     """
     with opened(piece.path) as file:
         rest, left = b"", None if piece.end is None else piece.end - piece.begin
@@ -103,6 +108,7 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
         while left is None or left > 0:
             block = file.read(most if left is None else min(most, left))
             if not block:
+                _check_end(left)
                 break
             left = None if left is None else left - len(block)
             text = rest + block
@@ -124,14 +130,19 @@ def _to_line_end(file: IO[bytes], left: int | None) -> tuple[bytes, int] | None:
     left += 1  # with the byte before it
     while left > 0:
         block = file.read(min(_AHEAD, left))
-        if not block:
-            return None
+        _check_end(0 if block else left)
         left -= len(block)
         place = block.find(b"\n")
         if place >= 0:
             rest = block[place + 1 :]
             return (rest, left) if rest or left else None
     return None
+
+
+def _check_end(left: int | None) -> None:
+    """Returns if no byte of the piece is left where the file ends."""
+    if left:
+        raise OSError(f"expected {left} more bytes: it has become shorter since it was looked at")
 
 
 def _line_rest(file: IO[bytes]) -> bytes:

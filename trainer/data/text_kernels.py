@@ -319,7 +319,8 @@ def multislot_slot(
     -1: it is wrong.
     """
     count, at, right = read_whole(text, after_spaces(text, at))
-    if not right or count < 0 or (width >= 0 and count != width):
+    # no line has more values than the text has bytes: ``place + count`` would overflow
+    if not right or count < 0 or count > text.size or (width >= 0 and count != width):
         return at, -1
     for number in range(place, place + count):
         at = after_spaces(text, at)

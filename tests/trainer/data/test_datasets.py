@@ -183,6 +183,22 @@ def test_files_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert dataset.get_filelist() == paths[2::3]
 
 
+@pytest.mark.parametrize("kind", [fleet.InMemoryDataset, fleet.QueueDataset])
+def test_a_trainer_may_have_no_file(
+    kind: type[Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There are more trainers than files: it says so, and gives no batch."""
+    dataset = kind()
+    dataset.init(use_var=SLOTS)
+    dataset.set_filelist(written(tmp_path), 4, 5)
+    if isinstance(dataset, fleet.InMemoryDataset):
+        dataset.load_into_memory()
+        dataset.global_shuffle()
+
+    assert list(dataset) == [] == list(dataset)
+    assert "trainer 4 of 5 has no file: there are 3" in caplog.text
+
+
 def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     """Each says what was expected, and what was got."""
     paths, dataset = written(tmp_path), fleet.InMemoryDataset()

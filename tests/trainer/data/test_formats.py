@@ -239,6 +239,62 @@ def test_torn_gzip_is_said(tmp_path: Path) -> None:
         read(MultiSlotLines([Slot("x")]), path)
 
 
+def test_torn_bytes_of_each_kind_are_said(tmp_path: Path) -> None:
+    """Whatever compressed them, and where nothing is left of them."""
+    for ending, text in ((".xz", b"1 5\n"), (".bz2", b"1 5\n"), (".zip", b"1 5\n"), (".gz", b"")):
+        path = tmp_path / f"a{ending}"
+        path.write_bytes(text)
+
+        with pytest.raises(OSError, match=f"a{ending}: "):
+            read(MultiSlotLines([Slot("x")]), path)
+
+
+@pytest.mark.parametrize("left", [0, 5, 25])
+def test_a_file_that_becomes_shorter_is_said(tmp_path: Path, left: int) -> None:
+    """Its lines are not missing in silence when it was cut into pieces, and then was written anew;
+    and one that is gone is named.
+    """
+    path, form = tmp_path / "a.txt", MultiSlotLines([Slot("x")])
+    path.write_bytes(b"1 5\n" * 10)
+    pieces = pieces_of(str(path), 20)
+    path.write_bytes((b"1 5\n" * 10)[:left])
+
+    with pytest.raises(OSError, match=r"a.txt: expected \d+ more bytes: it has become shorter"):
+        for piece in pieces:
+            form.read(piece, skip=True)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="a.txt: there is no such file"):
+        form.read(pieces[0], skip=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"y\n1\n", "a.csv: expected one column 'x', got the columns y"),
+        (b"x,y,x\n1,2,3\n", "a.csv: expected one column 'x', got the columns x, y, x"),
+        ("x,y\n1,2\n".encode("utf-16"), "a.csv: expected the columns' names in UTF-8, got b'"),
+        (b"\xe9,x\n1,2\n", "a.csv: expected the columns' names in UTF-8, got b'"),
+    ],
+)
+def test_a_wrong_head_is_said(tmp_path: Path, text: bytes, said: str) -> None:
+    """With the file, also where wrong lines are left out."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(text)
+
+    with pytest.raises(ValueError, match=said):
+        read(CsvLines([Slot("x")]), path, skip=True)
+
+
+def test_no_count_is_beyond_its_line(tmp_path: Path) -> None:
+    """Also one that only just is a number of 64 bits."""
+    path, form = tmp_path / "a.txt", MultiSlotLines([Slot("x", width=None)])
+    path.write_text(f"1 5\n{2**63 - 1}\n{2**63 - 1} 5\n{2**64 - 1} 5\n1 6\n")
+
+    (parsed,) = (form.read(piece, skip=True) for piece in form.pieces(str(path)))
+
+    assert parsed.wrong == 3 and parsed.samples == 2
+
+
 def test_no_line_is_no_sample(tmp_path: Path) -> None:
     """An empty file has no sample."""
     path = tmp_path / "empty"
