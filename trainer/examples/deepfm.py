@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from trainer import DistributedEmbedding, Uniform, fleet
 from trainer.examples import synthetic
 from trainer.examples.options import parsed
 from trainer.metrics import AUC
+from trainer.row_optimizers import Adagrad
 
 FILES = 4  # of either kind: each of 2 trainers reads 2 of them
 SLOTS = [
@@ -37,12 +39,12 @@ class DeepFM(nn.Module):
     of their embeddings in pairs, and a network over the embeddings.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, rate: float) -> None:
         super().__init__()
         rows = synthetic.FIELDS * synthetic.CATEGORIES
-        small = Uniform(-0.1, 0.1)
-        self.weights = DistributedEmbedding(1, num_embeddings=rows, init=small)
-        self.factors = DistributedEmbedding(dim, num_embeddings=rows, init=small)
+        table: dict[str, Any] = {"init": Uniform(-0.1, 0.1), "optimizer": Adagrad(lr=rate)}
+        self.weights = DistributedEmbedding(1, num_embeddings=rows, **table)
+        self.factors = DistributedEmbedding(dim, num_embeddings=rows, **table)
         self.deep = nn.Sequential(
             nn.Linear(synthetic.FIELDS * dim, 32), nn.ReLU(), nn.Linear(32, 1)
         )
@@ -90,20 +92,17 @@ def files(folder: Path, name: str, samples: int, seed: int) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and evaluates."""
-    asked = parsed(
-        __doc__, arguments, data="impressions", samples=40_000, batch=100, epochs=2, dim=8, rate=0.1
-    )
+    defaults = {"samples": 40_000, "batch": 100, "epochs": 2, "dim": 8, "rate": 0.2}
+    asked = parsed(__doc__, arguments, data="impressions", **defaults)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = asked.mode == "async"
     fleet.init(strategy=strategy)
-    model = fleet.distributed_model(DeepFM(asked.dim))
-    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=asked.rate))
+    model = fleet.distributed_model(DeepFM(asked.dim, asked.rate))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
     dataset, held_out = fleet.QueueDataset(), fleet.QueueDataset()
-    for each, name, samples, seed in (
-        (dataset, "learn", asked.samples, 1),
-        (held_out, "test", asked.samples // 4, 2),
-    ):
+    kinds = ("learn", asked.samples, 1), ("test", asked.samples // 4, 2)
+    for each, (name, samples, seed) in zip((dataset, held_out), kinds, strict=True):
         each.init(batch_size=asked.batch // fleet.worker_num(), use_var=SLOTS)
         each.set_filelist(files(Path(asked.data), name, samples, seed))
     for _ in range(asked.epochs):

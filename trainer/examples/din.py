@@ -22,6 +22,7 @@ from trainer.examples import synthetic
 from trainer.examples.options import parsed
 from trainer.metrics import AUC
 from trainer.nn.functional import sequence_expand_as, sequence_pool
+from trainer.row_optimizers import Adagrad
 
 FILES = 4  # of either kind: each of 2 trainers reads 2 of them
 SLOTS = [
@@ -39,11 +40,11 @@ class DIN(nn.Module):
     clicked item beside it.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, rate: float) -> None:
         super().__init__()
-        some = Uniform(-0.1, 0.1)
-        self.items = DistributedEmbedding(dim, num_embeddings=synthetic.ITEMS, init=some)
-        self.kinds = DistributedEmbedding(dim, num_embeddings=synthetic.KINDS, init=some)
+        table: dict[str, Any] = {"init": Uniform(-0.1, 0.1), "optimizer": Adagrad(lr=rate)}
+        self.items = DistributedEmbedding(dim, num_embeddings=synthetic.ITEMS, **table)
+        self.kinds = DistributedEmbedding(dim, num_embeddings=synthetic.KINDS, **table)
         self.attention = nn.Sequential(nn.Linear(6 * dim, 32), nn.PReLU(), nn.Linear(32, 1))
         self.deep = nn.Sequential(nn.Linear(4 * dim, 32), nn.PReLU(), nn.Linear(32, 1))
 
@@ -90,14 +91,14 @@ def files(folder: Path, name: str, samples: int, seed: int) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and evaluates."""
-    defaults = {"samples": 40_000, "batch": 100, "epochs": 2, "dim": 8, "rate": 0.1}
+    defaults = {"samples": 40_000, "batch": 100, "epochs": 2, "dim": 8, "rate": 0.5}
     asked = parsed(__doc__, arguments, data="visits", **defaults)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = asked.mode == "async"
     fleet.init(strategy=strategy)
-    model = fleet.distributed_model(DIN(asked.dim))
-    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=asked.rate))
+    model = fleet.distributed_model(DIN(asked.dim, asked.rate))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
     kinds = ("learn", asked.samples, 1), ("test", asked.samples // 4, 2)
     dataset, held_out = fleet.InMemoryDataset(), fleet.InMemoryDataset()
     for each, (name, samples, seed) in zip((dataset, held_out), kinds, strict=True):

@@ -11,7 +11,7 @@ HELP = {
     "batch": "samples of a step, of all trainers together",
     "epochs": "how often all samples are learned from",
     "dim": "columns of an embedding",
-    "rate": "learning rate",
+    "rate": "learning rate; that of the tables, where they have their own",
 }
 
 

@@ -22,6 +22,7 @@ from trainer.examples import synthetic
 from trainer.examples.options import parsed
 from trainer.metrics import Mean
 from trainer.nn import SampledSoftmax
+from trainer.row_optimizers import Adagrad
 
 NEGATIVES, MOST = 200, 50  # drawn for a step; recommended to a user
 Batches = Iterable[Sequence[Tensor]]
@@ -32,13 +33,13 @@ class TwoTower(nn.Module):
     their product.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, rate: float) -> None:
         super().__init__()
-        some = Uniform(-0.1, 0.1)
-        self.users = DistributedEmbedding(dim, num_embeddings=synthetic.READERS, init=some)
+        table: dict[str, Any] = {"init": Uniform(-0.1, 0.1), "optimizer": Adagrad(lr=rate)}
+        self.users = DistributedEmbedding(dim, num_embeddings=synthetic.READERS, **table)
         self.tower = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
         self.items = SampledSoftmax(
-            synthetic.CLASSES, dim, NEGATIVES, sampler="log_uniform", init=some
+            synthetic.CLASSES, dim, NEGATIVES, sampler="log_uniform", **table
         )
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
@@ -73,14 +74,14 @@ def evaluate(model: Any, batches: Batches, candidates: Tensor) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and evaluates."""
-    defaults = {"samples": 40_000, "batch": 100, "epochs": 3, "dim": 16, "rate": 0.3}
+    defaults = {"samples": 40_000, "batch": 100, "epochs": 3, "dim": 16, "rate": 0.6}
     asked = parsed(__doc__, arguments, **defaults)
     torch.manual_seed(0)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = asked.mode == "async"
     fleet.init(strategy=strategy)
-    model = fleet.distributed_model(TwoTower(asked.dim))
-    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=asked.rate))
+    model = fleet.distributed_model(TwoTower(asked.dim, asked.rate))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.003))
     chosen = DataLoader(
         TensorDataset(*synthetic.choices(asked.samples, 1).values()),
         batch_size=asked.batch // fleet.worker_num(),
