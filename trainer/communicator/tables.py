@@ -49,7 +49,7 @@ class Tables(Collector):
         modules: every module of the job, by its full name.
 
     Raises:
-        ValueError: two embeddings of one table's name have different settings.
+        ValueError: two embeddings of one table's name have different settings, or rows.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -75,11 +75,15 @@ class Tables(Collector):
         self._first_own = 0
         self._start_rows: dict[str, Rows] | None = None
         self._look_ahead: LookAhead | None = None
+        paths = {module: path for path, module in self._paths}
         for name, sharing in self._sharing.items():
             for other in sharing[1:]:
-                if (difference := sharing[0].settings.differs(other.settings)) is not None:
-                    raise ValueError(f"two embeddings are called {name!r} and differ: {difference}")
-
+                if (difference := sharing[0].differs(other)) is not None:
+                    both = f"{paths[sharing[0]]!r} and {paths[other]!r}"
+                    raise ValueError(
+                        f"two embeddings are called {name!r} and differ: {difference} of {both}; "
+                        "those of one name share a table: give one another name"
+                    )
         for sharing in self._sharing.values():
             for other in sharing[1:]:
                 other.share(sharing[0])

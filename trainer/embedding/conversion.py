@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from trainer.embedding.moved_weight import MovedWeight, check_unshared, empty_out
+from transpiler.ir.table_ops import refused_form
 
 _marked: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 # torch's embedding -> the one that has its rows; in every model that has it
@@ -138,6 +139,9 @@ def _stays(module: nn.Module) -> str | None:
             "expected an nn.Embedding or nn.EmbeddingBag, as it was when it was marked, got "
             f"{type(module).__name__}"
         )
+    assert isinstance(module, Embedding), "one of these"
+    if (refused := refused_form(module)) is not None:
+        return refused
     weight = module._parameters.get("weight")
     if type(weight) is not nn.Parameter:
         return "its weight is no plain parameter, but one that is computed"

@@ -30,7 +30,7 @@ from trainer.embedding.inputs import (
     shows_and_clicks,
     whole_numbers,
 )
-from trainer.embedding.local_rows import LocalRows
+from trainer.embedding.local_rows import LocalRows, rows_differ
 from trainer.embedding.look_ahead import LookAhead, Lookup
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.row_cache import RowCache, cache_of
@@ -382,6 +382,12 @@ class DistributedEmbedding(nn.Module):
             self.rows.update(gradient if scale == 1.0 else gradient.mul_(scale), rules)
 
     # ---- where rows live ----
+
+    def differs(self, other: DistributedEmbedding) -> str | None:
+        """The first difference, in words, that keeps two modules from sharing one table: in their
+        settings, or in the rows that they have; None: there is none.
+        """
+        return self.settings.differs(other.settings) or rows_differ(self.rows, other.rows)
 
     def share(self, other: DistributedEmbedding) -> None:
         """This module looks up the other's table from now on: they have one proxy parameter, and

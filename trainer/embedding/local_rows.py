@@ -16,7 +16,7 @@ from torch import Tensor
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import open_table
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.row_source import Arrived, RowSource
 from transpiler.ir.rules import Rule
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import Segment, Table
@@ -224,3 +224,15 @@ def _rule(kind: str, hparams: Mapping[str, Any], flags: Mapping[str, bool]) -> R
         {key: tuple(value) if isinstance(value, list) else value for key, value in hparams.items()},
         dict(flags),
     )
+
+
+def rows_differ(one: RowSource, other: RowSource) -> str | None:
+    """What differs, in words, where two modules that are to share a table have other rows in this
+    process; None: nothing does.
+    """
+    if one is other:
+        return None
+    mine, theirs = (each.whole() if isinstance(each, LocalRows) else None for each in (one, other))
+    if mine is None or theirs is None:
+        return None if mine is theirs else "the rows"
+    return None if all(map(torch.equal, mine, theirs)) else "the rows"

@@ -288,6 +288,28 @@ def is_sparse(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
+# what torch's embeddings do and rows of a table cannot, and what to do instead
+_REFUSED = {
+    "max_norm": "a lookup would write to rows that other trainers read at the same time; add a "
+    "penalty on the norm of what the embedding gives to the loss",
+    "scale_grad_by_freq": "a gradient would depend on how often an id is in one trainer's part of "
+    "the batch; divide by the joint counts in the loss",
+    "mode 'max'": "a DistributedEmbedding pools by sum, mean or sqrtn",
+}
+
+
+def refused_form(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+    """What one of torch's embeddings does that rows of a table cannot, and what to do instead;
+    None: nothing.
+    """
+    asked = {
+        "max_norm": module.max_norm is not None,  # 0.0 is a norm, too
+        "scale_grad_by_freq": bool(module.scale_grad_by_freq),
+        "mode 'max'": getattr(module, "mode", "") == "max",
+    }
+    return next((f"{key}: {why}" for key, why in _REFUSED.items() if asked[key]), None)
+
+
 def start_rows(modules: Sequence[nn.Module]) -> tuple[Tensor, Tensor] | None:
     """The first rows of a table that modules hold, for another process.
 

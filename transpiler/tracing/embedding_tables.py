@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transpiler.ir.graph import HasRule, Op, Variable
 from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import Rows, SparseRows
-from transpiler.ir.table_ops import declared, is_sparse, table_variable, update_op
+from transpiler.ir.table_ops import declared, is_sparse, refused_form, table_variable, update_op
 from transpiler.ir.tables import WHOLE, Segment, Table
 from transpiler.plan.table_planner import group_rule
 
@@ -107,13 +107,14 @@ def find_tables(
             updated by the optimizer's rule.
     """
     found: dict[str, CapturedTable] = {}
-    for path, module in model.named_modules():
+    paths = {module: path for path, module in model.named_modules()}
+    for module, path in paths.items():
         if is_sparse(module):
             _check_sparse(path, module)
             name = f"{path}.weight".lstrip(".")
             found[name] = CapturedTable(name, name, _of_weight(name, module), [module])
         elif _has_table(module):
-            _take(found, path, module)
+            _take(found, paths, module)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own: list[HasRule] = []
     for captured in found.values():
@@ -132,8 +133,8 @@ def _proxy_of(module: Any) -> Tensor:
     return proxy
 
 
-def _take(found: dict[str, CapturedTable], path: str, module: Any) -> None:
-    name = module.name or path or "embedding"
+def _take(found: dict[str, CapturedTable], paths: Mapping[nn.Module, str], module: Any) -> None:
+    name = module.name or paths[module] or "embedding"
     if module.cache is not None:
         raise ValueError(
             f"capture: table {name!r}: cache_rows: a program's lookups have no cache; leave it at 0"
@@ -143,21 +144,23 @@ def _take(found: dict[str, CapturedTable], path: str, module: Any) -> None:
         found[name] = CapturedTable(name, "", module.settings.table(name), [module])
         return
     first: Any = known.modules[0]
-    difference = None if is_sparse(first) else first.settings.differs(module.settings)
-    if is_sparse(first) or difference is not None:
-        raise ValueError(f"capture: two embeddings are called {name!r} and differ: {difference}")
+    difference = "one is torch's own" if is_sparse(first) else first.differs(module)
+    if difference is not None:
+        raise ValueError(
+            f"capture: two embeddings are called {name!r} and differ: {difference} of "
+            f"{paths[first]!r} and {paths[module]!r}; those of one name share a table: give one "
+            "another name"
+        )
     if _proxy_of(module) is not _proxy_of(first):
         module.share(first)
     known.modules.append(module)
 
 
 def _check_sparse(path: str, module: Any) -> None:
-    refused = [key for key in ("max_norm", "scale_grad_by_freq") if getattr(module, key)]
-    if refused or getattr(module, "mode", "") == "max":
-        odd = refused[0] if refused else "mode='max'"
+    if (reason := refused_form(module)) is not None:
         raise ValueError(
-            f"capture: expected {path or 'the model'} without {odd}, which tables do not have, got "
-            f"{type(module).__name__}(sparse=True, {odd})"
+            f"capture: {path or 'the model'}: {type(module).__name__}(sparse=True) is a table, "
+            f"which cannot have {reason}"
         )
 
 

@@ -263,7 +263,8 @@ def test_one_name_with_two_settings_is_refused(servers: Servers) -> None:
     fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(",")))
     fleet.distributed_model(model)
     try:
-        with pytest.raises(ValueError, match="two embeddings are called 'shared' and differ: seed"):
+        said = "called 'shared' and differ: seed 0 and 1 of 'one' and 'other'; those of one name"
+        with pytest.raises(ValueError, match=said):
             fleet.distributed_optimizer(sgd(model))
     finally:
         fleet.finish()

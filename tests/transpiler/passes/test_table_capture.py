@@ -141,7 +141,17 @@ REFUSED: dict[
     "max_norm": (
         lambda: One(nn.Embedding(9, 4, sparse=True, max_norm=1.0)),
         sgd,
-        "sparse=True, max_norm",
+        "emb: Embedding.sparse=True. is a table, which cannot have max_norm: a lookup would write",
+    ),
+    "a norm of 0": (
+        lambda: One(nn.Embedding(9, 4, sparse=True, max_norm=0.0)),
+        sgd,
+        "which cannot have max_norm",
+    ),
+    "gradients by frequency": (
+        lambda: One(nn.Embedding(9, 4, sparse=True, scale_grad_by_freq=True)),
+        sgd,
+        "which cannot have scale_grad_by_freq: a gradient would depend on how often",
     ),
     "a cache": (
         lambda: One(DistributedEmbedding(4, cache_rows=9)),
@@ -151,7 +161,7 @@ REFUSED: dict[
     "another table of the name": (
         lambda: Two(DistributedEmbedding(4, name="t"), DistributedEmbedding(4, name="t", seed=1)),
         sgd,
-        "two embeddings are called 't' and differ: seed 0 and 1",
+        "are called 't' and differ: seed 0 and 1 of 'first' and 'second'; those of one name",
     ),
 }
 
