@@ -386,14 +386,6 @@ class Attendance(ABC):
         self._close_if_over()
         self.condition.notify_all()
 
-    def leaves_after_step(self, member: Member) -> None:
-        """A trainer's last step has come: from here on no other step and no barrier waits for
-        it.
-        """
-        with self.condition:
-            member.leaving = True
-            self.condition.notify_all()
-
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.
 

@@ -323,7 +323,8 @@ class LaneExecutor:
             self._job.fail(error)
             raise
         # no other step waits for it from here on, and not before this one is in the round
-        member.leaving |= contribution.last
+        if contribution.last:
+            member.leaving.add(self.index)
         current.began = current.began or now()
         self._steps.arrived(member.trainer, now() - current.began)
 

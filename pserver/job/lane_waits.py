@@ -28,7 +28,10 @@ class LaneWaits:
         """The least step among the trainers that have not left; one that has not joined yet has
         taken none.
         """
-        steps = [self._members.step(trainer, self._index) for trainer in self._members.awaited()]
+        steps = [
+            self._members.step(trainer, self._index)
+            for trainer in self._members.awaited(self._index)
+        ]
         return min(steps, default=2**63)
 
     def complete(self, current: SyncRound) -> bool:
@@ -36,7 +39,7 @@ class LaneWaits:
         and neither is anything applied without it: the job has failed.
         """
         return self._job.failure is None and all(
-            trainer in current.contributions for trainer in self._members.awaited()
+            trainer in current.contributions for trainer in self._members.awaited(self._index)
         )
 
     def wait(
@@ -52,7 +55,7 @@ class LaneWaits:
         """
 
         def missing() -> list[int]:
-            awaited = self._members.awaited()
+            awaited = self._members.awaited(self._index)
             if current is not None:
                 return [trainer for trainer in awaited if trainer not in current.contributions]
             return [

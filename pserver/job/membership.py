@@ -143,7 +143,7 @@ class Member:
         activity: what it says that it does ("step 12", "saving").
         report: what it says of its training.
         waits: what it waits for, by place; see blocking_waits.py.
-        leaving: its last step has come, and it leaves when that is applied.
+        leaving: the lanes of which its last step has come; it leaves when all are applied.
         finished: it takes no further step, and waits for the others to say the same.
         returns: it has left to join again, with another plan.
     """
@@ -158,7 +158,7 @@ class Member:
     activity: str = ""
     report: wire.TrainerReport = field(default_factory=wire.TrainerReport)
     waits: dict[str, Wait] = field(default_factory=dict)
-    leaving: bool = False
+    leaving: set[int] = field(default_factory=set)
     finished: bool = False
     returns: bool = False
 
@@ -280,14 +280,19 @@ class Membership:
         member = self.by_trainer.get(trainer)
         return 0 if member is None else member.step(lane)
 
-    def awaited(self) -> list[int]:
+    def awaited(self, lane: int | None = None) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
         finished or left, or that leave after a step which has come.
+
+        Args:
+            lane: of the step; None: of any, as a barrier asks.
         """
         done = {
             trainer
             for trainer, member in self.by_trainer.items()
-            if member.finished or member.leaving or member.state is MemberState.LEFT
+            if member.finished
+            or member.state is MemberState.LEFT
+            or (member.leaving if lane is None else lane in member.leaving)
         }
         return [trainer for trainer in range(self.expected) if trainer not in done]
 
