@@ -312,6 +312,12 @@ def after_spaces(text: Array, at: int) -> int:
 
 
 @kernel
+def ends_word(byte: int) -> bool:
+    """Whether no word goes on here."""
+    return byte == SPACE or byte == TAB or byte == RETURN or byte == NEWLINE
+
+
+@kernel
 def multislot_slot(
     text: Array, at: int, is_float: bool, width: int, out: Array, place: int, hard: Array
 ) -> tuple[int, int]:
@@ -322,13 +328,14 @@ def multislot_slot(
     # no line has more values than the text has bytes: ``place + count`` would overflow
     if not right or count < 0 or count > text.size or (width >= 0 and count != width):
         return at, -1
+    if not ends_word(text[at]):
+        return at, -1
     for number in range(place, place + count):
         at = after_spaces(text, at)
         if text[at] == NEWLINE:
             return at, -1
         at, right = put_number(text, at, is_float, out, number, hard)
-        byte = text[at]
-        if not right or (byte != SPACE and byte != TAB and byte != RETURN and byte != NEWLINE):
+        if not right or not ends_word(text[at]):
             return at, -1
     return at, count
 

@@ -185,6 +185,7 @@ WRONG = [
     ("multislot", (Slot("x"), Slot("y")), "1 5 1 6", "1 5 1 x", "slot 'y': .*got '1 x'"),
     ("multislot", (Slot("x"),), "1 5", "1 5 1 6", "expected 1 slots, got 2 words after them"),
     ("multislot", (Slot("x"),), "1 5", "1 99999999999999999999", "slot 'x': .* 64 bits"),
+    ("multislot", (Slot("x", "float32"),), "1 .5", "1.5", "slot 'x': .*, got '1.5'"),
     (pairs, PAIRS, "1 5", "1 x", "ValueError: invalid literal"),
 ]
 
