@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from trainer.data.columns import Array, Column
+from trainer.data.columns import Column
 from trainer.data.lines import LineFormat, Lines, buffer_of, exact, quoted
 from trainer.data.slots import Slot
 from trainer.data.text_kernels import multislot_lines, pick
@@ -28,7 +28,8 @@ class MultiSlotLines(LineFormat):
         if not slots:
             raise ValueError("multislot: expected use_var, the slots of a line, got none")
         self._line = tuple(slots)
-        self.slots = tuple(slot for slot in slots if used is None or slot.name in used)
+        self._used = [n for n, slot in enumerate(slots) if used is None or slot.name in used]
+        self.slots = tuple(slots[number] for number in self._used)
         if not self.slots:
             names = ", ".join(slot.name for slot in slots)
             raise ValueError(f"multislot: expected used slots among {names}, got none")
@@ -52,20 +53,16 @@ class MultiSlotLines(LineFormat):
             skip,
         )
         counts = counts[:right]
-        columns = {
-            slot.name: self._column(number, counts, whole, hard, text)
-            for number, slot in enumerate(self._line)
-            if slot in self.slots
-        }
+        begins = counts.cumsum().reshape(counts.shape) - counts
+        columns = dict[str, Column]()
+        for number in self._used:
+            slot, own = self._line[number], counts[:, number]
+            values = np.empty(int(own.sum()), np.int64)
+            pick(whole, begins[:, number], own, values)
+            given = values if slot.whole else exact(values, hard, text)
+            columns[slot.name] = slot.column(given, own)
         why = self._why(text[begin:end], place) if wrong else ""
         return Lines(columns, wrong, first, why)
-
-    def _column(self, number: int, counts: Array, whole: Array, hard: Array, text: bytes) -> Column:
-        slot = self._line[number]
-        values = np.empty(int(counts[:, number].sum()), np.int64)
-        pick(whole, counts, number, values)
-        given = values if slot.whole else exact(values, hard, text)
-        return slot.column(given, counts[:, number])
 
     def _why(self, line: bytes, place: int) -> str:
         """What is wrong with a line: counted again, word by word."""

@@ -382,18 +382,15 @@ def multislot_lines(
 
 
 @kernel
-def pick(values: Array, counts: Array, slot: int, out: Array) -> None:
+def pick(values: Array, begins: Array, counts: Array, out: Array) -> None:
     """The values of one slot, from those of all slots sample by sample.
 
     Args:
-        counts: int64 [samples, slots].
+        begins, counts: int64 [samples]: where those of each sample stand, and how many they are.
         out: written.
     """
-    at = place = 0
-    for row in range(counts.shape[0]):
-        for column in range(counts.shape[1]):
-            count = counts[row, column]
-            if column == slot:
-                out[place : place + count] = values[at : at + count]
-                place += count
-            at += count
+    place = 0
+    for row in range(counts.size):
+        begin, count = begins[row], counts[row]
+        out[place : place + count] = values[begin : begin + count]
+        place += count
