@@ -73,7 +73,7 @@ if fate == "dies in the exchange":
         dataset.global_shuffle()
     except Exception as error:
         # in one piece: the launcher may end this process at any moment
-        said = f"raised {type(error).__name__} {dataset.get_memory_data_size()} {error}\n"
+        said = f"raised {type(error).__name__} {dataset.get_memory_data_size()} {error}\\n"
         os.write(1, said.encode())
         os._exit(3)
 print("times", json.dumps(model.times.tolist()), flush=True)
