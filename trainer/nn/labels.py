@@ -15,16 +15,18 @@ def label_column(whose: str, label: Tensor, count: int) -> Tensor:
     """Labels as int64 [count, true], of a label [count] or [count, true].
 
     Raises:
-        TypeError: they are no whole numbers.
+        TypeError: they are no tensor of whole numbers.
         ValueError: the shape is another one.
     """
+    if not isinstance(label, Tensor):
+        raise TypeError(f"{whose}: label: expected a tensor, got {type(label).__name__}")
     if label.is_floating_point() or label.is_complex():
         raise TypeError(f"{whose}: label: expected whole numbers, got {label.dtype}")
     if label.dim() not in (1, 2) or label.shape[0] != count:
         raise ValueError(
             f"{whose}: label: expected [{count}] or [{count}, 1], got {list(label.shape)}"
         )
-    return label.long().reshape(count, -1)
+    return label.long().unsqueeze(1) if label.dim() == 1 else label.long()
 
 
 def single_label(whose: str, label: Tensor, count: int) -> Tensor:

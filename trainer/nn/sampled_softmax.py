@@ -211,9 +211,10 @@ def _check(classes: int, size: int, samples: int, sampler: str) -> None:
     if sampler not in SAMPLERS:
         known = ", ".join(map(repr, SAMPLERS))
         raise ValueError(f"SampledSoftmax: sampler: expected one of {known}, got {sampler!r}")
-    least, most = (0, 0) if sampler == "in_batch" else (1, classes)
-    if not least <= samples <= most:
+    drawn = sampler != "in_batch"
+    if not (1 <= samples <= classes if drawn else samples == 0):
+        expected = f"1 to {classes}" if drawn else "none, for the batch's classes are,"
         raise ValueError(
-            f"SampledSoftmax: num_samples: expected {least} to {most} with sampler={sampler!r}, "
+            f"SampledSoftmax: num_samples: expected {expected} with sampler={sampler!r}, "
             f"got {samples}"
         )

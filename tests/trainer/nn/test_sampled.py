@@ -140,3 +140,13 @@ def test_sampled_losses_in_programs() -> None:
         trains_alike(
             field.NCE(5, 3), lambda m, x, y: m(x, y).mean(), (torch.randn(4, 3), samples[:, 0])
         )
+
+
+def test_a_batch_may_be_empty_and_labels_are_a_tensor() -> None:
+    """A trainer may have no sample left: its losses are [0, 1]."""
+    none, no_label = torch.randn(0, 4), torch.zeros(0, dtype=torch.long)
+
+    assert field.HSigmoidLoss(4, 10)(none, no_label).shape == (0, 1)
+    assert field.SampledSoftmax(10, 4, num_samples=3)(none, no_label).shape == (0, 1)
+    with pytest.raises(TypeError, match="hsigmoid_loss: label: expected a tensor, got list"):
+        field.HSigmoidLoss(4, 10)(torch.randn(1, 4), ["a"])
