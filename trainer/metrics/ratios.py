@@ -138,14 +138,15 @@ class Accuracy(Ratio):
         Args:
             preds: [n, classes]: scores, of which the highest counts; or in the shape of the labels:
                 classes, where they are integers, or scores of class 1.
-            labels: classes, integers.
+            labels: classes, integers; of [n, classes] they are [n] or [n, 1].
             weights: of the samples, in the shape of the labels.
 
         Raises:
             ValueError: a number is nan, or the shapes differ.
         """
-        scores = torch.as_tensor(preds)
-        if scores.dim() == torch.as_tensor(labels).dim() + 1 and scores.shape[-1] != 1:
+        scores, shape = torch.as_tensor(preds), torch.as_tensor(labels).shape
+        of_classes = scores.dim() > 0 and scores.shape[-1] != 1
+        if of_classes and shape in (scores.shape[:-1], (*scores.shape[:-1], 1)):
             check_numbers("preds", scores)
             scores = scores.argmax(-1)
         weight = weights_like(weights, "labels", labels)

@@ -181,6 +181,7 @@ def test_classes_are_predicted_in_three_ways() -> None:
     assert metrics.accuracy([3, 1, 2], [3, 1, 1]) == pytest.approx(2 / 3)
     scores = torch.tensor([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3]])
     assert metrics.accuracy(scores, torch.tensor([1, 2])) == 0.5
+    assert metrics.accuracy(scores, torch.tensor([[1], [2]])) == 0.5  # as Paddle's labels are
     assert metrics.accuracy(scores[:, :1], torch.tensor([[0], [0]]), threshold=0.3) == 0.5
 
 
@@ -195,6 +196,11 @@ def test_classes_are_predicted_in_three_ways() -> None:
         (lambda: metrics.mean([1.0], [-1.0]), ValueError, "numbers of 0 or more, got -1 to -1"),
         (lambda: metrics.rmse([math.nan], [1]), ValueError, "preds: expected numbers, got nan"),
         (lambda: metrics.accuracy([math.nan], [1]), ValueError, "preds: expected numbers, got nan"),
+        (
+            lambda: metrics.accuracy([[0.1, 0.9], [0.2, 0.8]], [1, 0, 1]),
+            ValueError,
+            r"preds: expected the shape of labels, \[3\], got \[2, 2\]",
+        ),
         (lambda: metrics.recall([7], [1]), ValueError, "preds: expected classes 0 and 1, got 7"),
         (lambda: metrics.grouped_auc([0.5], [1], [0.5]), TypeError, "expected integers"),
         (lambda: metrics.mean(["a"]), TypeError, "values: expected a tensor of numbers"),
