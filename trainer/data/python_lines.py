@@ -42,7 +42,7 @@ class PythonLines(LineFormat):
             try:
                 given = self._parser(line.decode().removesuffix("\r"))
                 if given is not None:
-                    rows.append([_values(slot, given[slot.name]) for slot in self.slots])
+                    rows.append([_values(slot, _given(slot, given)) for slot in self.slots])
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 if not wrong:
                     first, why = number, f"{type(error).__name__}: {error}"
@@ -59,6 +59,15 @@ class PythonLines(LineFormat):
             counts = np.array([len(values) for values in parts], np.int64)
             found[slot.name] = slot.column(np.concatenate(parts), counts)
         return found
+
+
+def _given(slot: Slot, sample: Any) -> Any:
+    """What the parser gives for a slot."""
+    if not isinstance(sample, Mapping):
+        raise TypeError(f"expected a dict or None from the parser, got {sample!r}")
+    if slot.name not in sample:
+        raise ValueError(f"slot {slot.name!r}: expected it in {list(sample)}")
+    return sample[slot.name]
 
 
 def _values(slot: Slot, given: Any) -> Any:

@@ -130,6 +130,13 @@ def pairs(line: str) -> Mapping[str, Any] | None:
     return {"label": float(label), "ids": [int(one) for one in ids]}
 
 
+def uneven(line: str) -> Any:
+    """A parser that gives no dict for a word, and another slot for an empty line."""
+    if line.isalpha():
+        return [line]
+    return {"x": 1} if line else {"y": 1}
+
+
 PAIRS = (Slot("label", "float32"), Slot("ids", width=None))
 
 
@@ -187,6 +194,8 @@ WRONG = [
     ("multislot", (Slot("x"),), "1 5", "1 99999999999999999999", "slot 'x': .* 64 bits"),
     ("multislot", (Slot("x", "float32"),), "1 .5", "1.5", "slot 'x': .*, got '1.5'"),
     (pairs, PAIRS, "1 5", "1 x", "ValueError: invalid literal"),
+    (uneven, (Slot("x"),), "1", "", r"ValueError: slot 'x': expected it in \['y'\]"),
+    (uneven, (Slot("x"),), "1", "list", r"TypeError: .* dict or None .*, got \['list'\]"),
 ]
 
 
