@@ -21,7 +21,10 @@ from transpiler.names.index import KINDS, Name, names  # noqa: E402  # from this
 PAGE = ROOT / "docs" / "index_of_names.md"
 FIRST = """# Index of names
 
-What a user of PaddlePaddle writes here for each of its {count} names.
+What a user of PaddlePaddle writes here for {count} of its names.
+It has more: [metrics](evaluation.md) such as `auc`, [datasets](datasets.md), and
+[losses and layers](nn.md) such as `nce` are on pages of their own.
+Optimizers are those of torch.optim, and of the [rows of tables](embeddings.md#update-rules).
 A script that imports such a name from `transpiler`, `trainer`, `trainer.nn`,
 `trainer.nn.functional`, `trainer.metrics`, `trainer.lr` or `trainer.fleet` is told the same by the
 ImportError.
