@@ -12,18 +12,24 @@ from torch import Tensor, nn
 
 from trainer import DistributedEmbedding
 
+LARGEST = 10_000  # rows that are copied: a process makes each of them by its id
 Sequences = tuple[Tensor, Tensor]
 
 
 def plain(model: nn.Module, sparse: bool = False) -> nn.Module:
-    """The model, each of its tables replaced by an ``nn.Embedding`` of the same initial rows."""
+    """The model, each of its tables replaced by an ``nn.Embedding`` of the same initial rows; of a
+    table too large for that, of rows from -0.1 to 0.1.
+    """
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, DistributedEmbedding):
-                assert child.num_embeddings is not None
+                size, dim = child.num_embeddings, child.embedding_dim
+                assert size is not None
                 with torch.no_grad():
-                    rows = child(torch.arange(child.num_embeddings)).clone()
-                size, dim = rows.shape
+                    if size <= LARGEST:
+                        rows = child(torch.arange(size)).clone()
+                    else:
+                        rows = torch.empty(size, dim).uniform_(-0.1, 0.1)
                 setattr(module, name, nn.Embedding(size, dim, sparse=sparse, _weight=rows))
     return model
 
@@ -38,7 +44,7 @@ class TwoRules(torch.optim.Optimizer):
         super().__init__(model.parameters(), {})
         self.rules = torch.optim.Adagrad(tables, rate), torch.optim.Adam(others, dense_rate)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Both step."""
         for rule in self.rules:
             rule.step()
