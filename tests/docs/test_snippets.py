@@ -16,8 +16,8 @@ RUN = ("python", "sh")
 LONG = {
     *("checkpoints.md", "collective.md", "command_line.md", "deployment.md", "dgc.md"),
     *("embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md", "names.md"),
-    *("programs.md", "quickstart.md", "ray.md", "restarts.md", "rules.md", "security.md"),
-    *("sharding.md", "trace.md", "transformers.md", "web.md"),
+    *("programs.md", "quickstart.md", "ray.md", "recommenders.md", "restarts.md", "rules.md"),
+    *("security.md", "sharding.md", "trace.md", "transformers.md", "web.md"),
 }
 LANGUAGES = (*RUN, "output", "text")
 ELSEWHERE = "index_of_names.md"  # tests/transpiler/names runs what it shows

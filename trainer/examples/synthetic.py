@@ -2,8 +2,8 @@
 
 Each function gives columns of equally many samples, by name: tensors, or sequences as ``(values,
 offsets)``.  ``seed`` draws the samples; the truth itself does not depend on it, so that another
-seed gives unseen samples of the same world.  ``logit`` is a label's true logit: no model scores
-better.
+seed gives unseen samples of the same world.  ``logit`` is a label's true logit: but by chance no
+model scores better.
 """
 
 from __future__ import annotations
