@@ -34,7 +34,7 @@ def told(model, optimizer, batches):
 deepfm.learn = told
 deepfm.main()
 """
-SAMPLES, EPOCHS, BATCH = 800, 2, 40
+SAMPLES, EPOCHS, BATCH = 400, 2, 40
 STEPS = SAMPLES // BATCH  # of an epoch
 
 
@@ -54,7 +54,7 @@ def test_deepfm_goes_on_at_the_same_samples(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     words = ["--samples", str(SAMPLES), "--epochs", str(EPOCHS), "--batch", str(BATCH)]
     saving = ("--checkpoint", "saved", "--every", "0.01", "--max-restarts", "1")
-    said = launched(tmp_path, "2 x 2", *saving, "script.py", "31", *words).output
+    said = launched(tmp_path, "2 x 2", *saving, "script.py", "16", *words).output
     resumed = {int(step) for step in re.findall(r"goes on from \S*step-(\d+)", said)}
 
     assert (tmp_path / "died").exists()
