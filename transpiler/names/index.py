@@ -114,7 +114,8 @@ def suggestion(name: str, known: Iterable[str] = ()) -> str:
     near = [name.lower()]
     if near[0] not in folded:
         near = difflib.get_close_matches(near[0], folded, n=2, cutoff=0.75)
-    return "; ".join(
+    said = [
         f"did you mean {found}?" if found in ours else str(index[found])
         for found in (folded[each] for each in near)
-    )
+    ]
+    return "; ".join([*(each.removesuffix(".") for each in said[:-1]), *said[-1:]])

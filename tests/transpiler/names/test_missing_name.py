@@ -107,6 +107,14 @@ def test_a_declined_name_has_its_reason() -> None:
     assert suggestion(declined.name) == f"{declined.name} is not here: {declined.note}"
 
 
+def test_two_names_that_are_like_one() -> None:
+    """A semicolon parts them, and no full stop stands before it."""
+    said = suggestion("sequence_poool", ["SequencePool"])
+
+    assert said.startswith("for sequence_pool write trainer.nn.functional.sequence_pool. ")
+    assert said.endswith("; did you mean SequencePool?") and ".;" not in said
+
+
 def test_a_recipe_says_where_its_lines_are() -> None:
     """What is to be written may be one line of several: the page has all."""
     where = "docs/index_of_names.md#add_n has all lines"
