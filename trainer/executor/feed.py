@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transpiler.ir.graph import Role, Variable
 from transpiler.program import Program
 
-Feed = Sequence[Tensor] | Mapping[str, Tensor] | None
+Value = Tensor | np.ndarray[Any, Any]
+Feed = Sequence[Value] | Mapping[str, Value] | None
 
 
 def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, Tensor]:
-    """The feed by input name, on the device.
+    """The feed by input name, on the device; arrays of numpy become tensors.
 
     Raises:
-        TypeError: it is no tuple and no dict of tensors.
+        TypeError: it is no tuple and no dict of tensors or arrays.
         ValueError: an input is missing or unknown, or has another dtype, rank or size than the
             program asks for; the message names the input, what was expected and what came.
     """
@@ -42,14 +44,21 @@ def _by_name(names: list[str], feed: Feed) -> dict[str, Tensor]:
     if feed is None:
         return {}
     if isinstance(feed, Mapping):
-        return dict(feed)
-    if isinstance(feed, Tensor) or not isinstance(feed, Sequence):
+        return {name: _tensor(value) for name, value in feed.items()}
+    if isinstance(feed, Tensor | np.ndarray) or not isinstance(feed, Sequence):
         raise TypeError(f"feed: expected a tuple or a dict of tensors, got {type(feed).__name__}")
     if len(feed) != len(names):
         raise ValueError(
             f"feed: expected {len(names)} tensors ({', '.join(names) or 'none'}), got {len(feed)}"
         )
-    return dict(zip(names, feed, strict=True))
+    return dict(zip(names, map(_tensor, feed), strict=True))
+
+
+def _tensor(value: Any) -> Any:
+    """An array as a tensor; what is neither stays as it is, and is refused by name."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "bifuc":
+        return torch.tensor(value)  # a copy: arrays may be read-only
+    return value
 
 
 def _words(variable: Variable) -> str:

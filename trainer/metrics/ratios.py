@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.metrics.metric import Metric
 from trainer.metrics.samples import (
+    check_classes,
     check_numbers,
     classes_like,
     flat,
@@ -142,12 +143,13 @@ class Accuracy(Ratio):
             weights: of the samples, in the shape of the labels.
 
         Raises:
-            ValueError: a number is nan, or the shapes differ.
+            ValueError: a number is nan, the shapes differ, or a label is none of the classes.
         """
         scores, shape = torch.as_tensor(preds), torch.as_tensor(labels).shape
         of_classes = scores.dim() > 0 and scores.shape[-1] != 1
         if of_classes and shape in (scores.shape[:-1], (*scores.shape[:-1], 1)):
             check_numbers("preds", scores)
+            check_classes("labels", labels, scores.shape[-1])
             scores = scores.argmax(-1)
         weight = weights_like(weights, "labels", labels)
         found = flat_like("preds", _decided(scores, self.threshold), "labels", labels)

@@ -78,6 +78,20 @@ def classes_like(labels: Any, other_name: str, other: Any) -> Tensor:
     return vector == 1
 
 
+def check_classes(name: str, labels: Any, classes: int) -> None:
+    """Returns if every label is one of the classes.
+
+    Raises:
+        ValueError: one is not.
+    """
+    vector = flat(name, labels)
+    wrong = vector[(vector < 0) | (vector >= classes) | (vector != vector.floor())]
+    if wrong.numel():
+        raise ValueError(
+            f"{name}: expected classes from 0 to {classes - 1}, got {float(wrong[0]):g}"
+        )
+
+
 def probabilities(preds: Any) -> Tensor:
     """Predictions from 0 to 1, as one float64 vector.
 

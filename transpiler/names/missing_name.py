@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from opcode import opmap
 from types import FrameType
 
-from transpiler.names.index import suggestion
+from transpiler.names.index import names, suggestion
 
+PACKAGES = (
+    *("transpiler", "trainer", "trainer.fleet", "trainer.metrics", "trainer.lr"),
+    *("trainer.nn", "trainer.nn.functional", "trainer.row_optimizers"),
+)
 _IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
@@ -44,7 +49,7 @@ class MissingName(AttributeError):
         if _is_module(submodule):
             said = f"import {submodule} first"
         else:
-            said = suggestion(self.wanted, self.known)
+            said = _what_to_write(self.wanted, self.known)
         return f"{super().__str__()}: {said}" if said else super().__str__()
 
 
@@ -64,12 +69,19 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
     """
     # A submodule that is being imported is found after an AttributeError alone.
     if _imports(sys._getframe(1).f_back) and f"{module}.{name}" not in sys.modules:
-        said = suggestion(name, known)
+        said = _what_to_write(name, known)
         text = f"cannot import name {name!r} from {module!r}"
         return ImportError(f"{text}: {said}" if said else text, name=module)
     error = MissingName(f"module {module!r} has no attribute {name!r}", name=name)
     error.module, error.wanted, error.known = module, name, known
     return error
+
+
+def _what_to_write(name: str, known: Iterable[str]) -> str:
+    """The package of ours that has the name, or what the index says of it."""
+    homes = (package for package in PACKAGES if name in import_module(package).__all__)
+    home = "" if name in names() else next(homes, "")
+    return f"write {home}.{name}" if home else suggestion(name, known)
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -66,6 +66,26 @@ def test_a_feed_that_does_not_fit_is_refused_by_name(captured):
             executor.run(program, feed=x)
 
 
+def test_a_feed_may_be_arrays(captured):
+    """Those of numpy, read-only ones too; one of another dtype, or of texts, is refused."""
+    _, _, program, startup = captured
+    x, y = batch(3)
+    arrays = {"x": x.numpy().copy(), "y": y.numpy().copy()}
+    arrays["x"].flags.writeable = False
+    evaluated = program.clone(for_test=True)
+    with Executor() as executor:
+        executor.run(startup)
+        (expected,) = executor.run(evaluated, (x, y), ["loss"])
+        for feed in (arrays, tuple(arrays.values())):
+            assert torch.equal(executor.run(evaluated, feed, ["loss"])[0], expected)
+        with pytest.raises(ValueError, match="'x': expected float32.*got float64"):
+            executor.run(evaluated, {**arrays, "x": arrays["x"].astype("float64")})
+        with pytest.raises(TypeError, match="'x': expected a tensor.*got ndarray"):
+            executor.run(evaluated, {**arrays, "x": arrays["x"].astype(str)})
+        with pytest.raises(TypeError, match="tuple or a dict.*got ndarray"):
+            executor.run(evaluated, arrays["x"])
+
+
 def test_a_batch_that_the_step_cannot_hold_is_refused():
     """Batch norm over features needs two rows: a single one is refused, as eager code refuses it,
     with the smallest number.

@@ -197,6 +197,16 @@ def test_classes_are_predicted_in_three_ways() -> None:
         (lambda: metrics.rmse([math.nan], [1]), ValueError, "preds: expected numbers, got nan"),
         (lambda: metrics.accuracy([math.nan], [1]), ValueError, "preds: expected numbers, got nan"),
         (
+            lambda: metrics.accuracy([[0.1, 0.9], [0.2, 0.8]], [1, 2]),
+            ValueError,
+            "labels: expected classes from 0 to 1, got 2",
+        ),
+        (
+            lambda: metrics.accuracy([[0.1, 0.9], [0.2, 0.8]], [0.5, 0]),
+            ValueError,
+            "labels: expected classes from 0 to 1, got 0.5",
+        ),
+        (
             lambda: metrics.accuracy([[0.1, 0.9], [0.2, 0.8]], [1, 0, 1]),
             ValueError,
             r"preds: expected the shape of labels, \[3\], got \[2, 2\]",

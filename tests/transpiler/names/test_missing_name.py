@@ -82,6 +82,23 @@ def test_a_module_is_to_be_imported() -> None:
     assert "first" not in str(missing("trainer.fleet", "lightning"))
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "home"),
+    [
+        ("trainer", "auc", "trainer.metrics"),
+        ("transpiler", "nce", "trainer.nn.functional"),
+        ("trainer", "QueueDataset", "trainer.fleet"),
+        ("trainer.nn", "DistributedEmbedding", "trainer"),
+    ],
+)
+def test_another_package_has_the_name(module: str, name: str, home: str) -> None:
+    """The error says which."""
+    with pytest.raises(ImportError, match=f": write {home}.{name}$"):
+        exec(f"from {module} import {name}")
+    with pytest.raises(AttributeError, match=f": write {home}.{name}$"):
+        getattr(importlib.import_module(module), name)
+
+
 def test_a_name_like_nothing_is_only_missing() -> None:
     """No suggestion is better than a wrong one."""
     with pytest.raises(ImportError, match="^cannot import name 'zzqqxx' from 'transpiler'$"):
