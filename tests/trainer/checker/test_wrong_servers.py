@@ -169,8 +169,8 @@ def test_a_server_whose_rows_go_back_is_caught(mode: str, monkeypatch: pytest.Mo
     """
     lookup, seen = LockedTable.lookup, [0]
 
-    def goes_back(held: LockedTable, ids: torch.Tensor) -> torch.Tensor:
-        rows = lookup(held, ids)
+    def goes_back(held: LockedTable, ids: torch.Tensor, trainer: int) -> torch.Tensor:
+        rows = lookup(held, ids, trainer)
         seen[0] += bool(rows.any())
         return torch.zeros_like(rows) if seen[0] == 6 else rows
 
