@@ -14,10 +14,11 @@ from tests.support.tiers import RARE
 RUN = ("python", "sh")
 # whose examples start jobs again and again; README.md, and the shorter pages, stand for them
 LONG = {
-    *("checkpoints.md", "collective.md", "command_line.md", "deployment.md", "dgc.md"),
-    *("embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md", "names.md"),
-    *("programs.md", "quickstart.md", "ray.md", "recommenders.md", "restarts.md", "rules.md"),
-    *("security.md", "sharding.md", "trace.md", "transformers.md", "web.md"),
+    *("checkpoints.md", "collective.md", "command_line.md", "datasets.md", "deployment.md"),
+    *("dgc.md", "embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md"),
+    *("names.md", "planner.md", "programs.md", "quickstart.md", "ray.md", "recommenders.md"),
+    *("restarts.md", "rules.md", "security.md", "sharding.md", "trace.md", "transformers.md"),
+    "web.md",
 }
 LANGUAGES = (*RUN, "output", "text")
 ELSEWHERE = "index_of_names.md"  # tests/transpiler/names runs what it shows

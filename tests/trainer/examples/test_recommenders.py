@@ -46,6 +46,7 @@ def test_deepfm(tmp_path: Path, mode: str) -> None:
     assert alone > 0.8 and score == pytest.approx(alone, abs=0.015)
 
 
+@pytest.mark.long  # test_deepfm and test_two_tower stand for it
 @pytest.mark.parametrize("mode", MODES)
 def test_din(tmp_path: Path, mode: str) -> None:
     """Over histories of any length, shuffled over both trainers."""
@@ -79,6 +80,7 @@ def test_two_tower(tmp_path: Path, mode: str) -> None:
     assert alone > 0.24 and score == pytest.approx(alone, abs=0.03)
 
 
+@pytest.mark.long  # test_deepfm and test_two_tower stand for it
 @pytest.mark.parametrize("mode", MODES)
 def test_mmoe(tmp_path: Path, mode: str) -> None:
     """Two tasks, by the same batches: sync, what one process learns."""
