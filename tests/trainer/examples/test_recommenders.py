@@ -99,4 +99,7 @@ def test_mmoe(tmp_path: Path, mode: str) -> None:
     scores = on_cluster(tmp_path, "mmoe", mode)
 
     assert min(alone) > 0.7
-    assert scores == pytest.approx(alone, abs=0.001 if mode == "sync" else 0.04)
+    if mode == "sync":
+        assert scores == pytest.approx(alone, abs=0.001)
+    else:  # of twice as many updates, which may learn more
+        assert all(score > one - 0.04 for score, one in zip(scores, alone, strict=True))
