@@ -35,6 +35,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
                                                |  COMMIT: a Contribution
                                             job/         v
                                             LaneExecutor
+                                               |  staged, until the job's log has its record
                                                |  a sync round, or an update of its own
                                                |  an UpdateTask, in this thread or in workers
                                             dense/, table/   v
@@ -106,6 +107,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
+    job_log/         which steps count, written down in order; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
@@ -117,7 +119,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     memory/          a process's own memory
-    config limits errors finite repeated_lines polling, and the generated wire_pb2, wire_pb2_grpc
+    config limits errors finite repeated_lines polling, and the generated messages
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.
@@ -273,6 +275,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     finite.py                        one sum
     job/announcements.py             whose end it is
     job/blocking_waits.py            trainers that wait for each other
+    job/decisions.py                 who decides
     job/held_values.py               a server's file
     job/lane_executor.py             who updates
     job/lane_executor.py             answers begin early
@@ -287,7 +290,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/outlier_pushes.py            one measure
     job/shared_buffers.py            whose buffers
     job/snapshot.py                  reading beside an update
+    job/staged_steps.py              turns
     job/workers.py                   torch's threads
+    job_log/coordinator.py           the job's log
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model

@@ -3,7 +3,8 @@
 In reading order::
 
     job                the control calls, installing, files
-    attendance         announcing, joining, finishing, leaving; how a job ends
+    attendance         announcing, joining, finishing, leaving
+    endings            silence, loss, failure, success; how a job ends
     announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock
     events             what has happened, for who watches
@@ -11,9 +12,12 @@ In reading order::
     job_identity       which trainers belong to the job
     membership         trainers, their watermarks and timeouts
     blocking_waits     waits of trainers for one another
+    decisions          this server's end of the job's log: what is staged, what is decided
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
+    staged_steps       steps that wait for their record, and for their turn
     lane_waits         for whom a lane's steps wait
+    update_batches     what of a lane one call updates
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share
@@ -35,8 +39,8 @@ In reading order::
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
-May import: ``pserver.metrics``, ``pserver.tracing``, ``pserver.dense``, ``pserver.table``,
-``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte counters), the
-generated messages, and the files of the root.  No sockets and no gRPC.  ``locked_table`` is
-imported when a program has tables, because it compiles their kernels.
+May import: ``pserver.job_log``, ``pserver.metrics``, ``pserver.tracing``, ``pserver.dense``,
+``pserver.table``, ``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte
+counters), the generated messages, and the files of the root.  No sockets and no gRPC.
+``locked_table`` is imported when a program has tables, because it compiles their kernels.
 """

@@ -1,5 +1,4 @@
-"""Who takes part in a server's job: announced, joined, finished, left or lost; and how the job ends
-by it.
+"""Who takes part in a server's job: announced, joined, finished, or left.
 
 :class:`Attendance` is the part of a :class:`~pserver.job.job.Job` that answers Announce, Join,
 Heartbeat, Finish, Leave and Reset, and that the clock ticks.
@@ -8,26 +7,21 @@ Heartbeat, Finish, Leave and Reset, and that the clock ticks.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 from pserver import wire_pb2 as wire
-from pserver.config import ServerConfig
 from pserver.errors import (
     Busy,
     Draining,
     FingerprintMismatch,
     JobFailed,
-    PServerError,
     TrainerLost,
 )
 from pserver.job import reports
-from pserver.job.announcements import Announcements
 from pserver.job.blocking_waits import WAKE_SECONDS
-from pserver.job.events import EventLog
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.decisions import process_of
+from pserver.job.endings import Endings
 from pserver.job.job_identity import (
     JobIdentity,
     check_names,
@@ -35,120 +29,17 @@ from pserver.job.job_identity import (
     check_trainer,
     choose_transport,
 )
-from pserver.job.lifecycle import JobState, Lifecycle
+from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership, MemberState
-from pserver.job.observations import Observations
+from pserver.job_log.records import Process
 from pserver.tracing.spans import clock_ns
-
-log = logging.getLogger(__name__)
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
 FINISH_SECONDS = 1.0  # the longest that Finish waits
 
 
-class Attendance(ABC):
-    """Who takes part in a job.  Any thread may call it.
-
-    Args:
-        config: the server's.
-        transports: the transports that the server listens on, by name, with the port of each.
-        clock: seconds that never go back.
-
-    Attributes:
-        lifecycle: the job's state, its failure and its lock.
-        program: what the present job has installed; None before that.
-        observations: who reads without taking part.
-        log: what peers bring about.
-    """
-
-    def __init__(
-        self, config: ServerConfig, transports: Mapping[str, int], clock: Callable[[], float]
-    ) -> None:
-        self.config = config
-        self.transports = dict(transports)
-        self.lifecycle = Lifecycle(clock)
-        self.condition = self.lifecycle.condition
-        self.program: InstalledProgram | None = None
-        self._clock = clock
-        self._identity = JobIdentity()
-        self._members = Membership(1, clock())
-        self._announcements = Announcements()
-        self.log = EventLog(log, self.lifecycle.events)
-        self.observations = Observations()
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """The server is as it was at its start."""
-
-    # ---- the end ----
-
-    @property
-    def ended(self) -> threading.Event:
-        """Set when a job has ended here, because its trainers left or because it failed."""
-        return self.lifecycle.ended
-
-    @property
-    def failure(self) -> PServerError | None:
-        """What ended the present job; None while all is well."""
-        return self.lifecycle.failure
-
-    @property
-    def awaited(self) -> bool:
-        """Whether trainers have announced themselves that have not joined."""
-        with self.condition:
-            return self._announcements.any
-
-    @property
-    def busy(self) -> bool:
-        """Whether trainers take part in a job now."""
-        return bool(self._members.joined())
-
-    def _close_if_over(self) -> None:
-        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
-        if self.failure is not None and not self._members.joined():
-            self.ended.set()
-        elif self.failure is None and self._members.over:
-            if not self._members.returning:
-                version = self.program.version if self.program else 0
-                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
-                self.lifecycle.succeed()
-                self.ended.set()
-            self._reset()
-
-    def tick(self) -> None:
-        """Applies the heartbeat timeout and the start timeout.
-
-        The server's clock thread calls it a few times a second.
-        """
-        with self.condition:
-            now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
-            for lost in self._members.lose_silent(now, timeout):
-                self.lifecycle.lose(lost)
-            self._announcements.lose_silent(now, timeout)
-            self.observations.lose_silent(now, timeout)
-            if self._members.by_trainer and self.failure is None:
-                self._check_missing(now)
-            if self._members.by_trainer:
-                self._close_if_over()
-
-    def _check_missing(self, now: float) -> None:
-        """Fails the job where a trainer will not join any more."""
-        for trainer in self._members.not_joined():
-            if (lost := self._lost(trainer, self._members.began)) is not None:
-                self.lifecycle.lose(lost)
-        start = self.config.start_timeout_seconds
-        names = ", ".join(map(str, self._members.missing(now, start)))
-        if names:
-            self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
-
-    def shut_down(self) -> None:
-        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
-        and the others by their heartbeats.
-        """
-        with self.condition:
-            if self.busy and self._members.unfinished():
-                self.lifecycle.fail(Draining("the server is shutting down"))
-            self.lifecycle.drain()
+class Attendance(Endings):
+    """Who takes part in a job.  Any thread may call it."""
 
     # ---- after a failure: see [Note: kept values] in lifecycle.py ----
 
@@ -255,11 +146,6 @@ class Attendance(ABC):
         if (lost := self._lost(0, since)) is not None:
             raise lost
 
-    def _lost(self, trainer: int, since: float) -> TrainerLost | None:
-        """See :meth:`Announcements.lost`."""
-        timeout = self.config.heartbeat_timeout_seconds
-        return self._announcements.lost(trainer, since, self._clock(), timeout)
-
     def _member_of(self, request: wire.JoinRequest) -> Member | None:
         """The trainer's member, new or known; None where it should ask again later."""
         trainer = request.trainer_id
@@ -275,6 +161,11 @@ class Attendance(ABC):
         other_job = known is not None or request.fingerprint != self._identity.fingerprint
         if self._members.ending and other_job:
             return None  # the next job begins when all have left
+        process = Process(trainer, request.incarnation)
+        if process in self._members.fenced:
+            raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
+        if known is not None and known.state is MemberState.LOST and self.failure is None:
+            return self._join_again(request)
         if known is not None:
             raise Busy(
                 f"trainer {trainer} takes part in the server's job already; start another server "
@@ -287,9 +178,28 @@ class Attendance(ABC):
             raise
         if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
             return None
+        return self._add(request)
+
+    def _join_again(self, request: wire.JoinRequest) -> Member | None:
+        """Another process takes the place of a trainer that was lost."""
+        assert self.program is not None, "a trainer is lost alone where a program is installed"
+        self._identity.check(request, self._members.expected)
+        decisions, process = (
+            self.program.decisions,
+            Process(request.trainer_id, request.incarnation),
+        )
+        if decisions.decides:
+            decisions.join(process, self._members.begins_at(len(self.program.lanes)))
+        steps = decisions.joined.get(process)
+        return None if steps is None else self._add(request, steps)
+
+    def _add(self, request: wire.JoinRequest, steps: Sequence[int] = ()) -> Member:
+        trainer = request.trainer_id
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
-        self._members.add(member)
+        self._members.add(member, steps)
+        if self.program is not None:
+            self.program.decisions.join(process_of(member), steps)
         self._announcements.joined(trainer, request.incarnation)
         self.log.say(
             f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
@@ -348,6 +258,7 @@ class Attendance(ABC):
             if self.failure is not None:
                 raise self.failure
             member.finished = True
+            self._fewer_awaited()
             self.condition.notify_all()
             end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
             while members.unfinished() and time.monotonic() < end:
@@ -383,17 +294,25 @@ class Attendance(ABC):
         self.log.say(f"left {member.trainer}", f"trainer {member.trainer} left{said}", logging.INFO)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
+        self._fewer_awaited()
         self._close_if_over()
         self.condition.notify_all()
+
+    def _fewer_awaited(self) -> None:
+        if self.program is not None:
+            self.program.decisions.changed()
 
     def member(self, session: str) -> Member:
         """The trainer that holds a session; the call counts as a heartbeat.
 
         Raises:
             Refused: no trainer holds it.
+            TrainerLost: it was lost, and the job goes on without it.
         """
         with self.condition:
             member = self._members.of_session(session)
+            if member.fenced and self.failure is None:
+                raise TrainerLost(f"{member.fenced}; the job goes on without it")
             member.last_heard = self._clock()
             return member
 

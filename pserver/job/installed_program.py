@@ -17,6 +17,7 @@ from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
 from pserver.job.blocking_waits import BARRIER, wait_until_done
+from pserver.job.decisions import Decisions
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
@@ -51,6 +52,7 @@ class InstalledProgram:
         program: a pserver program; :func:`check_program` has accepted it.
         members: the job's trainers.
         job: for its lock and its end.
+        decisions: of the job's log.
         limits: of the server.
         scratch: the directory for rows of tables that do not fit in memory; None: the system's
             directory for temporary files.
@@ -58,6 +60,7 @@ class InstalledProgram:
 
     Attributes:
         program: the server's.
+        decisions: of the job's log.
         plan: the plan that the program was made for.
         slices: the slices that this server holds.
         lanes: the lane executors, by the lane's index in the plan.
@@ -72,6 +75,7 @@ class InstalledProgram:
         program: Program,
         members: Membership,
         job: Lifecycle,
+        decisions: Decisions,
         limits: Limits,
         scratch: str | None = None,
         spans: Spans | None = None,
@@ -83,6 +87,7 @@ class InstalledProgram:
         self.slices = SliceStore(program)
         self._members = members
         self._job = job
+        self.decisions = decisions
         self.steps = JobSteps(spans)
         self.quiesce = Quiesce(job, self.steps.pause.observe)
         self.tables = _open_tables(self.plan, self._server, scratch)
@@ -97,6 +102,7 @@ class InstalledProgram:
                 self._locks,
                 members,
                 job,
+                decisions,
                 self.quiesce,
                 workers,
                 self._tables(index),
@@ -106,6 +112,7 @@ class InstalledProgram:
             )
             for index, lane in enumerate(self.plan.lanes)
         ]
+        decisions.lanes = self.lanes
         self._rendezvous = ""  # the address that trainer 0 has given
         self._said: dict[str, str] = {}  # by topic: what the first trainer said
         # by name: the trainers that have reached it, each with what it told the others
@@ -138,6 +145,12 @@ class InstalledProgram:
         if index >= len(self.lanes):
             raise Refused(f"expected a lane below {len(self.lanes)}, got {index}")
         return self.lanes[index]
+
+    @property
+    def outlives_trainers(self) -> bool:
+        """Whether the job goes on without a trainer that was lost: no step needs its gradients."""
+        merged = any(lane.lane.kind.merges_gradients for lane in self.lanes)
+        return not (merged or self.plan.averaged)
 
     @property
     def version(self) -> int:

@@ -21,6 +21,7 @@ from pserver.errors import (
 )
 from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
+from pserver.job.decisions import Decisions, process_of
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.job_trace import JobTrace
@@ -140,13 +141,28 @@ class Job(Attendance):
         held_values.check_values(program, values)
         self._identity = JobIdentity.of_plan(plan, server_index)
         self._members = Membership(plan.trainers, self._clock())
-        self.program = self._installed_program(program)
+        self._begin_log(self._installed_program(program))
+        assert self.program is not None, "which has begun"
         held_values.give(values, self.program, self._members)
         self.lifecycle.state = JobState.SERVING
 
     def _installed_program(self, program: Program) -> InstalledProgram:
         limits, scratch, spans = self.config.limits, self.config.data_dir, self.tracing.spans
-        return InstalledProgram(program, self._members, self.lifecycle, limits, scratch, spans)
+        members, lifecycle = self._members, self.lifecycle
+        decisions = self._decisions(program)
+        return InstalledProgram(program, members, lifecycle, decisions, limits, scratch, spans)
+
+    def _decisions(self, program: Program) -> Decisions:
+        deployment = program.deployment
+        assert deployment is not None and deployment.server_index is not None, "a pserver program"
+        return Decisions(
+            1,
+            0,
+            [lane.kind.waits_for_all for lane in deployment.plan.lanes],
+            self._members.awaited,
+            self._lose,
+            self.lifecycle,
+        )
 
     # ---- installing ----
 
@@ -187,8 +203,15 @@ class Job(Attendance):
         installed = self._installed_program(program)
         # a call that came twice may end twice, and values may have arrived since the first time
         with self.condition:
-            self.program = self.program or installed
+            if self.program is None:
+                self._begin_log(installed)
         return wire.InstallReply()
+
+    def _begin_log(self, installed: InstalledProgram) -> None:
+        """From here on steps are decided.  The caller holds the job's lock."""
+        self.program = installed
+        for member in self._members.joined():
+            installed.decisions.join(process_of(member), ())
 
     def loaded(self, member: Member) -> Outcome:
         """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): from here on

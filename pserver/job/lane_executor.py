@@ -1,12 +1,13 @@
 """The steps of one lane of a running job.  In the modes "sync" and "diloco" all trainers' steps are
 one update; in the other modes each trainer's step is an update of its own, as it arrives.
 
-[Note: who updates]  A sync step is merged and applied once: the first thread that finds the sync
-round ready moves its phase under the job's lock (``sync_round.py`` draws the phases).  After that
-no slice changes until every trainer has committed again, so replies are sent straight from the
-slices' memory.  In async mode an update holds its slice's lock, so that updates of one slice never
-race, and readers get a copy (``snapshot.py``), or notice that a value has changed while they read
-it where it is (:mod:`pserver.transport.zones`).
+[Note: who updates]  A step is applied when its record stands: see [Note: the job's log] in
+pserver/job_log/coordinator.py.  A sync step is merged and applied once: the first thread that finds
+the sync round ready moves its phase under the job's lock (``sync_round.py`` draws the phases).
+After that no slice changes until every trainer has committed again, so replies are sent straight
+from the slices' memory.  In async mode an update holds its slice's lock, so that updates of one
+slice never race, and readers get a copy (``snapshot.py``), or notice that a value has changed while
+they read it where it is (:mod:`pserver.transport.zones`).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had
 sent leaves no trace.  Once a step is complete nothing can stop its update, so a slice may leave as
@@ -21,16 +22,17 @@ also where its stream breaks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.dense.slice_update import SliceUpdate, batches
-from pserver.errors import FingerprintMismatch, Refused
+from pserver.dense.slice_update import SliceUpdate
+from pserver.errors import FingerprintMismatch, Refused, TrainerLost
 from pserver.job.async_slices import AsyncSlices, Writing
 from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.decisions import Decisions
 from pserver.job.lane_waits import LaneWaits
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
@@ -39,19 +41,19 @@ from pserver.job.outcome import Outcome
 from pserver.job.outlier_pushes import OutlierPushes
 from pserver.job.quiesce import Quiesce
 from pserver.job.shared_buffers import SharedBuffers
+from pserver.job.staged_steps import StagedStep, StagedSteps
 from pserver.job.step_checks import StepChecks
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
+from pserver.job.update_batches import UpdateBatches
 from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
+from pserver.job_log.records import ProcessStep
 from pserver.metrics.job_steps import JobSteps
 from pserver.tracing.spans import now
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
-
-# a lane whose slices have fewer bytes is updated in one thread.  See [Note: answers begin early]
-LARGE_BYTES = 2**20
 
 
 class LaneExecutor:
@@ -66,6 +68,7 @@ class LaneExecutor:
         locks: one for each slice of the server.
         members: the job's trainers.
         job: for its lock and its end.
+        decisions: of the job's log.
         quiesce: keeps steps from changing values during a save or a load.
         workers: the threads that update large steps.
         tables: the tables of the lane, by name.
@@ -90,6 +93,7 @@ class LaneExecutor:
         locks: Mapping[str, threading.Lock],
         members: Membership,
         job: Lifecycle,
+        decisions: Decisions,
         quiesce: Quiesce,
         workers: Workers,
         tables: Mapping[str, LockedTable],
@@ -107,17 +111,14 @@ class LaneExecutor:
         self._running = 0  # updates that have begun and not ended
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
-        self._members, self._job = members, job
+        self._members, self._job, self._decisions = members, job, decisions
+        self._staged = StagedSteps(job)
+        self._last_task = UpdateTask()
         self._quiesce = quiesce
         self._workers = workers
-        self._batches: list[Batch] = (
-            batches(updates) if lane.kind.waits_for_all else [(name,) for name in updates]
+        self._batches = UpdateBatches(
+            updates, tables, together=lane.kind.waits_for_all, threads=workers.threads
         )
-        if workers.threads > 1:
-            self._batches += [(name,) for name in tables]
-        elif tables:  # one thread updates all of them, one after the other
-            self._batches.append(tuple(tables))
-        self._sizes = [_size(batch, updates) for batch in self._batches]
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
         self.outliers = OutlierPushes(lane, job, steps.outlier)
@@ -165,19 +166,29 @@ class LaneExecutor:
             else:
                 self.nonfinite.judge(contribution)
                 self.outliers.judge(member.trainer, step, contribution, watermark.histories)
-                if self.lane.kind.waits_for_all:
-                    self._add(current, member, contribution)
+                staged = self._stage(current, member, step, contribution)
             if again and not self.lane.kind.waits_for_all:
                 # the same step runs in another thread, from an earlier stream
-                while watermark.applied < step:
-                    self._job.check_running()
-                    self._job.condition.wait(WAKE_SECONDS)
+                self._staged.wait_until(member, lambda: watermark.applied >= step)
                 return UpdateTask()
-        return (
-            self._commit_sync(member, step, current)
-            if self.lane.kind.waits_for_all
-            else self._commit_async(member, contribution)
-        )
+        if self.lane.kind.waits_for_all:
+            return self._commit_sync(member, step, current)
+        return self._commit_async(staged)
+
+    # ---- the job's log: see decisions.py; the caller holds the job's lock ----
+
+    def decided(self, steps: Sequence[ProcessStep], time: float) -> None:
+        """The record of these steps stands: they are applied."""
+        if self.lane.kind.waits_for_all:
+            self._round.decide([each.process.trainer for each in steps], time)
+        else:
+            for each in steps:
+                self._staged.decided(each.process.trainer, time)
+
+    def drop(self, member: Member) -> None:
+        """A trainer is lost; what it has staged never counts."""
+        self._staged.drop(member)
+        self._round.drop(member.trainer)
 
     # ---- the result of a step ----
 
@@ -222,6 +233,7 @@ class LaneExecutor:
         update: Callable[[Batch], None],
         applied: Callable[[], None],
         assigned: Iterable[str],
+        after: UpdateTask | None = None,
     ) -> UpdateTask:
         """A task that updates every batch and then calls ``applied``, which moves watermarks.
 
@@ -229,6 +241,7 @@ class LaneExecutor:
 
         Args:
             assigned: the slices that the step assigns; those that are never updated are a batch.
+            after: the update before, if they come one by one.
         """
         held = tuple(name for name in assigned if name not in self.updates)
         update = self._steps.traced("update", update, self.version + 1)
@@ -247,23 +260,24 @@ class LaneExecutor:
 
         return UpdateTask(
             self._job.condition,
-            [*self._batches, held] if held or not self._batches else self._batches,
+            self._batches.with_held(held),
             lambda batch: self._job.or_fail(lambda: update(batch)),
             on_end,
+            after,
         )
 
     def _run(self, task: UpdateTask) -> UpdateTask:
         """Begins a large update in the workers; others run in the threads that wait for them.  See
         [Note: answers begin early].
         """
-        if self._workers.threads > 1 and sum(self._sizes) >= LARGE_BYTES:
+        if self._workers.threads > 1 and self._batches.large:
             task.in_workers = True
-            self._workers.start(partial(_advance, task), self._sizes)
+            self._workers.start(task.advance_all, self._batches.sizes)
         return task
 
-    def _commit_async(self, member: Member, contribution: Contribution) -> UpdateTask:
-        """Applies one trainer's step as an update of its own."""
-        began = now()
+    def _commit_async(self, staged: StagedStep) -> UpdateTask:
+        """Applies one trainer's step as an update of its own, when its turn comes."""
+        member, contribution, began = staged.member, staged.contribution, now()
 
         def update(batch: Batch) -> None:
             for name in batch:
@@ -274,7 +288,9 @@ class LaneExecutor:
                 elif (
                     of_rows := contribution.row_gradients.pop(name, None)
                 ) is not None and not contribution.skipped:
-                    self.tables[name].update(of_rows, contribution.hparams, {}, member.trainer)
+                    self.tables[name].update(
+                        of_rows, contribution.hparams, {}, member.trainer, staged.time
+                    )
 
         def applied() -> None:
             watermark = member.watermark(self.index)
@@ -287,17 +303,20 @@ class LaneExecutor:
             watermark.apply(1, contribution.overflow, contribution.refused, *seen)
             watermark.version = self.version
 
-        return self._run(self._new_task(update, applied, contribution.assigned))
+        with self._job.condition:
+            self._staged.wait_for_turn(staged)
+            task = self._new_task(update, applied, contribution.assigned, self._last_task)
+            # begun under the lock, too: workers take updates in their order
+            self._last_task = self._run(task)
+            self._staged.begin()
+            return task
 
     def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
-        """Waits until every trainer's step is in the sync round, and applies the round once."""
+        """Waits until the sync round has its record, and applies the round once."""
         with self._job.condition:
-            self._waits.wait(
-                member,
-                step,
-                lambda: current.phase is not Phase.COLLECTING or self._waits.complete(current),
-                current,
-            )
+            self._waits.wait(member, step, lambda: bool(current.time or member.fenced), current)
+            if member.trainer not in current.contributions:
+                raise TrainerLost(member.fenced)
             clips = self._clips_by_norm and bool(current.counted)
             merges = clips and current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merges else current.phase
@@ -315,6 +334,17 @@ class LaneExecutor:
         if current.norms:
             return Clipping(current, current.norms)
         return self._apply(current, Phase.MERGED, {})
+
+    def _stage(
+        self, current: SyncRound, member: Member, step: int, contribution: Contribution
+    ) -> StagedStep:
+        staged = StagedStep(member, step, contribution)
+        if self.lane.kind.waits_for_all:
+            self._add(current, member, contribution)
+        else:
+            self._staged.add(staged)
+        self._decisions.staged(self.index, member, step)
+        return staged
 
     def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
         try:
@@ -398,7 +428,7 @@ class LaneExecutor:
     def queued(self) -> int:
         """Steps that have come and are not applied."""
         with self._job.condition:
-            return len(self._round.contributions) + self._running
+            return len(self._round.contributions) + len(self._staged) + self._running
 
     @property
     def begun(self) -> int:
@@ -420,15 +450,3 @@ class LaneExecutor:
         """Drops all copies, because slices have been loaded."""
         self._one_by_one.discard_snapshots()
         self.buffers.discard()
-
-
-def _size(batch: Batch, updates: Mapping[str, SliceUpdate]) -> int:
-    """Bytes of its slices.  A table counts as 0: how many rows a step touches is not known
-    before.
-    """
-    return sum(updates[name].value.nbytes for name in batch if name in updates)
-
-
-def _advance(task: UpdateTask, limit: int) -> None:
-    while task.advance(limit):
-        pass

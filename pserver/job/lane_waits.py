@@ -34,14 +34,6 @@ class LaneWaits:
         ]
         return min(steps, default=2**63)
 
-    def complete(self, current: SyncRound) -> bool:
-        """Whether every awaited trainer's step is there.  A trainer that has failed is not awaited,
-        and neither is anything applied without it: the job has failed.
-        """
-        return self._job.failure is None and all(
-            trainer in current.contributions for trainer in self._members.awaited(self._index)
-        )
-
     def wait(
         self, member: Member, step: int, done: Callable[[], bool], current: SyncRound | None = None
     ) -> None:

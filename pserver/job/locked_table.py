@@ -122,6 +122,7 @@ class LockedTable:
         hparams: Mapping[int, Mapping[str, Hparam]],
         scale: Mapping[str, float],
         trainer: int | None = None,
+        now: float | None = None,
     ) -> None:
         """Takes one step: by the rules of the table's segments; or, where trainers step by
         themselves, by adding what they have changed, or by an outer optimizer, to which the
@@ -132,6 +133,7 @@ class LockedTable:
             hparams: the hyper-parameters of every group at this step.
             scale: the commit's clipping coefficients.
             trainer: whose gradient it is; None: that of several.
+            now: the time of the step, in seconds since 1970; None: the clock's.
         """
         if self.clamp is not None:
             gradient.rows.clamp_(*self.clamp)
@@ -140,7 +142,7 @@ class LockedTable:
         ids, values = gradient.ids.numpy(), gradient.rows.numpy()
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         with self._lock:
-            counted = statistics, self._clock()
+            counted = statistics, self._clock() if now is None else now
             if self._adds:
                 self.rows.add(ids, values, *counted)
             elif self._outer:  # its hparams are those of the plan

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Refused, TrainerLost
+from pserver.errors import Refused
 from pserver.finite import NonFiniteStep
 from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
+from pserver.job_log.records import Process
 from pserver.metrics.labels import public_name
 from pserver.transport.push_norms import OutlierPush
 
@@ -146,6 +147,7 @@ class Member:
         leaving: the lanes of which its last step has come; it leaves when all are applied.
         finished: it takes no further step, and waits for the others to say the same.
         returns: it has left to join again, with another plan.
+        fenced: why it was lost, a sentence; "" while it is not.
     """
 
     trainer: int
@@ -161,6 +163,7 @@ class Member:
     leaving: set[int] = field(default_factory=set)
     finished: bool = False
     returns: bool = False
+    fenced: str = ""
 
     @property
     def word(self) -> str:
@@ -189,6 +192,10 @@ class Membership:
         expected: how many trainers the plan has.
         since: when the job began, in seconds of the job's clock.
         began: when the trainer that began it was there; None: then, too.
+
+    Attributes:
+        by_trainer: the members; of each number the last one.
+        fenced: processes that were lost, whether they had joined here or not.
     """
 
     def __init__(self, expected: int, since: float, began: float | None = None) -> None:
@@ -196,13 +203,19 @@ class Membership:
         self.since = since
         self.began = since if began is None else began
         self.by_trainer: dict[int, Member] = {}
+        self.fenced: set[Process] = set()
+        self._lost: list[Member] = []
         self._begin_at: dict[int, tuple[int, ...]] = {}  # by trainer: steps by lane
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
 
-    def add(self, member: Member) -> None:
-        """A trainer joins; it gets the watermarks that were saved of its incarnation."""
+    def add(self, member: Member, steps: Sequence[int] = ()) -> None:
+        """A trainer joins; it gets the watermarks that were saved of its incarnation.
+
+        Args:
+            steps: by lane, where it begins; none: where files say.
+        """
         self.by_trainer[member.trainer] = member
-        for lane, step in enumerate(self._begin_at.get(member.trainer, ())):
+        for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
             member.watermark(lane).applied = step
         self._restore(member)
 
@@ -264,7 +277,7 @@ class Membership:
         Raises:
             Refused: there is none.
         """
-        for member in self.by_trainer.values():
+        for member in (*self.by_trainer.values(), *self._lost):
             if secrets.compare_digest(member.session.encode(), session.encode()):
                 return member
         raise Refused("this session is not known here: join first (has the server been restarted?)")
@@ -282,7 +295,7 @@ class Membership:
 
     def awaited(self, lane: int | None = None) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
-        finished or left, or that leave after a step which has come.
+        finished or left or are lost, or that leave after a step which has come.
 
         Args:
             lane: of the step; None: of any, as a barrier asks.
@@ -291,7 +304,7 @@ class Membership:
             trainer
             for trainer, member in self.by_trainer.items()
             if member.finished
-            or member.state is MemberState.LEFT
+            or member.state is not MemberState.JOINED
             or (member.leaving if lane is None else lane in member.leaving)
         }
         return [trainer for trainer in range(self.expected) if trainer not in done]
@@ -301,38 +314,59 @@ class Membership:
         done = {
             trainer
             for trainer, member in self.by_trainer.items()
-            if member.finished or member.state is MemberState.LEFT
+            if member.finished or member.state is not MemberState.JOINED
         }
         return [trainer for trainer in range(self.expected) if trainer not in done]
 
     # ---- timeouts ----
 
-    def lose_silent(self, now: float, timeout: float) -> list[TrainerLost]:
-        """Declares those members lost that have sent nothing for longer than the heartbeat timeout.
+    def silent(self, now: float, timeout: float) -> list[tuple[Member, str]]:
+        """The members that have sent nothing for longer than the heartbeat timeout.  One of those
+        that is silent when all have finished has left.
 
         Args:
             now: in seconds of the job's clock.
             timeout: in seconds.
 
         Returns:
-            For each of them, what the others are to be told.
+            Each of them, with what the others are to be told.
         """
-        errors = []
+        found = []
         for member in self.joined():
             silence = now - member.last_heard
             if silence > timeout and not self.unfinished():
                 member.state = MemberState.LEFT  # all have said that they are done, it too
             elif silence > timeout:
-                member.state = MemberState.LOST
                 doing = member.waiting or member.activity
-                errors.append(
-                    TrainerLost(
-                        f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "
-                        f"(heartbeat timeout {timeout:g} s)"
-                        + (f", last seen at {doing}" if doing else "")
-                    )
+                text = (
+                    f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "
+                    f"(heartbeat timeout {timeout:g} s)"
+                    + (f", last seen at {doing}" if doing else "")
                 )
-        return errors
+                found.append((member, text))
+        return found
+
+    def fence(self, process: Process, text: str) -> Member | None:
+        """A trainer is lost: nothing that it sends counts any more.
+
+        Args:
+            text: why; a sentence.
+
+        Returns:
+            The member; None where it has not joined here, and never will.
+        """
+        self.fenced.add(process)
+        member = self.by_trainer.get(process.trainer)
+        if member is None or member.incarnation != process.incarnation:
+            return None
+        member.state, member.fenced = MemberState.LOST, text
+        self._lost.append(member)
+        return member
+
+    def begins_at(self, lanes: int) -> tuple[int, ...]:
+        """By lane, the step of the slowest trainer that takes part: where a later one begins."""
+        joined = self.joined()
+        return tuple(min((m.step(lane) for m in joined), default=0) for lane in range(lanes))
 
     def missing(self, now: float, timeout: float) -> list[int]:
         """The trainers that have not joined although the start timeout is over."""

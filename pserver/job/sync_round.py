@@ -3,7 +3,7 @@ waiting.
 
 ::
 
-    COLLECTING --all have committed--------------------> APPLYING --> APPLIED
+    COLLECTING --its record stands---------------------> APPLYING --> APPLIED
          |                                                  ^
          `--where norms clip--> MERGING --> MERGED ---------'
                                       coefficient known
@@ -11,6 +11,7 @@ waiting.
 In MERGING and in APPLYING a thread works on the tensors, outside the job's lock.  Meanwhile the
 other threads wait, or send the slices that are updated already.
 
+The record says whose steps are in it: see [Note: the job's log] in pserver/job_log/coordinator.py.
 A trainer that leaves during COLLECTING is no longer waited for; its gradient of an earlier step is
 never used again.
 """
@@ -112,6 +113,7 @@ class SyncRound:
         assignments: what trainers have written, by slice: all of them the same.
         task: the update, from APPLYING on.
         began: when the first contribution came, as metrics measure it.
+        time: of its record, in seconds since 1970; 0.0: it has none.
     """
 
     goes_on_without: bool = False
@@ -124,6 +126,7 @@ class SyncRound:
     assignments: dict[str, Assignment] = field(default_factory=dict)
     task: UpdateTask | None = None
     began: float = 0.0
+    time: float = 0.0
 
     @property
     def committed(self) -> int:
@@ -158,6 +161,16 @@ class SyncRound:
         for other, earlier in self.contributions.items():
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
+
+    def decide(self, trainers: Iterable[int], time: float) -> None:
+        """The round's record stands: these trainers are in it."""
+        self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
+        self.time = time
+
+    def drop(self, trainer: int) -> None:
+        """A trainer was lost; what is decided stays."""
+        if not self.time:
+            self.contributions.pop(trainer, None)
 
     def refuses(self, trainer: int) -> bool:
         """Whether nothing of a trainer's step is applied because of values that are not finite, or
@@ -296,7 +309,8 @@ class SyncRound:
         """
         for name in names:
             if name in self.merged_rows:
-                tables[name].update(self.merged_rows.pop(name), self.hparams, scale)
+                merged = self.merged_rows.pop(name)
+                tables[name].update(merged, self.hparams, scale, now=self.time)
 
 
 def _disagreement(name: str, said: Mapping[int, int], before: int) -> str:

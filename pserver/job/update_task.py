@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pserver.job.blocking_waits import WAKE_SECONDS
 
 Batch = tuple[str, ...]  # names of slices and tables that one call updates
+ALL = 2**31  # threads: those that wait
 
 
 class UpdateTask:
@@ -23,6 +24,8 @@ class UpdateTask:
         work: updates one batch; called without the lock.
         on_end: called under the lock, once: when every batch is updated (with None), or when one
             has failed and none runs any more (with what it raised).
+        after: the update before; no batch begins before that one is finished.  See [Note: turns]
+            in staged_steps.py.
 
     Attributes:
         updated: names of the slices and tables that have their new values.
@@ -37,6 +40,7 @@ class UpdateTask:
         batches: Iterable[Batch] = (),
         work: Callable[[Batch], None] = lambda batch: None,
         on_end: Callable[[BaseException | None], None] = lambda failure: None,
+        after: UpdateTask | None = None,
     ) -> None:
         self.updated: set[str] = set()
         self.finished = condition is None
@@ -46,6 +50,7 @@ class UpdateTask:
         self._left = deque(batches)
         self._running = 0
         self._work, self._on_end = work, on_end
+        self._after = after
 
     def advance(self, limit: int) -> bool:
         """Updates the next batch in this thread.
@@ -59,6 +64,9 @@ class UpdateTask:
         Raises:
             Exception: what the update raised.
         """
+        if (before := self._after) is not None:
+            before.wait_for(helpers=ALL)
+            self._after = None
         with self._condition:
             if not self._left or self._running >= limit:
                 return False
@@ -74,6 +82,11 @@ class UpdateTask:
             self._batch_ended(batch, failure)
         return True
 
+    def advance_all(self, limit: int) -> None:
+        """Updates batches in this thread until none is left, or ``limit`` of them run already."""
+        while self.advance(limit):
+            pass
+
     def finish(self) -> None:
         """Updates what is left, where no worker does; what another thread updates is left to it.
 
@@ -83,10 +96,13 @@ class UpdateTask:
         while not self.in_workers and self.advance(1):
             pass
 
-    def wait_for(self, name: str = "") -> None:
+    def wait_for(self, name: str = "", helpers: int = 1) -> None:
         """Updates, or waits for, a slice or table; without a name all of them, and ``on_end``.
 
         See [Note: answers begin early] in lane_executor.py.
+
+        Args:
+            helpers: threads that may update at once, this one included.
 
         Raises:
             Exception: what the update raised.
@@ -100,7 +116,7 @@ class UpdateTask:
                     raise self.failure
                 if others:
                     self._condition.wait(WAKE_SECONDS)
-            others = self.in_workers or not self.advance(1)
+            others = self.in_workers or not self.advance(helpers)
 
     def _batch_ended(self, batch: Batch, failure: BaseException | None) -> None:
         with self._condition:

@@ -28,10 +28,19 @@ from pserver.wire_pb2 import (
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
-from transpiler.plan.plan import Deployment, Plan
+from transpiler.plan.lane_plan import uniform
+from transpiler.plan.plan import Deployment, Lane, Plan
 from transpiler.program import Program
 
 DEADLINE = 20.0
+LANES = {
+    "geo": Lane("geo", k_steps=1),
+    "diloco": Lane(
+        "diloco",
+        k_steps=1,
+        outer=Rule("sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {}),
+    ),
+}
 
 
 class Clock:
@@ -53,7 +62,10 @@ def plan_of(
         ("b", (3,), "float32", 0),
         ("mean", (3,), "float32", None),
     ]
-    return plan_parameters(named, [rule], mode=mode, trainers=trainers, servers=1, clip=clip)
+    lanes = uniform(LANES[mode]) if mode in LANES else None
+    return plan_parameters(
+        named, [rule], mode=mode, trainers=trainers, servers=1, clip=clip, lanes=lanes
+    )
 
 
 def program_of(plan: Plan) -> Program:

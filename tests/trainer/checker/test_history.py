@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pserver.dense import slice_update
-from pserver.job import installed_program, lane_executor, workers
+from pserver.job import installed_program, update_batches, workers
 from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
@@ -53,7 +53,7 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
-    monkeypatch.setattr(lane_executor, "LARGE_BYTES", 0)
+    monkeypatch.setattr(update_batches, "LARGE_BYTES", 0)
     monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
     monkeypatch.setattr(workers, "DIVIDED", 1.0)
     monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))

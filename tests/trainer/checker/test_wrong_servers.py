@@ -151,11 +151,11 @@ def test_a_server_that_mistreats_one_row_is_caught(
     """One row in one update of a table, without any fault of the network."""
     update, left = LockedTable.update, [2]
 
-    def mistreats(held: LockedTable, gradient: RowGradient, *arguments: Any) -> None:
+    def mistreats(held: LockedTable, gradient: RowGradient, *arguments: Any, **named: Any) -> None:
         left[0] -= bool(len(gradient.ids))
         if not left[0] and len(gradient.ids):
             gradient, left[0] = wrong(gradient.clone()), -1
-        update(held, gradient, *arguments)
+        update(held, gradient, *arguments, **named)
 
     monkeypatch.setattr(LockedTable, "update", mistreats)
 

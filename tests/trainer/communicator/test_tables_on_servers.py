@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from pserver.job import locked_table
+from pserver.job import job, locked_table
 from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
 from tests.support.table_trainers import DIM, Net, Servers, sgd
 from trainer import CountFilterEntry, DistributedEmbedding, ProbabilityEntry, ShowClickEntry, fleet
@@ -128,10 +129,9 @@ def test_rows_outlive_their_time_by_the_servers_clock(
     and is counted.
     """
     now = [1000.0]
-    real = locked_table.LockedTable
-    monkeypatch.setattr(
-        locked_table, "LockedTable", lambda *arguments: real(*arguments, clock=lambda: now[0])
-    )
+    for room, name in ((locked_table, "LockedTable"), (job, "Decisions")):
+        timed = partial(getattr(room, name), clock=lambda: now[0])
+        monkeypatch.setattr(room, name, timed)
     model, optimizer = alone(2, ttl=60.0)
     push(model, optimizer, [1, 2, 3, 4])
     now[0] += 59.0

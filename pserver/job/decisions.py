@@ -1,0 +1,221 @@
+"""One server's end of the job's log: what it stages, and what the log decides.
+
+[Note: who decides]  Server 0 has the coordinator, and appends records when all servers have staged
+a step; the others tell it, over the link between servers, and get every record.  A server that is
+alone decides at once, in the thread that stages, without a message.  Records take effect in the
+order of the log, under the job's lock; what follows from one, an update of tensors, happens
+outside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from pserver.errors import JobFailed, PServerError
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member
+from pserver.job_log.coordinator import Coordinator
+from pserver.job_log.records import (
+    Decided,
+    Joined,
+    Lost,
+    Notice,
+    Process,
+    ProcessStep,
+    Record,
+    Silence,
+    Staged,
+    notices_bytes,
+    notices_of,
+    records_bytes,
+    records_of,
+)
+
+
+class Link(Protocol):
+    """What carries messages between the servers of a job; see :mod:`pserver.link`."""
+
+    def send(self, data: bytes) -> None:
+        """To the coordinator; to all other servers, where this is the coordinator.  Returns at
+        once, and keeps the order.
+        """
+
+    def close(self) -> None:
+        """Nothing comes or goes any more."""
+
+
+class Followed(Protocol):
+    """A lane, as far as the log concerns it."""
+
+    @property
+    def index(self) -> int:
+        """Which lane of the plan."""
+
+    def decided(self, steps: Sequence[ProcessStep], time: float) -> None:
+        """The record of these steps stands."""
+
+    def drop(self, member: Member) -> None:
+        """What a lost trainer has staged never counts."""
+
+
+def process_of(member: Member) -> Process:
+    """A member, as the log names it."""
+    return Process(member.trainer, member.incarnation)
+
+
+class Decisions:
+    """What this server has told the coordinator, and what the log says.  The caller holds the job's
+    lock, but for :meth:`received`.
+
+    Args:
+        servers: of the plan.
+        server: this one.
+        rounds: by lane, whether all trainers' steps are one update.
+        awaited: the trainers whose step a round of a lane needs.
+        lost: told of each trainer that is lost, with a sentence.
+        job: for its lock and its end.
+        clock: wall time, in seconds since 1970.
+
+    Attributes:
+        lanes: the lane executors, once they are made.
+        joined: by process, the steps by lane at which it begins.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        server: int,
+        rounds: Sequence[bool],
+        awaited: Callable[[int], Collection[int]],
+        lost: Callable[[Process, str], None],
+        job: Lifecycle,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.lanes: Sequence[Followed] = ()
+        self.joined: dict[Process, tuple[int, ...]] = {}
+        self._job, self._lost, self._clock = job, lost, clock
+        self._link: Link | None = None
+        self._unsent: list[bytes] = []  # until there is a link
+        self._alone = servers == 1
+        self._rounds = rounds
+        # on server 0
+        self._coordinator = None if server else Coordinator(servers, rounds, awaited)
+        self._last = 0  # record that took effect
+
+    def connect(self, link: Link | None) -> None:
+        """From here on messages go over a link; None: there are no other servers."""
+        self._link, unsent = link, self._unsent
+        self._unsent = []
+        for data in unsent:
+            self._send(data)
+
+    def close(self) -> None:
+        """The job is over."""
+        if self._link is not None:
+            self._link.close()
+
+    @property
+    def decides(self) -> bool:
+        """Whether this server is the coordinator."""
+        return self._coordinator is not None
+
+    # ---- what happens here ----
+
+    def staged(self, lane: int, member: Member, step: int) -> None:
+        """All of a trainer's step is here."""
+        notice = Staged(lane, ProcessStep(process_of(member), step))
+        if self._coordinator is None:
+            self._send(notices_bytes([notice]))
+        else:
+            self._append(self._coordinator.staged(0, notice, self._clock()))
+
+    def silent(self, process: Process, text: str) -> None:
+        """A trainer has sent nothing for the heartbeat timeout."""
+        if self._coordinator is None:
+            self._send(notices_bytes([Silence(process, text)]))
+        else:
+            self._append(self._coordinator.lose(process, text, self._clock()))
+            self.changed()
+
+    def join(self, process: Process, steps: Sequence[int]) -> None:
+        """A trainer joins the coordinator's server.
+
+        Args:
+            steps: by lane, at which it begins.
+        """
+        if self._coordinator is not None:
+            self._append(self._coordinator.join(process, steps, self._clock()))
+
+    def changed(self) -> None:
+        """Fewer trainers are awaited: rounds may be complete."""
+        if self._coordinator is not None and self._job.failure is None:
+            for lane, is_round in enumerate(self._rounds):
+                if is_round:
+                    self._append(self._coordinator.complete(lane, self._clock()))
+
+    # ---- what comes over the link ----
+
+    def received(self, server: int, data: bytes) -> None:
+        """A message of another server; takes the job's lock.
+
+        Args:
+            server: which one.
+
+        Raises:
+            ValueError: it is none of this version.
+        """
+        if self._coordinator is None:
+            records = records_of(data)
+            with self._job.condition:
+                self._take(records)
+            return
+        notices = notices_of(data)
+        with self._job.condition:
+            for notice in notices:
+                self._noticed(server, notice)
+
+    def _noticed(self, server: int, notice: Notice) -> None:
+        assert self._coordinator is not None, "only the coordinator is told"
+        if isinstance(notice, Silence):
+            self.silent(notice.process, notice.text)
+        elif self._job.failure is None:
+            self._append(self._coordinator.staged(server, notice, self._clock()))
+
+    def cut(self, error: PServerError) -> None:
+        """The link is broken for good: the job cannot go on."""
+        self._job.fail(error)
+
+    # ---- what the log says ----
+
+    def _append(self, records: Sequence[Record]) -> None:
+        if records and not self._alone:
+            self._send(records_bytes(records))
+        self._take(records)
+
+    def _send(self, data: bytes) -> None:
+        if self._link is None:
+            self._unsent.append(data)
+        else:
+            self._link.send(data)
+
+    def _take(self, records: Iterable[Record]) -> None:
+        """Records take effect, in their order."""
+        for record in records:
+            if record.number != self._last + 1:
+                self._job.fail(
+                    JobFailed(
+                        f"the job's log: expected record {self._last + 1}, got {record.number}"
+                    )
+                )
+                return
+            self._last = record.number
+            match record.what:
+                case Decided(lane, steps):
+                    self.lanes[lane].decided(steps, record.time)
+                case Lost(process, text):
+                    self._lost(process, text)
+                case Joined(process, steps):
+                    self.joined[process] = tuple(steps)
+        self._job.condition.notify_all()

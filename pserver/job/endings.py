@@ -1,0 +1,164 @@
+"""How a server's job ends, for one trainer or for all: silence, loss, failure, success, and a
+server that shuts down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from pserver.config import ServerConfig
+from pserver.errors import Draining, PServerError, TrainerLost
+from pserver.job.announcements import Announcements
+from pserver.job.decisions import process_of
+from pserver.job.events import EventLog
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.job_identity import JobIdentity
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership
+from pserver.job.observations import Observations
+from pserver.job_log.records import Process
+
+log = logging.getLogger(__name__)
+
+
+class Endings(ABC):
+    """A job, as far as its end concerns it.  Any thread may call it.
+
+    Args:
+        config: the server's.
+        transports: the transports that the server listens on, by name, with the port of each.
+        clock: seconds that never go back.
+
+    Attributes:
+        lifecycle: the job's state, its failure and its lock.
+        program: what the present job has installed; None before that.
+        observations: who reads without taking part.
+        log: what peers bring about.
+    """
+
+    def __init__(
+        self, config: ServerConfig, transports: Mapping[str, int], clock: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.transports = dict(transports)
+        self.lifecycle = Lifecycle(clock)
+        self.condition = self.lifecycle.condition
+        self.program: InstalledProgram | None = None
+        self._clock = clock
+        self._identity = JobIdentity()
+        self._members = Membership(1, clock())
+        self._announcements = Announcements()
+        self.log = EventLog(log, self.lifecycle.events)
+        self.observations = Observations()
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """The server is as it was at its start."""
+
+    # ---- the end ----
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when a job has ended here, because its trainers left or because it failed."""
+        return self.lifecycle.ended
+
+    @property
+    def failure(self) -> PServerError | None:
+        """What ended the present job; None while all is well."""
+        return self.lifecycle.failure
+
+    @property
+    def awaited(self) -> bool:
+        """Whether trainers have announced themselves that have not joined."""
+        with self.condition:
+            return self._announcements.any
+
+    @property
+    def busy(self) -> bool:
+        """Whether trainers take part in a job now."""
+        return bool(self._members.joined())
+
+    def _close_if_over(self) -> None:
+        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
+        if self.failure is not None and not self._members.joined():
+            self.ended.set()
+        elif self.failure is None and self._members.over:
+            if not self._members.returning:
+                version = self.program.version if self.program else 0
+                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
+                self.lifecycle.succeed()
+                self.ended.set()
+            self._reset()
+
+    def tick(self) -> None:
+        """Applies the heartbeat timeout and the start timeout.
+
+        The server's clock thread calls it a few times a second.
+        """
+        with self.condition:
+            now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
+            for member, text in self._members.silent(now, timeout):
+                self._silent(member, text)
+            self._announcements.lose_silent(now, timeout)
+            self.observations.lose_silent(now, timeout)
+            if self._members.by_trainer and self.failure is None:
+                self._check_missing(now)
+            if self._members.by_trainer:
+                self._close_if_over()
+
+    # ---- trainers that are lost: see [Note: the job's log] ----
+
+    def _silent(self, member: Member, text: str) -> None:
+        if self.program is None or self.failure is not None:
+            self._lose(process_of(member), text)
+        else:
+            self.program.decisions.silent(process_of(member), text)
+
+    def _lose(self, process: Process, text: str) -> None:
+        """A trainer is lost, as the log says.  The caller holds the job's lock."""
+        member = self._members.fence(process, text)
+        if member is None:
+            return
+        streams = [each.end_stream for each in member.watermarks.values()]
+        installed = self.program
+        for lane in () if installed is None else installed.lanes:
+            lane.drop(member)
+        if installed is None or not installed.outlives_trainers or not self._members.joined():
+            self.lifecycle.lose(TrainerLost(text))
+        else:
+            left = ", ".join(str(each.trainer) for each in self._members.joined())
+            self.log.say(
+                f"lost {process.trainer}",
+                f"{text}; its decided steps count, and the job goes on with trainer {left}",
+            )
+        for end in streams:
+            if end is not None:
+                end()
+        self.condition.notify_all()
+
+    def _check_missing(self, now: float) -> None:
+        """Fails the job where a trainer will not join any more."""
+        for trainer in self._members.not_joined():
+            if (lost := self._lost(trainer, self._members.began)) is not None:
+                self.lifecycle.lose(lost)
+        start = self.config.start_timeout_seconds
+        names = ", ".join(map(str, self._members.missing(now, start)))
+        if names:
+            self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
+
+    def shut_down(self) -> None:
+        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
+        and the others by their heartbeats.
+        """
+        with self.condition:
+            if self.busy and self._members.unfinished():
+                self.lifecycle.fail(Draining("the server is shutting down"))
+            self.lifecycle.drain()
+
+    def _lost(self, trainer: int, since: float) -> TrainerLost | None:
+        """See :meth:`Announcements.lost`."""
+        timeout = self.config.heartbeat_timeout_seconds
+        return self._announcements.lost(trainer, since, self._clock(), timeout)

@@ -1,0 +1,102 @@
+"""The staged steps of one lane whose updates come one by one: each waits for its record, and for
+its turn.
+
+[Note: turns]  Two servers that apply the same records hold the same bits.  So the updates of a lane
+begin in the order of the log, and none begins a batch before the one before it is done; a thread
+that waits for an earlier update helps with it (update_task.py).  A staged step always has a thread
+that waits here, so every turn is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pserver.errors import TrainerLost
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member
+from pserver.job.sync_round import Contribution
+
+
+@dataclass(slots=True)
+class StagedStep:
+    """One trainer's step that has come whole.
+
+    Attributes:
+        time: of its record, in seconds since 1970.
+        turn: its place among the lane's updates; -1: it has no record.
+        dropped: its trainer was lost before it had one.
+    """
+
+    member: Member
+    step: int
+    contribution: Contribution
+    time: float = 0.0
+    turn: int = -1
+    dropped: bool = False
+
+
+class StagedSteps:
+    """The staged steps of one lane.  The caller holds the job's lock.  See [Note: turns].
+
+    Args:
+        job: for its lock and its end.
+    """
+
+    def __init__(self, job: Lifecycle) -> None:
+        self._job = job
+        self._waiting: dict[int, StagedStep] = {}  # by trainer
+        self._decided = self._begun = 0  # updates
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, staged: StagedStep) -> None:
+        """A step has come; before its record can."""
+        self._waiting[staged.member.trainer] = staged
+
+    def decided(self, trainer: int, time: float) -> None:
+        """The record of a trainer's step stands."""
+        staged = self._waiting.pop(trainer)
+        staged.time, staged.turn = time, self._decided
+        self._decided += 1
+
+    def drop(self, member: Member) -> None:
+        """A trainer is lost; what it has staged never counts."""
+        staged = self._waiting.get(member.trainer)
+        if staged is not None and staged.member is member:
+            del self._waiting[member.trainer]
+            staged.dropped = True
+
+    def wait_for_turn(self, staged: StagedStep) -> None:
+        """Waits until a step has its record, and the lane's earlier updates have begun.
+
+        Raises:
+            TrainerLost: its trainer was lost before.
+            PServerError: what ended the job meanwhile.
+        """
+        self.wait_until(staged.member, lambda: staged.turn == self._begun, staged)
+
+    def wait_until(
+        self, member: Member, done: Callable[[], bool], staged: StagedStep | None = None
+    ) -> None:
+        """Waits until ``done``, for a trainer.
+
+        Args:
+            staged: what has its record is done whatever happens to its trainer.
+
+        Raises:
+            TrainerLost: the trainer was lost before.
+            PServerError: what ended the job meanwhile.
+        """
+        while not done():
+            if member.fenced and (staged is None or staged.dropped):
+                raise TrainerLost(member.fenced)
+            self._job.check_running()
+            self._job.condition.wait(WAKE_SECONDS)
+
+    def begin(self) -> None:
+        """The update whose turn it is has begun."""
+        self._begun += 1
+        self._job.condition.notify_all()

@@ -1,0 +1,18 @@
+"""The log of a job: which steps count, and who takes part, written down in order.
+
+A step counts on all servers or on none.  Each server *stages* it: everything of it has come and was
+checked.  The coordinator, in server 0's process, appends a *record* when every server has staged
+it, and every server applies it when its record stands, in the order of the log.  What a lost
+trainer has left staged without a record is dropped everywhere.  A job of one server needs no
+message for that; with several a step costs one small message each way.
+
+In reading order::
+
+    records       what the log has, and what servers tell the coordinator
+    coordinator   appends records: a state machine, without clock and without network
+
+Pure: no clock, no threads, no sockets.  ``pserver.job`` acts on the records, ``pserver.link``
+carries them.
+
+May import: the generated messages.
+"""

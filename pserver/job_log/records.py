@@ -1,0 +1,223 @@
+"""What a job's log has, and what servers tell the coordinator; as values, and as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pserver import job_log_pb2 as message
+
+Messages = TypeVar("Messages", message.Notices, message.Records)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Process:
+    """One start of a trainer's process.
+
+    Attributes:
+        trainer: its number in the plan.
+        incarnation: random, new for each start.
+    """
+
+    trainer: int
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"trainer {self.trainer}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProcessStep:
+    """One step of a process in one lane, by its number from 1."""
+
+    process: Process
+    step: int
+
+
+# ---- what servers tell the coordinator ----
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A step is on a server, whole and checked, and waits for its record."""
+
+    lane: int
+    step: ProcessStep
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A server has not heard a trainer for the heartbeat timeout.
+
+    Attributes:
+        text: a sentence that says so.
+    """
+
+    process: Process
+    text: str
+
+
+Notice = Staged | Silence
+
+
+# ---- records ----
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A trainer takes part.
+
+    Attributes:
+        steps: by lane, the last one that counts as applied.
+    """
+
+    process: Process
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A trainer is fenced: what it has staged and is not decided never counts.
+
+    Attributes:
+        text: why; a sentence.
+    """
+
+    process: Process
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Steps of one lane that are applied together.
+
+    Attributes:
+        steps: in the order of the trainers: one, where each trainer's step is an update of its own;
+            those of a whole round otherwise.
+    """
+
+    lane: int
+    steps: tuple[ProcessStep, ...] = field(default_factory=tuple)
+
+
+What = Joined | Lost | Decided
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the log.
+
+    Attributes:
+        number: from 1, without gaps.
+        time: wall time in seconds since 1970; never less than that of the record before.
+    """
+
+    number: int
+    time: float
+    what: What
+
+
+# ---- as messages ----
+
+
+def notices_bytes(notices: Iterable[Notice]) -> bytes:
+    """What a server tells the coordinator, as it travels."""
+    found = message.Notices()
+    for notice in notices:
+        added = found.notices.add()
+        if isinstance(notice, Staged):
+            added.staged.lane = notice.lane
+            _write(added.staged.step, notice.step)
+        else:
+            added.silence.text = notice.text
+            _write_process(added.silence.process, notice.process)
+    return found.SerializeToString()
+
+
+def notices_of(data: bytes) -> list[Notice]:
+    """What :func:`notices_bytes` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found: list[Notice] = []
+    for each in _parsed(message.Notices(), data).notices:
+        match each.WhichOneof("what"):
+            case "staged":
+                found.append(Staged(each.staged.lane, _step(each.staged.step)))
+            case "silence":
+                found.append(Silence(_process(each.silence.process), each.silence.text))
+            case _:
+                raise ValueError("expected a notice of this version")
+    return found
+
+
+def records_bytes(records: Iterable[Record]) -> bytes:
+    """Records, as they travel and as files have them."""
+    found = message.Records()
+    for record in records:
+        added = found.records.add(number=record.number, time=record.time)
+        what = record.what
+        if isinstance(what, Decided):
+            added.decided.lane = what.lane
+            for each in what.steps:
+                _write(added.decided.steps.add(), each)
+        elif isinstance(what, Joined):
+            _write_process(added.joined.process, what.process)
+            added.joined.steps.extend(what.steps)
+        else:
+            _write_process(added.lost.process, what.process)
+            added.lost.text = what.text
+    return found.SerializeToString()
+
+
+def records_of(data: bytes) -> list[Record]:
+    """What :func:`records_bytes` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = []
+    for each in _parsed(message.Records(), data).records:
+        what: What
+        match each.WhichOneof("what"):
+            case "decided":
+                what = Decided(each.decided.lane, _steps(each.decided.steps))
+            case "joined":
+                what = Joined(_process(each.joined.process), tuple(each.joined.steps))
+            case "lost":
+                what = Lost(_process(each.lost.process), each.lost.text)
+            case _:
+                raise ValueError(f"record {each.number}: expected a record of this version")
+        found.append(Record(each.number, each.time, what))
+    return found
+
+
+def _parsed(empty: Messages, data: bytes) -> Messages:
+    try:
+        empty.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError has another base in each implementation
+        raise ValueError(f"expected messages of a job's log: {error}") from error
+    return empty
+
+
+def _process(found: message.Process) -> Process:
+    return Process(found.trainer, found.incarnation)
+
+
+def _step(found: message.ProcessStep) -> ProcessStep:
+    return ProcessStep(_process(found.process), found.step)
+
+
+def _steps(found: Sequence[message.ProcessStep]) -> tuple[ProcessStep, ...]:
+    return tuple(_step(each) for each in found)
+
+
+def _write_process(to: message.Process, process: Process) -> None:
+    to.trainer, to.incarnation = process.trainer, process.incarnation
+
+
+def _write(to: message.ProcessStep, step: ProcessStep) -> None:
+    _write_process(to.process, step.process)
+    to.step = step.step

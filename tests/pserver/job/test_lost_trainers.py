@@ -1,0 +1,179 @@
+"""A trainer that is lost where no step needs it: the others go on, and its number may join again.
+One server's job, with a clock that the test moves.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from pserver.errors import Busy, PServerError, TrainerLost
+from pserver.job.job import Job
+from pserver.transport import inprocess
+from pserver.wire_pb2 import (
+    BarrierRequest,
+    FinishRequest,
+    Frame,
+    HeartbeatRequest,
+    JoinRequest,
+    Kind,
+    LeaveRequest,
+    StatusRequest,
+)
+from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of, together
+
+Served = tuple[Job, inprocess.InprocessListener]
+ONES = dict(w=torch.ones(2, 3), b=torch.ones(3))
+
+
+class Again(Trainer):
+    """The same number in another process."""
+
+    def request(self, **changed: object) -> JoinRequest:
+        return super().request(**{"incarnation": "another", **changed})
+
+
+def begun(served: Served, mode: str = "async", trainers: int = 3) -> list[Trainer]:
+    job, listener = served
+    plan = plan_of(trainers, mode)
+    return [Trainer(job, listener, plan, number) for number in range(trainers)]
+
+
+def lose(job: Job, clock: Clock, lost: Trainer, *others: Trainer) -> None:
+    """One trainer shows no heartbeat for longer than the timeout; the others do."""
+    clock.time += DEADLINE + 1
+    for each in others:
+        job.heartbeat(HeartbeatRequest(session=each.session))
+    job.tick()
+
+
+def states(job: Job) -> dict[int, str]:
+    return {each.trainer_id: each.state for each in job.status(StatusRequest()).trainers}
+
+
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
+def test_the_others_go_on_without_a_lost_trainer(served: Served, clock: Clock, mode: str) -> None:
+    """Its decided steps count; ``status`` and an event name it; the job ends well without it."""
+    job, _ = served
+    first, second, lost = begun(served, mode)
+    for trainer in (first, second, lost):
+        trainer.step(1, **ONES)
+    lose(job, clock, lost, first, second)
+
+    assert job.failure is None and states(job) == {0: "joined", 1: "joined", 2: "lost"}
+    lines = [each.text for each in job.status(StatusRequest()).events if each.kind == "lost"]
+    assert len(lines) == 1 and "trainer 2 has shown no heartbeat for 21.0 s" in lines[0]
+    first.step(2, **ONES)
+    second.step(2, **ONES)
+    assert job.installed().version == 5
+    passed = together(
+        *[
+            lambda each=each: job.barrier(BarrierRequest(session=each.session, name="x")).passed
+            for each in (first, second)
+        ]
+    )
+    assert passed == [True, True]
+    for each in (first, second):
+        job.finish(FinishRequest(session=each.session))
+    for each in (first, second):
+        assert job.leave(LeaveRequest(session=each.session, success=True)).failure == ""
+    assert job.lifecycle.succeeded
+
+
+def test_a_diloco_round_is_over_without_a_trainer_that_is_lost_in_it(
+    served: Served, clock: Clock
+) -> None:
+    """What it had sent does not count: the divisor is that of those who are there."""
+    job, listener = served
+    plan = plan_of(3, "diloco")
+    first, second, lost = (Trainer(job, listener, plan, number) for number in range(3))
+    lost.ask(Frame(kind=Kind.PULL))  # its stream is there
+    with ThreadPoolExecutor(2) as pool:
+        steps = [pool.submit(each.step, 1, **ONES) for each in (first, second)]
+        while job.installed().lanes[0].queued < 2:
+            pass
+        lose(job, clock, lost, first, second)
+        done = [each.result(DEADLINE)[0] for each in steps]
+
+    assert [each.committed for each in done] == [2, 2]
+
+
+def test_a_zombie_is_told_that_it_was_lost(served: Served, clock: Clock) -> None:
+    """Its calls and its steps change nothing; nor may it join again."""
+    job, listener = served
+    first, zombie = begun(served, trainers=2)
+    zombie.step(1, **ONES)
+    lose(job, clock, zombie, first)
+    before = job.installed().slices.values["w"].clone()
+
+    with pytest.raises(PServerError, match=r"trainer 1 .*goes on without it|cancelled"):
+        zombie.step(2, **ONES)
+    with pytest.raises(TrainerLost, match="the job goes on without it"):
+        job.heartbeat(HeartbeatRequest(session=zombie.session))
+    with pytest.raises(TrainerLost, match="trainer 1 was lost"):
+        Trainer(job, listener, zombie.plan, 1)
+    assert torch.equal(job.installed().slices.values["w"], before)
+
+
+def test_another_process_takes_the_place_of_a_lost_trainer(served: Served, clock: Clock) -> None:
+    """It begins at the step of the slowest one that takes part, and its next one counts; while the
+    first one takes part, no other is let in.
+    """
+    job, listener = served
+    first, second, lost = begun(served)
+    with pytest.raises(Busy, match="trainer 2 takes part"):
+        Again(job, listener, lost.plan, 2)
+    for step in (1, 2):
+        first.step(step, **ONES)
+        lost.step(step, **ONES)
+    second.step(1, **ONES)
+    lose(job, clock, lost, first, second)
+
+    again = Again(job, listener, lost.plan, 2)
+
+    assert list(job.join(again.request()).steps) == [1]
+    again.step(2, **ONES)
+    assert states(job) == dict.fromkeys(range(3), "joined")
+    assert job.installed().version == 6
+
+
+def test_a_lost_trainer_does_not_hold_up_those_that_are_bounded(
+    served: Served, clock: Clock
+) -> None:
+    """Where staleness is bounded the others wait for the slowest one that is there."""
+    job, listener = served
+    plan = plan_of(2, "async")
+    first, lost = (Trainer(job, listener, plan, number) for number in range(2))
+    lost.ask(Frame(kind=Kind.PULL))  # its stream is there
+    object.__setattr__(job.installed().lanes[0].lane, "staleness", 1)
+    first.step(1, **ONES)
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(first.step, 2, **ONES)
+        while "step 2" not in job.status(StatusRequest()).trainers[0].activity:
+            assert not step.done()
+        lose(job, clock, lost, first)
+
+        assert step.result(DEADLINE)[0].version == 2
+
+
+def test_the_job_fails_when_its_last_trainer_is_lost(served: Served, clock: Clock) -> None:
+    """Its values are kept."""
+    job, _ = served
+    (only,) = begun(served, trainers=1)
+    only.step(1, **ONES)
+    lose(job, clock, only)
+
+    assert isinstance(job.failure, TrainerLost) and job.kept_seconds > 0
+
+
+@pytest.mark.parametrize("mode", ["sync"])
+def test_a_sync_job_fails_with_a_lost_trainer(served: Served, clock: Clock, mode: str) -> None:
+    """Each of its steps needs every trainer."""
+    job, _ = served
+    first, lost = begun(served, mode, trainers=2)
+    together(*[lambda each=each: each.step(1, **ONES) for each in (first, lost)])
+    lose(job, clock, lost, first)
+
+    assert isinstance(job.failure, TrainerLost)

@@ -1,0 +1,155 @@
+"""The coordinator of a job's log: what is decided, what is dropped, and what is ignored."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from pserver.job_log.coordinator import Coordinator
+from pserver.job_log.records import Decided, Joined, Lost, Process, ProcessStep, Record, Staged
+
+FIRST, SECOND, AGAIN = Process(0, "a"), Process(1, "b"), Process(0, "c")
+
+
+def staged(process: Process, step: int, lane: int = 0) -> Staged:
+    return Staged(lane, ProcessStep(process, step))
+
+
+class Job:
+    """A coordinator of two lanes, the first of rounds, with the trainers that are awaited."""
+
+    def __init__(self, servers: int = 2) -> None:
+        self.awaited = {0, 1}
+        self.coordinator = Coordinator(servers, [True, False], lambda lane: self.awaited)
+
+    def say(self, server: int, *notices: Staged) -> list[Record]:
+        return [record for each in notices for record in self.coordinator.staged(server, each, 1.0)]
+
+
+def whats(records: list[Record]) -> list[object]:
+    return [record.what for record in records]
+
+
+def test_a_step_is_decided_when_every_server_has_staged_it() -> None:
+    """Not before, and once."""
+    job, step = Job(servers=3), staged(FIRST, 1, lane=1)
+
+    assert not job.say(0, step) + job.say(2, step) + job.say(2, step)
+    assert whats(job.say(1, step)) == [Decided(1, (step.step,))]
+    assert not job.say(1, step) + job.say(0, step)
+
+
+def test_one_server_decides_at_once() -> None:
+    """Without another message."""
+    assert whats(Job(servers=1).say(0, staged(SECOND, 1, lane=1))) == [
+        Decided(1, (ProcessStep(SECOND, 1),))
+    ]
+
+
+def test_a_round_needs_every_awaited_trainer_on_every_server() -> None:
+    """Its record names them in their order; the next round begins without them."""
+    job = Job()
+
+    assert not job.say(0, staged(SECOND, 1), staged(FIRST, 1)) + job.say(1, staged(SECOND, 1))
+    (record,) = job.say(1, staged(FIRST, 1))
+
+    assert record.what == Decided(0, (ProcessStep(FIRST, 1), ProcessStep(SECOND, 1)))
+    assert not job.say(0, staged(FIRST, 2)) + job.say(1, staged(FIRST, 2))
+
+
+def test_a_round_is_complete_without_a_trainer_that_is_not_awaited_any_more() -> None:
+    """Where something is staged."""
+    job = Job()
+    assert not job.say(0, staged(FIRST, 1)) + job.say(1, staged(FIRST, 1))
+    job.awaited = {0}
+
+    assert whats(job.coordinator.complete(0, 1.0)) == [Decided(0, (ProcessStep(FIRST, 1),))]
+    assert not job.coordinator.complete(0, 1.0)
+
+
+def test_what_a_lost_trainer_has_staged_is_dropped_and_what_is_decided_counts() -> None:
+    """Neither what it sends later, nor what another server tells later, counts."""
+    job = Job()
+    job.coordinator.join(FIRST, (), 1.0)
+    job.say(0, staged(FIRST, 1, lane=1), staged(FIRST, 2, lane=1))
+    assert len(job.say(1, staged(FIRST, 1, lane=1))) == 1
+
+    assert whats(job.coordinator.lose(FIRST, "silent", 1.0)) == [Lost(FIRST, "silent")]
+
+    assert not job.coordinator.lose(FIRST, "silent", 1.0)
+    assert not job.say(1, staged(FIRST, 2, lane=1)) + job.say(0, staged(FIRST, 3, lane=1))
+
+
+def test_a_number_joins_again_with_another_incarnation_once_it_was_lost() -> None:
+    """It begins where its record says: an earlier step is one that counts already."""
+    job = Job()
+    assert whats(job.coordinator.join(FIRST, (0, 0), 1.0)) == [Joined(FIRST, (0, 0))]
+    assert not job.coordinator.join(FIRST, (0, 0), 1.0)
+    with pytest.raises(ValueError, match="trainer 0 takes part already"):
+        job.coordinator.join(AGAIN, (4, 7), 1.0)
+    job.coordinator.lose(FIRST, "", 1.0)
+    with pytest.raises(ValueError, match="trainer 0 was lost"):
+        job.coordinator.join(FIRST, (4, 7), 1.0)
+
+    assert whats(job.coordinator.join(AGAIN, (4, 7), 1.0)) == [Joined(AGAIN, (4, 7))]
+    for server in range(2):
+        assert not job.say(server, staged(AGAIN, 7, lane=1))
+    job.say(0, staged(AGAIN, 8, lane=1))
+    assert len(job.say(1, staged(AGAIN, 8, lane=1))) == 1
+
+
+def test_records_are_numbered_and_their_time_never_goes_back() -> None:
+    """Whatever the clock does."""
+    coordinator = Coordinator(1, [False], lambda lane: ())
+    found = [
+        record
+        for step, now in enumerate((5.0, 3.0, 7.0), 1)
+        for record in coordinator.staged(0, staged(FIRST, step), now)
+    ]
+
+    assert [(record.number, record.time) for record in found] == [(1, 5.0), (2, 5.0), (3, 7.0)]
+
+
+def test_a_lane_that_the_plan_does_not_have_is_refused() -> None:
+    """A server of another job."""
+    with pytest.raises(ValueError, match="expected a lane below 2, got 2"):
+        Job().say(0, staged(FIRST, 1, lane=2))
+
+
+# ---- any order ----
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_step_counts_everywhere_or_nowhere_whatever_the_order(seed: int) -> None:
+    """Three servers hear of the steps of three trainers, of which some are lost, in any order and
+    more than once: no step is decided twice, none that was not staged everywhere, none after its
+    trainer's loss, and every one whose trainer is there.
+    """
+    chance = random.Random(seed)
+    trainers = [Process(number, "a") for number in range(3)]
+    coordinator = Coordinator(3, [False], lambda lane: ())
+    lost = set(chance.sample(trainers, chance.randrange(3)))
+    # each trainer's steps come in their order, as a trainer sends them
+    queues = {(t, s): list(range(1, 6)) for t in trainers for s in range(3)}
+    heard, decided = Counter[tuple[Process, int]](), Counter[tuple[Process, int]]()
+    gone: set[Process] = set()
+    while any(queues.values()):
+        if chance.random() < 0.05 and lost - gone:
+            victim = chance.choice(sorted(lost - gone))
+            coordinator.lose(victim, "", 0.0)
+            gone.add(victim)
+            continue
+        trainer, server = chance.choice([key for key, steps in queues.items() if steps])
+        step = queues[trainer, server][0]
+        if chance.random() < 0.8:
+            queues[trainer, server].pop(0)
+            heard[trainer, step] += 1
+        for record in coordinator.staged(server, staged(trainer, step), 0.0):
+            assert isinstance(record.what, Decided) and trainer not in gone
+            decided.update((each.process, each.step) for each in record.what.steps)
+
+    assert set(decided.values()) <= {1}
+    assert {each for each in heard if each[0] not in lost} <= set(decided)
+    assert all(heard[each] >= 2 for each in decided)
