@@ -26,6 +26,7 @@ In reading order::
     outlier_pushes     what becomes of a step with a norm far beyond its history
     outcome            what a step has led to
     async_slices       slices that are read while another trainer's step updates them
+    update_tasks       begins the updates of one lane
     update_task        a committed step's update, in batches
     workers            the threads that run the batches of large steps
     snapshot           a slice as it is between two updates

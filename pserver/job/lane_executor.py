@@ -22,7 +22,7 @@ also where its stream breaks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from pserver.job.step_checks import StepChecks
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_batches import UpdateBatches
 from pserver.job.update_task import Batch, UpdateTask
+from pserver.job.update_tasks import UpdateTasks
 from pserver.job.workers import Workers
 from pserver.job_log.records import ProcessStep
 from pserver.metrics.job_steps import JobSteps
@@ -108,21 +109,17 @@ class LaneExecutor:
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
-        self._running = 0  # updates that have begun and not ended
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
         self._members, self._job, self._decisions = members, job, decisions
         self._staged = StagedSteps(job)
         self._last_task = UpdateTask()
-        self._quiesce = quiesce
-        self._workers = workers
-        self._batches = UpdateBatches(
-            updates, tables, together=lane.kind.waits_for_all, threads=workers.threads
-        )
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
         self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
         self.outliers = OutlierPushes(lane, job, steps.outlier)
         self._steps = steps.lane(index)
+        batches = UpdateBatches(updates, tables, lane.kind.waits_for_all, workers.threads)
+        self._tasks = UpdateTasks(batches, job, quiesce, workers, self._steps)
         self._waits = LaneWaits(index, members, job, self._steps)
         self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
@@ -228,53 +225,6 @@ class LaneExecutor:
 
     # ---- the update ----
 
-    def _new_task(
-        self,
-        update: Callable[[Batch], None],
-        applied: Callable[[], None],
-        assigned: Iterable[str],
-        after: UpdateTask | None = None,
-    ) -> UpdateTask:
-        """A task that updates every batch and then calls ``applied``, which moves watermarks.
-
-        No save, load or shrink runs from here until it ends.
-
-        Args:
-            assigned: the slices that the step assigns; those that are never updated are a batch.
-            after: the update before, if they come one by one.
-        """
-        held = tuple(name for name in assigned if name not in self.updates)
-        update = self._steps.traced("update", update, self.version + 1)
-        updating = self._quiesce.updating()
-        updating.__enter__()
-        began = now()
-        with self._job.condition:
-            self._running += 1
-
-        def on_end(failure: BaseException | None) -> None:
-            self._running -= 1
-            self._steps.updated(began)
-            if failure is None:
-                applied()
-            updating.__exit__(None, None, None)
-
-        return UpdateTask(
-            self._job.condition,
-            self._batches.with_held(held),
-            lambda batch: self._job.or_fail(lambda: update(batch)),
-            on_end,
-            after,
-        )
-
-    def _run(self, task: UpdateTask) -> UpdateTask:
-        """Begins a large update in the workers; others run in the threads that wait for them.  See
-        [Note: answers begin early].
-        """
-        if self._workers.threads > 1 and self._batches.large:
-            task.in_workers = True
-            self._workers.start(task.advance_all, self._batches.sizes)
-        return task
-
     def _commit_async(self, staged: StagedStep) -> UpdateTask:
         """Applies one trainer's step as an update of its own, when its turn comes."""
         member, contribution, began = staged.member, staged.contribution, now()
@@ -305,9 +255,11 @@ class LaneExecutor:
 
         with self._job.condition:
             self._staged.wait_for_turn(staged)
-            task = self._new_task(update, applied, contribution.assigned, self._last_task)
-            # begun under the lock, too: workers take updates in their order
-            self._last_task = self._run(task)
+            # under the lock: workers take updates in their order
+            task = self._tasks.begin(
+                self.version, update, applied, contribution.assigned, self._last_task
+            )
+            self._last_task = task
             self._staged.begin()
             return task
 
@@ -397,11 +349,12 @@ class LaneExecutor:
         if first:
             self._job.or_fail(lambda: current.agree(self.variables, self.tables))
             assigned = (*current.assignments, *buffers)
-            task = self._new_task(update, lambda: self._applied(current), assigned)
             with self._job.condition:
-                current.task = task
+                current.task = self._tasks.begin(
+                    self.version, update, lambda: self._applied(current), assigned
+                )
                 self._job.condition.notify_all()
-            return self._run(task)
+                return current.task
         with self._job.condition:
             while current.task is None:
                 self._job.check_running()
@@ -428,13 +381,13 @@ class LaneExecutor:
     def queued(self) -> int:
         """Steps that have come and are not applied."""
         with self._job.condition:
-            return len(self._round.contributions) + len(self._staged) + self._running
+            return len(self._round.contributions) + len(self._staged) + self._tasks.running
 
     @property
     def begun(self) -> int:
         """Updates applied so far, and those under way."""
         with self._job.condition:
-            return self.version + self._running
+            return self.version + self._tasks.running
 
     # ---- reading slices ----
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pserver.dense.slice_update import SliceUpdate, batches
 from pserver.job.update_task import Batch
@@ -33,6 +33,7 @@ class UpdateBatches:
         together: bool,
         threads: int,
     ) -> None:
+        self._updates = updates
         self._batches: list[Batch] = batches(updates) if together else [(n,) for n in updates]
         if threads > 1:
             self._batches += [(name,) for name in tables]
@@ -48,6 +49,7 @@ class UpdateBatches:
         """Whether several threads are worth their while."""
         return sum(self.sizes) >= LARGE_BYTES
 
-    def with_held(self, held: Batch) -> list[Batch]:
-        """The batches of a step that assigns these slices, too, which nobody updates."""
+    def with_held(self, assigned: Iterable[str]) -> list[Batch]:
+        """The batches of a step that assigns these slices: those that nobody updates are one."""
+        held = tuple(name for name in assigned if name not in self._updates)
         return [*self._batches, held] if held or not self._batches else self._batches
