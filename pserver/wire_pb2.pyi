@@ -36,6 +36,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCAN: _ClassVar[Kind]
     ASSIGN: _ClassVar[Kind]
     CHECKSUM: _ClassVar[Kind]
+    STAGED: _ClassVar[Kind]
+    RECORD: _ClassVar[Kind]
 TRACE_CLOCK: TraceAction
 TRACE_BEGIN: TraceAction
 TRACE_LEAVE: TraceAction
@@ -59,6 +61,8 @@ LOOKUP: Kind
 SCAN: Kind
 ASSIGN: Kind
 CHECKSUM: Kind
+STAGED: Kind
+RECORD: Kind
 
 class ChallengeRequest(_message.Message):
     __slots__ = ("nonce", "role")
@@ -601,8 +605,34 @@ class TraceReply(_message.Message):
     part: bytes
     def __init__(self, clock_ns: _Optional[int] = ..., parts: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
 
+class FollowRequest(_message.Message):
+    __slots__ = ("server_index", "fingerprint", "incarnation", "transports")
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    server_index: int
+    fingerprint: str
+    incarnation: str
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, server_index: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("ready", "session", "transport", "data_port", "heartbeat_timeout_seconds")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    session: str
+    transport: str
+    data_port: int
+    heartbeat_timeout_seconds: float
+    def __init__(self, ready: _Optional[bool] = ..., session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ...) -> None: ...
+
 class Frame(_message.Message):
-    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload")
+    __slots__ = ("kind", "step", "parts", "hello", "commit", "done", "failure", "norms", "sequence", "scan", "request", "payload", "log", "log_first", "log_heard")
     KIND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +645,9 @@ class Frame(_message.Message):
     SCAN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIRST_FIELD_NUMBER: _ClassVar[int]
+    LOG_HEARD_FIELD_NUMBER: _ClassVar[int]
     kind: Kind
     step: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
@@ -627,7 +660,10 @@ class Frame(_message.Message):
     scan: Scan
     request: int
     payload: bytes
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., scan: _Optional[_Union[Scan, _Mapping]] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    log: _containers.RepeatedScalarFieldContainer[bytes]
+    log_first: int
+    log_heard: int
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., norms: _Optional[_Union[Norms, _Mapping]] = ..., sequence: _Optional[int] = ..., scan: _Optional[_Union[Scan, _Mapping]] = ..., request: _Optional[int] = ..., payload: _Optional[bytes] = ..., log: _Optional[_Iterable[bytes]] = ..., log_first: _Optional[int] = ..., log_heard: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "size")
@@ -644,7 +680,7 @@ class Part(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("session", "trainer_id", "lane", "stream", "tables", "nonce", "role", "proof")
+    __slots__ = ("session", "trainer_id", "lane", "stream", "tables", "nonce", "role", "proof", "follower", "server_index", "fingerprint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -653,6 +689,9 @@ class Hello(_message.Message):
     NONCE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     session: str
     trainer_id: int
     lane: int
@@ -661,7 +700,10 @@ class Hello(_message.Message):
     nonce: bytes
     role: str
     proof: bytes
-    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., role: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    follower: bool
+    server_index: int
+    fingerprint: str
+    def __init__(self, session: _Optional[str] = ..., trainer_id: _Optional[int] = ..., lane: _Optional[int] = ..., stream: _Optional[int] = ..., tables: _Optional[bool] = ..., nonce: _Optional[bytes] = ..., role: _Optional[str] = ..., proof: _Optional[bytes] = ..., follower: _Optional[bool] = ..., server_index: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Scan(_message.Message):
     __slots__ = ("table", "cursor", "limit", "changed_since_save", "mark_saved", "materialized")

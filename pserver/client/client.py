@@ -52,7 +52,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from pserver.client.channel import Channel
-from pserver.client.greeting import greet
 from pserver.client.install_requests import install_requests
 from pserver.client.replies import Joined, TableStatus
 from pserver.client.report import Report, heartbeat
@@ -64,6 +63,7 @@ from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreacha
 from pserver.polling import poll
 from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
+from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream

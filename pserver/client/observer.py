@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from pserver.client.channel import Channel, Hparams
-from pserver.client.greeting import greet
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
+from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream

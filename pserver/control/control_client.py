@@ -32,7 +32,7 @@ LEAVE_SECONDS = 3.0
 FILE_SECONDS = 3600.0  # for Save and Load, which write and read whole models
 # calls that a server answers at once: one without an answer for a third of its timeout is asked
 # again over a new connection
-PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain", "Trace"})
+PROMPT_CALLS = frozenset({"Join", "Leave", "Rendezvous", "Status", "Drain", "Trace", "Follow"})
 TRIES = 3
 # of a connection that no error of ours has come over: it broke, or brought what is no message
 BROKEN = frozenset(
@@ -237,6 +237,10 @@ class ControlClient:
         heard.
         """
         return self._call("Trace", request, wire.TraceReply, timeout)
+
+    def follow(self, request: wire.FollowRequest, timeout: float | None = None) -> wire.FollowReply:
+        """Asks a job's coordinator for the link of one of its other servers."""
+        return self._call("Follow", request, wire.FollowReply, timeout)
 
     def drain(
         self, request: wire.DrainRequest | None = None, timeout: float | None = None

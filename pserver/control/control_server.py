@@ -165,7 +165,8 @@ class ControlServer:
         _, kind, _ = CALLS[name]
         proof = call_proof.from_metadata(context.invocation_metadata())
         bearer = bearer_of(context)
-        role = self.guard.admit(name, received, proof, bearer)
+        of_peer = name in permissions.PEERS
+        role = self.guard.admit(name, received, proof, bearer, of_peer=of_peer)
         request = kind.FromString(received)
         check(role, permissions.role_for_call(name, request), name)
         self._grpc.admit(context)

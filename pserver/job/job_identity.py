@@ -156,9 +156,10 @@ def check_trainer(trainer: int, limits: Limits) -> None:
 
 
 def choose_transport(
-    request: wire.JoinRequest | wire.ObserveRequest, offered: Mapping[str, int]
+    request: wire.JoinRequest | wire.ObserveRequest | wire.FollowRequest,
+    offered: Mapping[str, int],
 ) -> str:
-    """The first of the trainer's transports that the server offers.
+    """The first of the peer's transports that the server offers.
 
     Args:
         offered: the server's transports, by name, with the port of each.
@@ -169,7 +170,7 @@ def choose_transport(
     transport = next((name for name in request.transports if name in offered), None)
     if transport is None:
         raise Refused(
-            f"no transport in common: the server has {sorted(offered)}, the trainer "
+            f"no transport in common: the server has {sorted(offered)}, the peer "
             f"{list(request.transports)}"
         )
     return transport

@@ -8,7 +8,7 @@ from hmac import compare_digest
 
 from pserver.errors import NotAllowed, Refused, Untrusted
 from pserver.security.access import OPEN, Access
-from pserver.security.certificates import CLIENTS, Bearer
+from pserver.security.certificates import CLIENTS, ROLES, Bearer
 from pserver.security.nonces import NONCE_BYTES, Nonces
 from pserver.security.proof import Challenge, Proof, client_code, server_code
 from pserver.security.role import Role
@@ -75,6 +75,7 @@ class Guard:
         proof: Proof | None,
         bearer: Bearer | None = None,
         here: bool = False,
+        of_peer: bool = False,
     ) -> Role:
         """The role of whoever makes a request: where both are asked for, the lesser of what the
         secret and the certificate give.
@@ -85,21 +86,22 @@ class Guard:
             proof: what came with it, if something did.
             bearer: whose certificate the connection has, under TLS.
             here: it came over shared memory, from a process of this user, which has no certificate.
+            of_peer: servers ask this of each other: a server's certificate counts as an operator's.
 
         Raises:
             NotAllowed: there is no proof, it is wrong, or it has been shown before.
             Untrusted: there is no certificate, or it does not count any more.
             Stale: its challenge has ended.
         """
-        role = self._certified(bearer, here)
+        role = self._certified(bearer, here, ROLES if of_peer else CLIENTS)
         return min(role, self._proved(name, request, proof))
 
-    def _certified(self, bearer: Bearer | None, here: bool) -> Role:
+    def _certified(self, bearer: Bearer | None, here: bool, roles: tuple[str, ...]) -> Role:
         if self._keys is None or (here and bearer is None):
             return Role.OPERATOR
         if bearer is None:
             raise Untrusted("expected a certificate, got none (--keys, PSERVER_KEYS)")
-        return Role[self._keys.check(bearer, *CLIENTS).role.upper()]
+        return min(Role.OPERATOR, Role[self._keys.check(bearer, *roles).role.upper()])
 
     def _proved(self, name: str, request: bytes, proof: Proof | None) -> Role:
         if not self._secrets:

@@ -29,6 +29,7 @@ CALLS: Mapping[str, Role] = {
     "Observe": Role.OPERATOR,
     "Reset": Role.OPERATOR,
     "Trace": Role.TRAINER,
+    "Follow": Role.OPERATOR,  # or a server's certificate, see PEERS
     "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 
@@ -40,6 +41,10 @@ OPERATOR_WHERE: Mapping[str, Callable[[Any], bool]] = {
     # the end of a process that does not speak for itself
     "Announce": lambda request: bool(request.failure) and not request.incarnation,
 }
+
+# What servers of a job ask each other.  Each holds the operator's secret.  A server's certificate
+# counts as an operator's for these calls and for the HELLO of a link's stream, for nothing else.
+PEERS = frozenset({"Follow"})
 
 FRAMES: Mapping[str, Role] = {
     "UNKNOWN": Role.SERVER,
@@ -60,6 +65,8 @@ FRAMES: Mapping[str, Role] = {
     "SCAN": Role.TRAINER,
     "ASSIGN": Role.TRAINER,
     "CHECKSUM": Role.TRAINER,
+    "STAGED": Role.OPERATOR,
+    "RECORD": Role.SERVER,
 }
 
 

@@ -35,7 +35,7 @@ PORTS = (
         "server",
         "`--endpoint`; 0 is any free one",
         "`--endpoint`'s; 127.0.0.1 unless given",
-        "control calls and health checks; with transport `grpc` tensors too",
+        "control calls and health checks; with transport `grpc` tensors and links of servers too",
         "TLS with keys; a proof of the job's secret",
     ),
     Port(
@@ -43,7 +43,7 @@ PORTS = (
         "server",
         "`--data-port`; any free one unless given",
         "`--endpoint`'s",
-        "tensors over transport `tcp`",
+        "tensors over transport `tcp`; links between the servers of a job",
         "TLS 1.3 with keys; a proof of the job's secret",
     ),
     Port(
@@ -51,7 +51,7 @@ PORTS = (
         "server",
         "none: an abstract unix socket `@pserver-NUMBER`",
         "this host (this network namespace)",
-        "tensors over transport `shm`",
+        "tensors over transport `shm`; links between the servers of a job",
         "the user id of the other process; a proof of the job's secret",
     ),
     Port(

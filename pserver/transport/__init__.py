@@ -5,6 +5,7 @@ In reading order::
     stream           the interface that every transport implements; who owns a payload
     codec            tensors to frames and back
     sequenced        a stream with numbered frames, over any other
+    greeting         the first frames of a stream: HELLO, and before it the server's proof
     array_assembler  named arrays of one request, from parts (rows of tables)
     assignment       what a script has written into variables, from arrays
     push_norms       how large a step is, and what of it is far too large

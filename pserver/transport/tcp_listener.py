@@ -12,7 +12,7 @@ from threading import Condition
 from pserver.errors import Untrusted
 from pserver.limits import Limits
 from pserver.security import tls
-from pserver.security.certificates import CLIENTS, Bearer
+from pserver.security.certificates import ROLES, Bearer
 from pserver.security.keys import Keys
 from pserver.transport.accept_loop import AcceptLoop
 from pserver.transport.endpoint import listening_socket, spell
@@ -80,7 +80,7 @@ class TcpListener:
         bearer = None
         try:
             if self._keys is not None:
-                connection, bearer = tls.accept(connection, self._keys, *CLIENTS)
+                connection, bearer = tls.accept(connection, self._keys, *ROLES)
             greeting = Greeting.receive(connection)
             if greeting.index:
                 self._add(greeting, connection)

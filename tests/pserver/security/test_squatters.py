@@ -11,7 +11,6 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 
 from pserver import wire_pb2 as wire
-from pserver.client.greeting import greet
 from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, Unreachable
 from pserver.security.access import Access
@@ -19,6 +18,7 @@ from pserver.security.guard import Guard
 from pserver.security.nonces import NONCE_BYTES
 from pserver.security.role import Role
 from pserver.security.secret import Secret
+from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Frame, Hello, Kind

@@ -1,4 +1,4 @@
-"""The first frames of a stream, at a trainer's end: HELLO, and before it the server's proof."""
+"""The first frames of a stream, at the connecting end: HELLO, and before it the server's proof."""
 
 from __future__ import annotations
 

@@ -1,0 +1,261 @@
+"""The links of a job's coordinator, server 0, to the servers that follow it: the end that accepts.
+
+A follower, as the coordinator sees it::
+
+    (none) --Follow--> KNOWN --its stream--> LINKED --BYE--> (none)
+                         |                     |--heartbeat timeout--> LOST
+                         `--Follow of another incarnation: the later counts; LOST, and KNOWN anew
+
+Its streams are served by threads of their transports.  The server's clock calls :meth:`tick`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
+from pserver.errors import FingerprintMismatch, PServerError, Refused, ServerLost, Unreachable
+from pserver.link.link_end import LinkEnd
+from pserver.transport.sequenced import SequencedStream
+from pserver.wire_pb2 import FollowRequest, Hello, Kind
+
+log = logging.getLogger(__name__)
+
+
+def _nothing(server_index: int) -> None:
+    """Where nobody asks who has joined."""
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """One process of a following server; a later one of the same index takes its place.
+
+    Attributes:
+        end: of its link.
+        incarnation: as it says in Follow; "" before one has asked.
+        session: for its HELLO.
+        linked: a stream of it was there.
+        listens: what is said to it is kept until it has heard it.
+    """
+
+    end: LinkEnd
+    incarnation: str = ""
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    linked: bool = False
+    listens: bool = True
+
+
+class CoordinatorLinks:
+    """Server 0's links to the other servers of its job.  Any thread may call it.
+
+    Example::
+
+        links = CoordinatorLinks(log.staged, job.lose_server)
+        links.expect(plan.fingerprint(), servers=3)
+        links.broadcast(record)
+
+    Args:
+        received: called with a server's index and each of its messages, once and in order for each
+            server, in a thread for each.
+        lost: called with a server's index, once for each of its processes that is silent for the
+            heartbeat timeout, or whose place another one takes.  What was sent to it and not heard
+            is dropped.
+        joined: called with a server's index when a process of it has opened its first stream,
+            before its first message.  From here on it is sent what is said to it; the first
+            process of each server also what was said before.
+        heartbeat_timeout_seconds: silence of a server after which it is lost.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        received: Callable[[int, bytes], None],
+        lost: Callable[[int, PServerError], None],
+        *,
+        joined: Callable[[int], None] = _nothing,
+        heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._received, self._lost, self._joined = received, lost, joined
+        self._timeout, self._clock = heartbeat_timeout_seconds, clock
+        self._lock = threading.Lock()  # guards the two below; nothing blocks under it
+        self._fingerprint = ""
+        self._followers: dict[int, _Follower] = {}
+
+    # ---- the job ----
+
+    def expect(self, fingerprint: str, servers: int) -> None:
+        """From here on servers 1 to ``servers - 1`` of the plan with this fingerprint may follow;
+        links of another job end.
+        """
+        self.close()
+        with self._lock:
+            self._fingerprint = fingerprint
+            self._followers = {index: self._new(index) for index in range(1, servers)}
+
+    def close(self) -> None:
+        """Ends all links; nobody may follow until :meth:`expect`.  Harmless when called twice."""
+        with self._lock:
+            self._fingerprint = ""
+            followers, self._followers = self._followers, {}
+        for follower in followers.values():
+            follower.end.say_bye()
+            follower.end.cancel()
+
+    def _new(self, index: int) -> _Follower:
+        def received(message: bytes) -> None:
+            self._received(index, message)
+
+        return _Follower(LinkEnd(Kind.RECORD, received, self._clock))
+
+    def _free(self, index: int) -> _Follower:
+        """The place of a server for another process of it.  The caller holds the lock."""
+        free = self._followers[index] = self._new(index)
+        free.listens = False
+        return free
+
+    # ---- what the coordinator says ----
+
+    def send(self, server_index: int, message: bytes) -> None:
+        """Sends a message to one server, where it arrives once and in order.  It does not wait for
+        that server: before it follows, and while its stream is broken, messages are kept.  To a
+        server that is lost nothing is sent until another process of it has joined.
+
+        After :meth:`close` it does nothing.
+
+        Raises:
+            ValueError: the plan has no such server that follows; or the message has more than 2 MB.
+        """
+        with self._lock:
+            follower = self._followers.get(server_index)
+            count = len(self._followers)
+            heeded = follower is not None and follower.listens
+        if follower is not None:
+            if heeded:
+                follower.end.say(message)
+        elif count:
+            raise ValueError(f"expected a server from 1 to {count}, got {server_index}")
+
+    def broadcast(self, message: bytes) -> None:
+        """Sends a message to every other server of the job; see :meth:`send`."""
+        with self._lock:
+            followers = [each for each in self._followers.values() if each.listens]
+        for follower in followers:
+            follower.end.say(message)
+
+    # ---- followers ----
+
+    def follow(self, request: FollowRequest) -> str:
+        """The session of a server that wants to follow; "" while there is no job to follow.
+
+        Raises:
+            FingerprintMismatch: it runs another program.
+            Refused: the plan has no such server that follows.
+        """
+        with self._lock:
+            if not self._followers:
+                return ""
+            self._check(request.fingerprint, request.server_index)
+            if not request.incarnation:
+                raise Refused(f"server {request.server_index} does not say which start it is")
+            follower = self._followers[request.server_index]
+            if follower.incarnation == request.incarnation:
+                return follower.session
+            if not follower.incarnation:  # the first one: messages wait for it
+                follower.incarnation = request.incarnation
+                return follower.session
+            later = self._free(request.server_index)
+            later.incarnation = request.incarnation
+        self._lose(request.server_index, follower, "another process has taken its place")
+        return later.session
+
+    def _check(self, fingerprint: str, index: int) -> None:
+        if fingerprint != self._fingerprint:
+            raise FingerprintMismatch(
+                f"server {index} runs another program: expected the fingerprint "
+                f"{self._fingerprint!r}, got {fingerprint!r}"
+            )
+        if index not in self._followers:
+            raise Refused(
+                f"expected a server from 1 to {len(self._followers)} to follow, got {index}"
+            )
+
+    def _follower_of(self, hello: Hello) -> _Follower:
+        with self._lock:
+            self._check(hello.fingerprint, hello.server_index)
+            follower = self._followers[hello.server_index]
+            if not follower.incarnation or not secrets.compare_digest(
+                follower.session.encode(), hello.session.encode()
+            ):
+                raise Refused(f"this session of server {hello.server_index} is not known here")
+            return follower
+
+    def serve(self, stream: SequencedStream, hello: Hello) -> None:
+        """Serves one stream of a follower, after its HELLO, until it ends.
+
+        Raises:
+            Unreachable: it broke, or a later one has taken its place.
+            PServerError: the error that the peer is to be sent.
+        """
+        follower, index, end = self._link(stream, hello)
+        try:
+            end.attach(stream, hello.stream or 1)
+            while (header := end.next_frame(stream)) is not None:
+                if header.kind == Kind.BYE:
+                    self._left(index, follower)
+                    return
+                if header.kind not in (Kind.STAGED, Kind.PROBE):
+                    raise Refused(f"expected STAGED, PROBE or BYE, got kind {header.kind}")
+                end.take(stream, header)
+                if header.kind == Kind.PROBE:
+                    end.probe()
+            raise Unreachable("it ended without BYE")
+        except Unreachable:
+            with self._lock:
+                gone = self._followers.get(index) is not follower
+            if not gone:  # otherwise that was said already
+                raise
+        finally:
+            end.detach(stream)
+
+    def _link(self, stream: SequencedStream, hello: Hello) -> tuple[_Follower, int, LinkEnd]:
+        follower, index = self._follower_of(hello), hello.server_index
+        follower.end.last_heard = self._clock()
+        with self._lock:
+            first, follower.linked, follower.listens = not follower.linked, True, True
+        if first:
+            log.info("server %d follows, over %s", index, stream.transport)
+            self._joined(index)
+        return follower, index, follower.end
+
+    def _left(self, index: int, follower: _Follower) -> None:
+        """It has said BYE: its place is free."""
+        with self._lock:
+            if self._followers.get(index) is follower:
+                self._free(index)
+
+    def tick(self) -> None:
+        """Loses the servers that have been silent for longer than the heartbeat timeout.
+
+        The server's clock thread calls it a few times a second.
+        """
+        with self._lock:
+            silent = [
+                (index, follower)
+                for index, follower in self._followers.items()
+                if follower.linked and self._clock() - follower.end.last_heard > self._timeout
+            ]
+            for index, _ in silent:
+                self._free(index)
+        for index, follower in silent:
+            self._lose(index, follower, f"it has not been heard for {self._timeout:g} s")
+
+    def _lose(self, index: int, follower: _Follower, why: str) -> None:
+        follower.end.cancel()
+        log.warning("server %d follows no more: %s", index, why)
+        self._lost(index, ServerLost(f"server {index}: {why}"))

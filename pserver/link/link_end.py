@@ -1,0 +1,206 @@
+"""One end of a link: its messages leave on the present stream, and again on the one that takes its
+place.
+
+[Note: exactly once and in order]  A stream may break with frames on their way, and neither end
+knows which have arrived.  So messages are numbered over all streams of a link, each frame says how
+many of the peer's were heard, and an end keeps what was not.  On a new stream it says that again,
+and the peer drops what it knows.  An earlier stream may still bring frames: none of them counts any
+more, as two threads could hand out the messages of both in a wrong order.
+
+[Note: whoever sends takes all]  A message leaves in the thread that says it: no other thread has to
+wake up for it.  Where another thread is sending, that one takes this message along, together with
+all others that have come meanwhile.  What is on its way is bounded, below what the buffers of a
+transport hold, so no thread that says a message waits for a peer that does not read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pserver.errors import CorruptFrame, GarbledStream, Unreachable
+from pserver.link.messages import Messages
+from pserver.transport.sequenced import SequencedStream
+from pserver.wire_pb2 import Frame, Kind
+
+ASK_SECONDS = 0.02  # between two questions whether the peer has heard all
+
+
+class LinkEnd:
+    """One end of a link.  Any thread may say something; one thread for each stream receives.
+
+    Args:
+        kind: of its frames: STAGED or RECORD.
+        received: called with each message of the peer, once and in order, in the thread of a
+            stream.
+        clock: seconds that never go back.
+
+    Attributes:
+        last_heard: when a frame has arrived last.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        received: Callable[[bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kind, self._received, self._clock = kind, received, clock
+        self.last_heard = clock()
+        # guards the four below; nothing blocks under it
+        self._changed = threading.Condition()
+        self._messages = Messages()
+        self._stream: SequencedStream | None = None
+        self._number = 0  # of the stream, by the follower's count
+        self._sending = False  # a thread sends, and takes along what there is
+        # held while messages are handed out; taken before _changed
+        self._handing_out = threading.Lock()
+
+    # ---- streams ----
+
+    def attach(self, stream: SequencedStream, number: int) -> None:
+        """The link's stream from here on, in place of an earlier one, which breaks.
+
+        Raises:
+            Unreachable: a later one is there already.
+        """
+        with self._changed:
+            if number <= self._number:
+                raise Unreachable(
+                    f"it is stream {number} of the link, and came after stream {self._number}"
+                )
+            earlier, self._stream, self._number = self._stream, stream, number
+            self._messages.begin_again()
+        if earlier is not None:
+            earlier.cancel()
+        self._send()
+
+    def detach(self, stream: SequencedStream) -> None:
+        """This stream has ended; messages wait for the next."""
+        with self._changed:
+            if self._stream is stream:
+                self._stream = None
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Breaks the present stream."""
+        with self._changed:
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        if stream is not None:
+            stream.cancel()
+
+    # ---- messages ----
+
+    def say(self, message: bytes) -> None:
+        """Says a message: it leaves now, or on the next stream.
+
+        Raises:
+            ValueError: it is too large.
+        """
+        with self._changed:
+            self._messages.add(message)
+        self._send()
+
+    def _send(self) -> None:
+        """See [Note: whoever sends takes all]."""
+        while True:
+            with self._changed:
+                stream = self._stream
+                if self._sending or stream is None:
+                    return
+                first, batch = self._messages.next_batch()
+                if not batch:
+                    return
+                frame = Frame(
+                    kind=self._kind, log=batch, log_first=first, log_heard=self._messages.told()
+                )
+                self._sending = True
+            try:
+                stream.send(frame)
+            except Unreachable:
+                self.detach(stream)  # its own thread sees it too
+            finally:
+                with self._changed:
+                    self._sending = False
+
+    def probe(self) -> None:
+        """Sends PROBE, which tells what was heard, and which a coordinator answers."""
+        with self._changed:
+            stream, heard = self._stream, self._messages.told()
+        if stream is not None:
+            with suppress(Unreachable):
+                stream.send(Frame(kind=Kind.PROBE, log_heard=heard))
+
+    def say_bye(self) -> None:
+        """Tells the peer that the link ends, and ends this side of the stream."""
+        with self._changed:
+            stream = self._stream
+        if stream is not None:
+            with suppress(Unreachable):
+                stream.send(Frame(kind=Kind.BYE))
+                stream.close()
+
+    def wait_heard(self, timeout_seconds: float) -> bool:
+        """Asks until the peer has heard all messages, or the stream has broken.
+
+        Returns:
+            Whether it has.
+        """
+        deadline = self._clock() + timeout_seconds
+        while self._clock() < deadline:
+            self.probe()
+            with self._changed:
+                if self._changed.wait_for(self._is_done, ASK_SECONDS):
+                    return not self._messages.unheard
+        return False
+
+    def _is_done(self) -> bool:
+        return not self._messages.unheard or self._stream is None
+
+    # ---- what arrives ----
+
+    def next_frame(self, stream: SequencedStream) -> Frame | None:
+        """The next frame of a stream; None at its end.
+
+        Raises:
+            Unreachable: it broke.
+            GarbledStream: what came is no frame.
+        """
+        try:
+            received = stream.receive()
+        except CorruptFrame as error:
+            raise GarbledStream(str(error)) from error
+        return None if received is None else received[0]
+
+    def take(self, stream: SequencedStream, header: Frame) -> None:
+        """Takes a frame of a stream, and hands out its messages.
+
+        Raises:
+            Unreachable: another stream has taken the place of this one.
+            GarbledStream: the frame contradicts those before it.
+        """
+        with self._handing_out:
+            for message in self._take(stream, header):
+                self._received(message)
+        self._send()  # there may be room now
+        with self._changed:
+            is_due = self._messages.is_due
+        if is_due:
+            self.probe()
+
+    def _take(self, stream: SequencedStream, header: Frame) -> Sequence[bytes]:
+        with self._changed:
+            if self._stream is not stream:
+                raise Unreachable("another stream has taken the place of this one, or it broke")
+            self.last_heard = self._clock()
+            try:
+                self._messages.was_heard(header.log_heard)
+                fresh = self._messages.hear(header.log_first, header.log)
+            except CorruptFrame as error:
+                raise GarbledStream(str(error)) from error
+            if not self._messages.unheard:
+                self._changed.notify_all()
+            return fresh

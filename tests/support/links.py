@@ -1,0 +1,123 @@
+"""Servers that coordinate a job or follow in it, without the job: both ends of a link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from typing import Any, cast
+
+from pserver.config import ServerConfig
+from pserver.errors import PServerError
+from pserver.job.decisions import Links
+from pserver.link.coordinator_links import CoordinatorLinks
+from pserver.link.follower_link import FollowerLink
+from pserver.security import token_files
+from pserver.security.access import OPEN, Access
+from pserver.security.keys import Keys
+from pserver.security.secret import Secret
+from pserver.transport.registry import TRANSPORTS
+from tests.support.cluster_keys import key_folder
+from trainer.checker.trial import TwinServer
+
+SECONDS = 10.0  # the deadline of every wait here
+PLAN = "a plan"
+
+
+class Coordinator:
+    """A server with links to two others, of the transports that there are.
+
+    Attributes:
+        links: its links.
+        received: what came, with the index of its server.
+        joined: the indices of servers, as they came.
+        lost: the indices of servers, with an error.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        self.received: Queue[tuple[int, bytes]] = Queue()
+        self.joined: Queue[int] = Queue()
+        self.lost: Queue[tuple[int, PServerError]] = Queue()
+        self.server = TwinServer(ServerConfig(**{"heartbeat_timeout_seconds": SECONDS, **config}))
+        self.links = CoordinatorLinks(
+            lambda index, message: self.received.put((index, message)),
+            lambda index, error: self.lost.put((index, error)),
+            joined=self.joined.put,
+            heartbeat_timeout_seconds=self.server.config.heartbeat_timeout_seconds,
+        )
+
+    def __enter__(self) -> Coordinator:
+        self.server.start()
+        self.server.job.links = cast(Links, self.links)  # without the job's log
+        self.links.expect(PLAN, 3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.links.close()
+        self.server.stop()
+
+    def hear(self, count: int) -> list[tuple[int, bytes]]:
+        """The next messages."""
+        return [self.received.get(timeout=SECONDS) for _ in range(count)]
+
+
+class Follower:
+    """A link to a coordinator.
+
+    Attributes:
+        link: the link.
+        received: what came.
+        lost: what ended it.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        index: int = 1,
+        *,
+        plan: str = PLAN,
+        access: Access = OPEN,
+        transports: Sequence[str] = ("inprocess",),
+        endpoint: str = "",
+        **timeouts: float,
+    ) -> None:
+        self.received: Queue[bytes] = Queue()
+        self.lost: Queue[PServerError] = Queue()
+        self.link = FollowerLink(
+            endpoint or coordinator.server.endpoint,
+            index,
+            plan,
+            access,
+            self.received.put,
+            self.lost.put,
+            transports=transports,
+            **{"heartbeat_timeout_seconds": SECONDS, "start_timeout_seconds": SECONDS, **timeouts},
+        )
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+    def hear(self, count: int) -> list[bytes]:
+        """The next messages."""
+        return [self.received.get(timeout=SECONDS) for _ in range(count)]
+
+
+def access_of(kind: str, folder: Path) -> tuple[dict[str, str], Access]:
+    """The settings of a coordinator that is "open", asks for a "secret" or for "keys", and what a
+    following server of the same job has.
+    """
+    if kind == "open":
+        return {}, OPEN
+    if kind == "secret":
+        secret = Secret.make()
+        path = folder / "operator.token"
+        token_files.write(path, secret)
+        return {"token_file": str(path)}, Access(secret)
+    keys = str(key_folder() / "a")
+    return {"keys": keys}, Access(keys=Keys(keys, ("server",)))
+
+
+EVERY_TRANSPORT = tuple(TRANSPORTS)
