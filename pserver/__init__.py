@@ -107,7 +107,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
-    job_log/         which steps count, written down in order; pure
+    link/            small messages between server 0 and the other servers of a job
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
@@ -137,6 +137,8 @@ The threads of a server::
     grpc exchange_N         a pool: one for each grpc stream
     exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
+    follows HOST:PORT       server k > 0: asks server 0 for the link, opens its streams, receives
+    link beats HOST:PORT    server k > 0: PROBE on the link, a few times a second
     accepts shm N, tcp N    accept connections
     proxy N                 accepts for gRPC, and passes bytes on; see transport/tcp_proxy.py
     metrics                 accepts readers of metrics; a thread answers each
@@ -159,6 +161,11 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
     Snapshot._lock          one slice's copy; held while the copy is made
     LockedTable._lock       one table; held for a whole update, lookup or scan; taken by itself
 
+    LinkEnd._handing_out    messages of one link, handed out one by one.  The clock's thread ends
+                            links under no lock at all
+    CoordinatorLinks._lock, LinkEnd._changed
+                            who follows, and what of a link is not heard yet; no thread sends under
+                            them
     DrainingStreams.condition, OpenStreams._condition
                             which streams are open; neither handlers nor cancel run under them
     SequencedStream._sending, and a transport's own
@@ -221,6 +228,7 @@ Words
     commit          the frame that completes a step; also the call that takes the step
     contribution    one trainer's committed step, as the job sees it
     control call    a unary gRPC call (Join, Install, Save, ...); never carries tensors
+    coordinator     server 0 of a job, which the other servers follow
     fence           a stream's number: a later stream of the same trainer and lane shuts out an
                     earlier one, of which no further frame is acted on
     fingerprint     a checksum of the plan; every process of a job has the same
@@ -229,6 +237,7 @@ Words
     incarnation     one start of a trainer's process; a random name
     key             a secret by which one end proves its role to the other: trainer's, operator's
     lane            the parameters that share one update mode and one sequence of steps
+    link            messages between server 0 and another server, over streams one by one
     manifest        the facts that the fingerprint covers; or the ``checkpoint.json``
     outcome         what a committed step has led to: version, trainers, overflow
     part            a run of bytes of one variable, in a frame
@@ -298,6 +307,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     launcher/planning/cost.py        the cost model
     launcher/process.py              no orphans
     launcher/terminal.py             who owns the terminal
+    link/link_end.py                 exactly once and in order
+    link/link_end.py                 whoever sends takes all
     memory/garbage_collector.py      frozen modules
     memory/malloc.py                 warm buffers
     memory/malloc.py                 holes

@@ -5,8 +5,8 @@ In reading order::
     client            one server: control calls, channels, heartbeat; the order of all calls
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
-    greeting          the first frames of a stream: HELLO, and before it the server's proof
     missed_values     below that: what of a reply has to be asked for once more
+    awaited           what a trainer waits for in one request
     request_times     the spans of one request, for a trace
     trace_calls       the calls that belong to a trace, and the server's clock
     silence           below that: how long nothing has arrived

@@ -139,7 +139,9 @@ class Channel(RetryingStream):
             buffers=buffers,
         )
         if self.heard is not None:
-            self._reply.add_done_callback(partial(self._tell, self.heard, time.perf_counter()))
+            self._awaited.reply.add_done_callback(
+                partial(self._tell, self.heard, time.perf_counter())
+            )
         if self._times is not None:
             for waiting in self._packer.flush():
                 self._queue(waiting)

@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 
+from pserver.client.awaited import Awaited
 from pserver.client.missed_values import MissedValues
 from pserver.client.replies import Reply
 from pserver.client.silence import Silence
@@ -98,10 +99,8 @@ class RetryingStream:
     ) -> None:
         self.bytes_out = self.bytes_in = self.reconnects = 0
         self.failure: PServerError | None = None
-        self._open_stream = open_stream
-        self._destination = destination
-        self._timeout_seconds = timeout_seconds
-        self._name = name
+        self._open_stream, self._destination = open_stream, destination
+        self._timeout_seconds, self._name = timeout_seconds, name
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
@@ -109,14 +108,13 @@ class RetryingStream:
         self._corrupt = 0  # streams of this request that brought bytes that are no frame
         self._probe_seconds = PROBE_SECONDS  # until the next PROBE
         self._silence = Silence(max(timeout_seconds / 4, 2 * PROBE_SECONDS))
-        self._lock = threading.Lock()  # guards the eight below; nothing blocks under it
+        self._lock = threading.Lock()  # guards the seven below; nothing blocks under it
         self._leaving = 0  # frames that are queued or being sent
         self._stream = open_stream(self._opened)
         self._number = self._opened  # of that stream
         self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
-        self._reply: Future[Reply] = Future()
-        self._norms: Future[Mapping[str, float]] = Future()
+        self._awaited = Awaited()
         self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
@@ -138,17 +136,22 @@ class RetryingStream:
         self._probe_seconds = PROBE_SECONDS
         with self._lock:
             self._requests += 1
-            self._request, self._reply, self._norms = [], Future(), Future()
+            self._request, self._awaited = [], Awaited()
             if self.failure is not None or self._closing:
                 self._end_request()
-            return self._reply
+            return self._awaited.reply
 
     @property
     def norms(self) -> Future[Mapping[str, float]]:
         """This server's part of the squared norms in the step under way, where norms clip on
         servers.
         """
-        return self._norms
+        return self._awaited.norms
+
+    @property
+    def sent(self) -> Future[None]:
+        """Done when the COMMIT of the request under way has left, or the request has failed."""
+        return self._awaited.sent
 
     def _post(self, kind: Kind, step: int, tensors: NamedTensors) -> None:
         """Queues tensors to be sent, small ones together."""
@@ -217,9 +220,7 @@ class RetryingStream:
     def _end_request(self) -> None:
         """What has not been answered fails.  The caller holds the lock."""
         closed = Unreachable(f"{self._name}: this trainer has closed the connection")
-        for future in (self._reply, self._norms):
-            if not future.done():
-                future.set_exception(self.failure or closed)
+        self._awaited.fail(self.failure or closed)
 
     def end_if_silent(self) -> None:
         """Breaks the stream if an answer is overdue; called from time to time.
@@ -227,7 +228,7 @@ class RetryingStream:
         See [Note: sending again].
         """
         with self._lock:
-            stream, waiting = self._stream, bool(self._request) and not self._reply.done()
+            stream, waiting = self._stream, bool(self._request) and not self._awaited.reply.done()
         if waiting and (seconds := self._silence.overdue()):
             log.warning("%s: nothing has arrived on a stream for %.1f s", self._name, seconds)
             stream.cancel()
@@ -251,6 +252,8 @@ class RetryingStream:
                 with self._silence.sending(probe=header.kind == Kind.PROBE):
                     stream.send(header, payload)
                 self.bytes_out += sum(memoryview(buffer).nbytes for buffer in payload)
+                if header.kind == Kind.COMMIT and header.request == self._requests:
+                    self._resolve(self._awaited.sent, None)
         except Unreachable:
             pass  # the inbox sees it too, and opens another stream
         except PServerError as error:
@@ -268,7 +271,7 @@ class RetryingStream:
                 item = self._outgoing.get(timeout=self._probe_seconds)
             except queue.Empty:
                 with self._lock:
-                    if self._request and not self._reply.done():
+                    if self._request and not self._awaited.reply.done():
                         self._probe_seconds = min(2 * self._probe_seconds, MAX_PROBE_SECONDS)
                         self._leaving += 1
                         return self._number, (Frame(kind=Kind.PROBE), ())
@@ -304,7 +307,7 @@ class RetryingStream:
             elif header.kind == Kind.DONE:
                 self._answered(header.done)
             elif header.kind == Kind.NORMS:
-                self._resolve(self._norms, dict(header.norms.squared))
+                self._resolve(self._awaited.norms, dict(header.norms.squared))
             elif header.kind == Kind.DRAIN:
                 self.fail(ServerLost(f"{self._name} is shutting down"))
             elif header.kind not in (Kind.PROBE, Kind.FAILURE):
@@ -359,7 +362,7 @@ class RetryingStream:
             self._request = []
         self._silence.answered()
         self._corrupt = 0
-        self._resolve(self._reply, reply)
+        self._resolve(self._awaited.reply, reply)
 
     def _resolve(self, future: Future[Any], result: object) -> None:
         """Sets a result, once: after a request was sent again its reply may come again."""
@@ -409,7 +412,7 @@ class RetryingStream:
                 self.reconnects += 1
                 if self._silence.begin_again():
                     self._put_out((Frame(kind=Kind.PROBE), ()))
-                for frame in self._request if not self._reply.done() else ():
+                for frame in self._request if not self._awaited.reply.done() else ():
                     self._put_out(frame)
         if ended:
             stream.cancel()

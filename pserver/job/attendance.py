@@ -166,6 +166,8 @@ class Attendance(Endings):
             raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
         if known is not None and known.state is MemberState.LOST and self.failure is None:
             return self._join_again(request)
+        if known is not None and self.program is not None and not self.program.decisions.decides:
+            return None  # server 0 has let it in, and the record of the other's loss is on its way
         if known is not None:
             raise Busy(
                 f"trainer {trainer} takes part in the server's job already; start another server "

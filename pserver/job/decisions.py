@@ -32,6 +32,9 @@ from pserver.job_log.records import (
     records_bytes,
     records_of,
 )
+from pserver.transport.sequenced import SequencedStream
+from pserver.wire_pb2 import FollowRequest, Hello
+from transpiler.plan.plan import Deployment
 
 
 class Link(Protocol):
@@ -46,12 +49,32 @@ class Link(Protocol):
         """Nothing comes or goes any more."""
 
 
+class Links(Protocol):
+    """What connects the servers of a job; see :mod:`pserver.service.server_links`."""
+
+    def connect(self, deployment: Deployment, decisions: Decisions) -> Link:
+        """The link of this server to the others."""
+
+    def follow(self, request: FollowRequest) -> str:
+        """The session of a server that wants to follow; "" while there is no job to follow."""
+
+    def serve(self, stream: SequencedStream, hello: Hello) -> None:
+        """Serves a following server's stream until it ends."""
+
+    def tick(self) -> None:
+        """The server's clock calls it a few times a second."""
+
+
 class Followed(Protocol):
     """A lane, as far as the log concerns it."""
 
     @property
     def index(self) -> int:
         """Which lane of the plan."""
+
+    @property
+    def undecided(self) -> int:
+        """How many steps are staged, and have no record."""
 
     def decided(self, steps: Sequence[ProcessStep], time: float) -> None:
         """The record of these steps stands."""
@@ -96,16 +119,17 @@ class Decisions:
         self.lanes: Sequence[Followed] = ()
         self.joined: dict[Process, tuple[int, ...]] = {}
         self._job, self._lost, self._clock = job, lost, clock
+        self._cut: PServerError | None = None
         self._link: Link | None = None
         self._unsent: list[bytes] = []  # until there is a link
-        self._alone = servers == 1
+        self._alone, self._closed = servers == 1, False
         self._rounds = rounds
         # on server 0
         self._coordinator = None if server else Coordinator(servers, rounds, awaited)
         self._last = 0  # record that took effect
 
-    def connect(self, link: Link | None) -> None:
-        """From here on messages go over a link; None: there are no other servers."""
+    def connect(self, link: Link) -> None:
+        """From here on messages go over a link to the other servers."""
         self._link, unsent = link, self._unsent
         self._unsent = []
         for data in unsent:
@@ -113,6 +137,7 @@ class Decisions:
 
     def close(self) -> None:
         """The job is over."""
+        self._closed = True
         if self._link is not None:
             self._link.close()
 
@@ -125,6 +150,8 @@ class Decisions:
 
     def staged(self, lane: int, member: Member, step: int) -> None:
         """All of a trainer's step is here."""
+        if self._cut is not None:
+            self._job.fail(self._cut)
         notice = Staged(lane, ProcessStep(process_of(member), step))
         if self._coordinator is None:
             self._send(notices_bytes([notice]))
@@ -169,11 +196,12 @@ class Decisions:
         if self._coordinator is None:
             records = records_of(data)
             with self._job.condition:
-                self._take(records)
+                if not self._closed:
+                    self._take(records)
             return
         notices = notices_of(data)
         with self._job.condition:
-            for notice in notices:
+            for notice in notices if not self._closed else ():
                 self._noticed(server, notice)
 
     def _noticed(self, server: int, notice: Notice) -> None:
@@ -184,8 +212,13 @@ class Decisions:
             self._append(self._coordinator.staged(server, notice, self._clock()))
 
     def cut(self, error: PServerError) -> None:
-        """The link is broken for good: the job cannot go on."""
-        self._job.fail(error)
+        """The link has ended.  The job fails where a step needs it: on a server that has had its
+        last one the job may be over already.
+        """
+        with self._job.condition:
+            self._cut = error
+            if not self._closed and any(lane.undecided for lane in self.lanes):
+                self._job.fail(error)
 
     # ---- what the log says ----
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pserver.config import ServerConfig
 from pserver.errors import Draining, PServerError, TrainerLost
 from pserver.job.announcements import Announcements
-from pserver.job.decisions import process_of
+from pserver.job.decisions import Links, process_of
 from pserver.job.events import EventLog
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.job_identity import JobIdentity
@@ -36,6 +36,7 @@ class Endings(ABC):
         lifecycle: the job's state, its failure and its lock.
         program: what the present job has installed; None before that.
         observations: who reads without taking part.
+        links: to the other servers of a job; None: each decides by itself.
         log: what peers bring about.
     """
 
@@ -51,6 +52,7 @@ class Endings(ABC):
         self._identity = JobIdentity()
         self._members = Membership(1, clock())
         self._announcements = Announcements()
+        self.links: Links | None = None
         self.log = EventLog(log, self.lifecycle.events)
         self.observations = Observations()
 
@@ -108,6 +110,8 @@ class Endings(ABC):
                 self._check_missing(now)
             if self._members.by_trainer:
                 self._close_if_over()
+        if self.links is not None:  # not under the job's lock
+            self.links.tick()
 
     # ---- trainers that are lost: see [Note: the job's log] ----
 

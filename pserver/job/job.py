@@ -21,7 +21,7 @@ from pserver.errors import (
 )
 from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
-from pserver.job.decisions import Decisions, process_of
+from pserver.job.decisions import Decisions, Links, process_of
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.job_trace import JobTrace
@@ -53,6 +53,7 @@ class Job(Attendance):
         config: the server's.
         transports: the transports that the server listens on, by name, with the port of each.
         clock: seconds that never go back.
+        links: connects the servers of a job of several; None: each decides by itself.
 
     Attributes:
         lifecycle: the job's state, its failure and its lock.
@@ -67,8 +68,10 @@ class Job(Attendance):
         config: ServerConfig,
         transports: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
+        links: Links | None = None,
     ) -> None:
         super().__init__(config, transports, clock)
+        self.links = links
         self.tracing = JobTrace()
         self.received = Counter[str]()
         self.sent = Counter[str]()
@@ -85,6 +88,8 @@ class Job(Attendance):
         if self.config.once:  # for who asks what the one job has left
             self._left = self.program, self._members
         self.traffic = ByteCounters(self.has)
+        if self.program is not None:
+            self.program.decisions.close()
         self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
@@ -155,11 +160,13 @@ class Job(Attendance):
     def _decisions(self, program: Program) -> Decisions:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
+        plan, members = deployment.plan, self._members
+        linked = plan.servers > 1 and self.links is not None
         return Decisions(
-            1,
-            0,
-            [lane.kind.waits_for_all for lane in deployment.plan.lanes],
-            self._members.awaited,
+            plan.servers if linked else 1,
+            deployment.server_index if linked else 0,
+            [lane.kind.waits_for_all for lane in plan.lanes],
+            members.awaited,
             self._lose,
             self.lifecycle,
         )
@@ -210,6 +217,9 @@ class Job(Attendance):
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
+        deployment = installed.program.deployment
+        if self.links is not None and deployment is not None and deployment.plan.servers > 1:
+            installed.decisions.connect(self.links.connect(deployment, installed.decisions))
         for member in self._members.joined():
             installed.decisions.join(process_of(member), ())
 
@@ -378,6 +388,25 @@ class Job(Attendance):
         """Begins or ends a trace, takes a trainer's spans or gives them."""
         trainer = self.member(request.session).trainer
         return self.tracing.answer(trainer, self._identity.server_index, self.run, request)
+
+    def follow(self, request: wire.FollowRequest) -> wire.FollowReply:
+        """Gives another server of the job the session of its link, where this one coordinates it.
+
+        Raises:
+            FingerprintMismatch: it runs another program.
+            Refused: the plan has no such server, or it has no transport in common with this one.
+        """
+        session = "" if self.links is None else self.links.follow(request)
+        if not session:
+            return wire.FollowReply()
+        transport = choose_transport(request, self.transports)
+        return wire.FollowReply(
+            ready=True,
+            session=session,
+            transport=transport,
+            data_port=self.transports[transport],
+            heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
+        )
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
         """Takes no new trainers and no new steps; every trainer is told."""

@@ -157,6 +157,8 @@ class LaneExecutor:
             self.buffers.check(step, member.trainer, contribution.buffers)
             again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
+            # one who has just joined may be here before the round of the others is applied
+            self._staged.wait_until(member, lambda: again or not self._round.time)
             current = self._round
             if again:
                 self._steps.repeated()
@@ -376,6 +378,12 @@ class LaneExecutor:
                 current.committed, current.overflow, refuses, current.nonfinite, current.outliers
             )
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
+
+    @property
+    def undecided(self) -> int:
+        """Steps that have come and have no record."""
+        with self._job.condition:
+            return len(self._staged) + (0 if self._round.time else len(self._round.contributions))
 
     @property
     def queued(self) -> int:

@@ -119,10 +119,13 @@ class Coordinator:
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
 
     def complete(self, lane: int, now: float) -> list[Record]:
-        """The record of a lane's round, if all who are awaited have staged it everywhere."""
-        ready = [step for step in self._staged[lane] if self._everywhere(lane, step)]
-        missing = set(self._awaited(lane)) - {step.process.trainer for step in ready}
-        return [self._decide(lane, sorted(ready), now)] if ready and not missing else []
+        """The record of a lane's round, if all who are awaited have staged it everywhere.  A step
+        that is its trainer's last one is in the round, too, though nobody awaits its trainer.
+        """
+        steps = sorted(self._staged[lane])
+        everywhere = all(self._everywhere(lane, step) for step in steps)
+        missing = set(self._awaited(lane)) - {step.process.trainer for step in steps}
+        return [self._decide(lane, steps, now)] if steps and everywhere and not missing else []
 
     def _everywhere(self, lane: int, step: ProcessStep) -> bool:
         return len(self._staged[lane][step]) == self._servers

@@ -35,7 +35,7 @@ def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, Role]:
     said = hello_bytes(hello.session, hello.trainer_id, hello.lane, hello.stream, hello.tables)
     try:
         here = stream.transport in ("shm", "inprocess")
-        role = guard.admit("HELLO", said, proof, stream.bearer, here)
+        role = guard.admit("HELLO", said, proof, stream.bearer, here, of_peer=hello.follower)
     except Stale as error:
         raise Unreachable(str(error)) from error
     return hello, role

@@ -38,6 +38,7 @@ from pserver.metrics.json_log import LINES
 from pserver.security.access import Access
 from pserver.service import stream_handler
 from pserver.service.draining_streams import DrainingStreams
+from pserver.service.server_links import ServerLinks
 from pserver.service.server_metrics import ServerMetrics
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import shm, tcp
@@ -145,7 +146,8 @@ class Server:
             exchanges = Exchanges(self._streams.handle, self.config.limits)
             self._transports.append(exchanges)
             ports["grpc"] = self._control.port
-        self.job = Job(self.config, ports)
+        links = ServerLinks(self.config, self._access)
+        self.job = Job(self.config, ports, links=links)
         if program is not None:
             self.job.preset(program, program.storage or Storage({}, None))
         self._ready.set()

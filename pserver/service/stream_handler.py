@@ -1,12 +1,11 @@
-"""Serves one stream from its HELLO to its end: for a trainer or for an observer."""
+"""Serves one stream from its HELLO to its end: for a trainer, an observer or another server."""
 
 from __future__ import annotations
 
 import logging
 
-from pserver.errors import JobFailed, PServerError, Unreachable
+from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.job.job import Job
-from pserver.job.membership import Member
 from pserver.security.guard import OPEN_GUARD, Guard, check
 from pserver.security.permissions import role_for_call
 from pserver.service.answers import tell
@@ -25,10 +24,18 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
         working: is told while a request is being worked on.
         guard: whom the server lets in.
     """
-    member: Member | None = None
+    who = ""
     stream = numbered = SequencedStream(stream, job.traffic)
     try:
         hello, role = hello_of(stream, guard)
+        if hello.follower:
+            check(role, role_for_call("Follow", None), "a server's link")
+            who = f"server {hello.server_index}"
+            numbered.admit()
+            if job.links is None:
+                raise Refused("this server coordinates no job now")
+            job.links.serve(numbered, hello)
+            return
         observation = job.observations.find(hello.session)
         if observation is not None:
             check(role, role_for_call("Observe", None), "an observer's stream")
@@ -36,29 +43,29 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
             ReadingService(numbered, job, observation).serve()
             return
         member = member_of(hello, job)
+        who = f"trainer {member.trainer}"
         numbered.admit()
         place = "tables" if hello.tables else f"lane {hello.lane}"
         with job.tracing.spans.thread(f"trainer {member.trainer}, {place}"):
             TensorService(numbered, job, member, hello, role, working).serve()
     except Unreachable as error:
-        _say(job, member, stream, "broke", error)
+        _say(job, who, stream, "broke", error)
     except PServerError as error:
-        _say(job, member, stream, "ends", error)
+        _say(job, who, stream, "ends", error)
         tell(stream, error)
     except Exception as error:
-        job.log.say("bug", f"the stream of {_name(member, stream)} ends", logging.ERROR, error)
+        job.log.say("bug", f"the stream of {_name(who, stream)} ends", logging.ERROR, error)
         tell(stream, JobFailed(f"the server failed: {type(error).__name__}: {error}"))
     finally:
         working.rests(numbered)
         stream.close()
 
 
-def _say(job: Job, member: Member | None, stream: Stream, how: str, error: PServerError) -> None:
+def _say(job: Job, who: str, stream: Stream, how: str, error: PServerError) -> None:
     """Logs how a stream has ended."""
-    whose = "stranger" if member is None else f"trainer {member.trainer}"
-    kind = f"{whose} {how} {type(error).__name__}"
-    job.log.say(kind, f"the stream of {_name(member, stream)} {how}: {error}")
+    kind = f"{who or 'stranger'} {how} {type(error).__name__}"
+    job.log.say(kind, f"the stream of {_name(who, stream)} {how}: {error}")
 
 
-def _name(member: Member | None, stream: Stream) -> str:
-    return stream.peer if member is None else f"trainer {member.trainer} ({stream.peer})"
+def _name(who: str, stream: Stream) -> str:
+    return f"{who} ({stream.peer})" if who else stream.peer

@@ -146,8 +146,8 @@ class RequestPipeline:
         leaves: Callable[[int], None] = lambda number: None,
         changes: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> tuple[Reply, Tensors]:
-        """Sends one message to every server, ``thread_pool_size`` of them at a time, and waits for
-        the replies.
+        """Sends one message to every server, to ``thread_pool_size`` of them at a time, and waits
+        for the replies: none of them comes before all servers have the message.
 
         Args:
             gradients: by slice.
@@ -168,7 +168,7 @@ class RequestPipeline:
             self.step += 1
             leaves(self.step)
             self._reusable, self._values = gradients if reuse else {}, {}
-            replies: list[Future[Reply]] = []
+            replies, leaving_for = list[Future[Reply]](), list[Future[None]]()
             divided = {
                 name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
             }
@@ -177,8 +177,9 @@ class RequestPipeline:
             found = self.checks.take_out(steps)
             leaving = self._model_buffers.take_out()
             for server, channel in enumerate(self._channels):
-                self._wait_for_room(replies)
+                self._wait_for_room(leaving_for)
                 replies.append(channel.begin())
+                leaving_for.append(channel.sent)
                 channel.assign(self.step, self._slices.here(server, assignments))
                 names = self._model_buffers.assign(channel, server, self.step, leaving)
                 channel.push(self.step, self._of_server(server, encoded))
@@ -218,12 +219,12 @@ class RequestPipeline:
         """What of encoded gradients goes to a server, in the order of the plan."""
         return [part for name in self._slices.order(server) for part in encoded.get(name, ())]
 
-    def _wait_for_room(self, replies: list[Future[Reply]]) -> None:
+    def _wait_for_room(self, leaving_for: list[Future[None]]) -> None:
         while (
-            len(under_way := [reply for reply in replies if not reply.done()])
+            len(leaving := [sent for sent in leaving_for if not sent.done()])
             >= self._lane.thread_pool_size
         ):
-            wait(under_way, return_when=FIRST_COMPLETED)
+            wait(leaving, return_when=FIRST_COMPLETED)
 
     def pull(self, names: Collection[str] | None = None) -> Pulled:
         """Fetches slices, without sending anything.

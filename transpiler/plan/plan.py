@@ -48,7 +48,7 @@ class Lane:
         send_queue_size: steps that may be on their way before a further one waits; with 1 a step
             waits for its own result.
         send_wait_times: how often, 10 ms each, the sender waits for a further step to merge.
-        thread_pool_size: the most servers that a lane's message is on its way to at a time.
+        thread_pool_size: the most servers that a lane's message leaves for at a time.
         independent_recv_thread: parameters are fetched by a thread of their own, not with the
             answer to a step.
         min_send_grad_num_before_recv: messages after which parameters are fetched again.

@@ -69,6 +69,17 @@ def test_a_round_is_complete_without_a_trainer_that_is_not_awaited_any_more() ->
     assert not job.coordinator.complete(0, 1.0)
 
 
+def test_a_round_has_the_last_step_of_a_trainer_that_is_not_awaited_any_more() -> None:
+    """It waits until every server has that step, too."""
+    job = Job()
+    job.awaited = {0}
+    assert not job.say(0, staged(SECOND, 1), staged(FIRST, 1)) + job.say(1, staged(FIRST, 1))
+
+    (record,) = job.say(1, staged(SECOND, 1))
+
+    assert record.what == Decided(0, (ProcessStep(FIRST, 1), ProcessStep(SECOND, 1)))
+
+
 def test_what_a_lost_trainer_has_staged_is_dropped_and_what_is_decided_counts() -> None:
     """Neither what it sends later, nor what another server tells later, counts."""
     job = Job()

@@ -137,7 +137,7 @@ def test_no_transport_in_common_is_refused() -> None:
     """A trainer that cannot use what the server offers is told what both have."""
     with Server(ServerConfig(transport="grpc")) as server:
         with pytest.raises(
-            Refused, match="no transport in common: the server has .*grpc.*, the trainer .*tcp"
+            Refused, match="no transport in common: the server has .*grpc.*, the peer .*tcp"
         ):
             Trainer(server.endpoint, transports=("tcp",))
 

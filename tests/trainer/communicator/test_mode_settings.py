@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from pserver.client import retrying_stream
+from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from tests.support.eager_modes import Held, eventually, strategy_of
@@ -57,6 +60,22 @@ class Bare:
     def close(self) -> float:
         self.communicator.leave()
         return float(self.w[0])
+
+
+@contextmanager
+def nothing_leaves(channel: Channel) -> Iterator[None]:
+    """While it lasts the thread that sends on a channel stands still."""
+    free, send = threading.Event(), channel._send
+
+    def held(number: int, frame: Any) -> None:
+        free.wait(timeout=10.0)
+        send(number, frame)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(retrying_stream, "DIRECT_BYTES", -1)  # that thread sends all
+        patched.setattr(channel, "_send", held)
+        yield
+        free.set()
 
 
 @pytest.fixture
@@ -133,18 +152,19 @@ def test_send_queue_size_blocks_the_step_that_finds_no_slot(server: Server) -> N
 
 @pytest.mark.observes("a_sync_configs.thread_pool_size")
 def test_thread_pool_size_bounds_the_sends_in_flight() -> None:
-    """1: while the first server is held, the second one's message has not left; 2: it has."""
+    """1: while the first server's message leaves, the second one's has not; 2: it has."""
     for size, expected in ((1, 0), (2, 1)):
         with Server(ServerConfig()) as first, Server(ServerConfig()) as second:
             bare = Bare(
                 f"{first.endpoint},{second.endpoint}", thread_pool_size=size, send_queue_size=4
             )
-            with Held(first):
+            lane = second.job.installed().lanes[0]
+            with nothing_leaves(bare.communicator.clients[0].channels[0]):
                 bare.step()
                 if expected:
-                    eventually(lambda: second.job.installed().version == 1)
+                    eventually(lambda lane=lane: lane.queued == 1)
                 threading.Event().wait(0.1)
-                assert second.job.installed().version == expected
+                assert lane.queued == expected
             assert bare.close() == 1.0
 
 
