@@ -133,7 +133,8 @@ def _one(progress: Progress, box: Sandbox, inputs: Inputs, stranger: bool) -> No
         return
     frames = inputs.frames()
     if not stranger and inputs.random.random() < 0.8:
-        frames.insert(0, box.hello())
+        follows = inputs.random.random() < 0.2
+        frames.insert(0, box.follower_hello() if follows else box.hello())
     progress.shown = repr(frames)
     for frame in frames:
         progress.count(f"frame {frame.kind}", box)

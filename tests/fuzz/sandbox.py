@@ -15,6 +15,7 @@ from pserver.config import ServerConfig
 from pserver.control.calls import CALLS
 from pserver.errors import PServerError
 from pserver.job.job import Job
+from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.repeated_lines import LimitedLog
 from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
@@ -23,6 +24,7 @@ from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import (
     Commit,
     FinishRequest,
+    FollowRequest,
     Frame,
     GroupHparams,
     Hello,
@@ -42,6 +44,7 @@ from transpiler.plan.plan import Deployment, Plan
 HPARAMS = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 STATES = ("empty", "joined", "installed", "serving", "stepped", "finished", "failed")
 MODES = ("sync", "async", "clipped")
+FOLLOWED = "x"  # the fingerprint of the job that another server follows: inputs hit it at times
 
 
 class Bug(Exception):
@@ -123,6 +126,10 @@ PROGRAMS = {
 }
 
 
+def _unheard(index: int, said: object) -> None:
+    """What links bring, which changes nothing here."""
+
+
 class Sandbox:
     """A job in one of its states.
 
@@ -139,6 +146,8 @@ class Sandbox:
         self.state, self.mode, self.session = state, mode, ""
         self.job = Job(ServerConfig(data_dir=scratch), {"inprocess": 1}, lambda: 0.0)
         self.log = self.job.log = self.job.lifecycle._log = Found()  # type: ignore[assignment]
+        self.links = self.job.links = CoordinatorLinks(_unheard, _unheard, clock=lambda: 0.0)
+        self.links.expect(FOLLOWED, 3)
         self._step = 0
         reached = STATES.index(state)
         if reached >= 1:
@@ -177,6 +186,14 @@ class Sandbox:
 
     def hello(self) -> FrameInput:
         return _frame(Frame(kind=Kind.HELLO, hello=Hello(session=self.session)))
+
+    def follower_hello(self) -> FrameInput:
+        """What another server of the job would say."""
+        who = FollowRequest(server_index=1, fingerprint=FOLLOWED, incarnation="another server")
+        hello = Hello(
+            session=self.links.follow(who), follower=True, server_index=1, fingerprint=FOLLOWED
+        )
+        return _frame(Frame(kind=Kind.HELLO, hello=hello))
 
     def _load(self) -> list[FrameInput]:
         values = dict(w=torch.ones(2, 3), b=torch.ones(3), mean=torch.ones(3))
