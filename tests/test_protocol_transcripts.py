@@ -20,6 +20,7 @@ from pserver.table.gradient import RowGradient
 from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.transport.assignment import Assignment, checksum
 from pserver.wire_pb2 import Kind
+from tests.support.links import Coordinator, Follower
 from tests.support.protocol import Transcript, written
 from tests.support.transcript import compare
 from trainer.checker.trial import TwinServer
@@ -267,6 +268,27 @@ def test_a_refused_trainer(request: pytest.FixtureRequest) -> None:
         trainer.client.leave()
 
     compare(request, "protocol/refused_join.txt", str(transcript))
+
+
+def test_link(request: pytest.FixtureRequest) -> None:
+    """Server 1 follows server 0: a message each way, and one that is said again on another stream
+    because the first broke under it.
+    """
+    injector = Injector([Point("reset", "out", Kind.STAGED, occurrence=2)])
+    with (
+        Coordinator(heartbeat_timeout_seconds=SECONDS) as coordinator,
+        injected(injector, "inprocess"),
+        written(Transcript()) as transcript,
+    ):
+        transcript.title("server 1 follows, and is answered")
+        with Follower(coordinator) as follower:
+            for number in (b"1", b"2"):
+                follower.link.send(b"staged " + number)
+                assert coordinator.hear(1) == [(1, b"staged " + number)]
+                coordinator.links.send(1, b"record " + number)
+                assert follower.hear(1) == [b"record " + number]
+
+    compare(request, "protocol/link.txt", str(transcript))
 
 
 def test_lookup(request: pytest.FixtureRequest) -> None:

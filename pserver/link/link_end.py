@@ -150,15 +150,15 @@ class LinkEnd:
             Whether it has.
         """
         deadline = self._clock() + timeout_seconds
-        while self._clock() < deadline:
+        while self._is_waiting() and self._clock() < deadline:
             self.probe()
             with self._changed:
-                if self._changed.wait_for(self._is_done, ASK_SECONDS):
-                    return not self._messages.unheard
-        return False
+                self._changed.wait_for(lambda: not self._is_waiting(), ASK_SECONDS)
+        with self._changed:
+            return not self._messages.unheard
 
-    def _is_done(self) -> bool:
-        return not self._messages.unheard or self._stream is None
+    def _is_waiting(self) -> bool:
+        return bool(self._messages.unheard) and self._stream is not None
 
     # ---- what arrives ----
 

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from pserver.client import client, retrying_stream
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.link import follower_link
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
 from pserver.transport import codec
@@ -141,6 +142,7 @@ class _WrittenStream:
         if header.kind == Kind.HELLO:
             hello = header.hello
             self._name = "tables" if hello.tables else f"lane {hello.lane}"
+            self._name = f"link {hello.server_index}" if hello.follower else self._name
             self._name += f" (stream {hello.stream})" if hello.stream > 1 else ""
         self._transcript.frame(self._name, "->", header, b"".join(payload))
         self._stream.send(header, payload)
@@ -207,7 +209,9 @@ def written(transcript: Transcript) -> Iterator[Transcript]:
     """While it lasts, what clients of this process say and hear is written down."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrying_stream, "PROBE_SECONDS", NEVER_SECONDS)
+        patch.setattr(follower_link, "BEAT_SECONDS", NEVER_SECONDS)
         patch.setattr(client, "ControlClient", partial(_WrittenControl, transcript))
+        patch.setattr(follower_link, "ControlClient", partial(_WrittenControl, transcript))
         faithful = TRANSPORTS["inprocess"]
         patch.setitem(TRANSPORTS, "inprocess", _WrittenTransport(faithful, transcript))
         yield transcript
