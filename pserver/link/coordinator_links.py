@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
 from pserver.errors import FingerprintMismatch, PServerError, Refused, ServerLost, Unreachable
@@ -38,14 +38,14 @@ class _Follower:
     Attributes:
         end: of its link.
         incarnation: as it says in Follow; "" before one has asked.
-        session: for its HELLO.
+        session: for its HELLO; "" before one has asked.
         linked: a stream of it was there.
         listens: what is said to it is kept until it has heard it.
     """
 
     end: LinkEnd
     incarnation: str = ""
-    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    session: str = ""
     linked: bool = False
     listens: bool = True
 
@@ -64,7 +64,8 @@ class CoordinatorLinks:
             server, in a thread for each.
         lost: called with a server's index, once for each of its processes that is silent for the
             heartbeat timeout, or whose place another one takes.  What was sent to it and not heard
-            is dropped.
+            is dropped.  Nothing of that process is received afterwards.  It waits for ``received``:
+            who calls :meth:`tick` and :meth:`follow` holds no lock that ``received`` takes.
         joined: called with a server's index when a process of it has opened its first stream,
             before its first message.  From here on it is sent what is said to it; the first
             process of each server also what was said before.
@@ -105,7 +106,7 @@ class CoordinatorLinks:
             followers, self._followers = self._followers, {}
         for follower in followers.values():
             follower.end.say_bye()
-            follower.end.cancel()
+            follower.end.end()
 
     def _new(self, index: int) -> _Follower:
         def received(message: bytes) -> None:
@@ -166,13 +167,13 @@ class CoordinatorLinks:
             follower = self._followers[request.server_index]
             if follower.incarnation == request.incarnation:
                 return follower.session
-            if not follower.incarnation:  # the first one: messages wait for it
-                follower.incarnation = request.incarnation
-                return follower.session
-            later = self._free(request.server_index)
-            later.incarnation = request.incarnation
-        self._lose(request.server_index, follower, "another process has taken its place")
-        return later.session
+            linked = follower.linked
+            later = self._free(request.server_index) if linked else follower
+            later.incarnation, later.session = request.incarnation, secrets.token_hex(16)
+            session = later.session
+        if linked:
+            self._lose(request.server_index, follower, "another process has taken its place")
+        return session
 
     def _check(self, fingerprint: str, index: int) -> None:
         if fingerprint != self._fingerprint:
@@ -185,16 +186,6 @@ class CoordinatorLinks:
                 f"expected a server from 1 to {len(self._followers)} to follow, got {index}"
             )
 
-    def _follower_of(self, hello: Hello) -> _Follower:
-        with self._lock:
-            self._check(hello.fingerprint, hello.server_index)
-            follower = self._followers[hello.server_index]
-            if not follower.incarnation or not secrets.compare_digest(
-                follower.session.encode(), hello.session.encode()
-            ):
-                raise Refused(f"this session of server {hello.server_index} is not known here")
-            return follower
-
     def serve(self, stream: SequencedStream, hello: Hello) -> None:
         """Serves one stream of a follower, after its HELLO, until it ends.
 
@@ -202,7 +193,8 @@ class CoordinatorLinks:
             Unreachable: it broke, or a later one has taken its place.
             PServerError: the error that the peer is to be sent.
         """
-        follower, index, end = self._link(stream, hello)
+        follower, index = self._linked(stream, hello), hello.server_index
+        end = follower.end
         try:
             end.attach(stream, hello.stream or 1)
             while (header := end.next_frame(stream)) is not None:
@@ -223,15 +215,22 @@ class CoordinatorLinks:
         finally:
             end.detach(stream)
 
-    def _link(self, stream: SequencedStream, hello: Hello) -> tuple[_Follower, int, LinkEnd]:
-        follower, index = self._follower_of(hello), hello.server_index
-        follower.end.last_heard = self._clock()
+    def _linked(self, stream: SequencedStream, hello: Hello) -> _Follower:
+        """The follower whose stream it is."""
+        index = hello.server_index
         with self._lock:
+            self._check(hello.fingerprint, index)
+            follower = self._followers[index]
+            if not follower.session or not secrets.compare_digest(
+                follower.session.encode(), hello.session.encode()
+            ):
+                raise Refused(f"this session of server {index} is not known here")
+            follower.end.last_heard = self._clock()
             first, follower.linked, follower.listens = not follower.linked, True, True
         if first:
             log.info("server %d follows, over %s", index, stream.transport)
             self._joined(index)
-        return follower, index, follower.end
+        return follower
 
     def _left(self, index: int, follower: _Follower) -> None:
         """It has said BYE: its place is free."""
@@ -256,6 +255,7 @@ class CoordinatorLinks:
             self._lose(index, follower, f"it has not been heard for {self._timeout:g} s")
 
     def _lose(self, index: int, follower: _Follower, why: str) -> None:
-        follower.end.cancel()
+        follower.end.end()
+        follower.end.wait_handed_out()
         log.warning("server %d follows no more: %s", index, why)
         self._lost(index, ServerLost(f"server {index}: {why}"))

@@ -75,7 +75,8 @@ class FollowerLink:
         access: what this server proves, and asks of the coordinator: its own.
         received: called with each message of the coordinator, once and in order, in one thread.
         lost: called once, where the link has ended and :meth:`close` was not called: nobody answers
-            for the heartbeat timeout, or the coordinator refuses this server, or is going.
+            for the heartbeat timeout, or the coordinator refuses this server, or is going.  Nothing
+            is received afterwards.  It waits for ``received``: neither may wait for the other.
         transports: that the link may take, the preferred one first.
         heartbeat_timeout_seconds: the coordinator's own number replaces it.
         start_timeout_seconds: for the coordinator to come up and to begin the same job.
@@ -129,8 +130,7 @@ class FollowerLink:
         Raises:
             ValueError: the message has more than 2 MB.
         """
-        if not self._over.is_set():
-            self._end.say(message)
+        self._end.say(message)
 
     def close(self) -> None:
         """Ends the link.  Where a stream is open it waits until the coordinator has heard all
@@ -142,7 +142,7 @@ class FollowerLink:
             if self._end.wait_heard(GOODBYE_SECONDS):
                 self._end.say_bye()
                 self._join(self._threads[0])  # until the coordinator has ended its side
-        self._end.cancel()
+        self._end.end()
         for thread in self._threads:
             self._join(thread)
 
@@ -159,7 +159,8 @@ class FollowerLink:
 
     def _lose(self, error: PServerError) -> None:
         if self._claim():
-            self._end.cancel()
+            self._end.end()
+            self._end.wait_handed_out()
             self._lost(error)
 
     # ---- the thread that asks, opens and receives ----
@@ -236,9 +237,11 @@ class FollowerLink:
         )
         greet(stream, hello, self._access, self._endpoint, self._timeout / 4)
         self._opened_at = time.monotonic()
-        self._end.attach(stream, self._opened)
-        if self._over.is_set():
-            self._end.cancel()
+        try:
+            self._end.attach(stream, self._opened)
+        except Unreachable:
+            stream.cancel()
+            raise
         self.reconnects = self._opened - 1
         return stream
 

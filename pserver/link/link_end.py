@@ -49,14 +49,15 @@ class LinkEnd:
     ) -> None:
         self._kind, self._received, self._clock = kind, received, clock
         self.last_heard = clock()
-        # guards the four below; nothing blocks under it
+        # guards the five below; nothing blocks under it
         self._changed = threading.Condition()
         self._messages = Messages()
         self._stream: SequencedStream | None = None
         self._number = 0  # of the stream, by the follower's count
         self._sending = False  # a thread sends, and takes along what there is
-        # held while messages are handed out; taken before _changed
-        self._handing_out = threading.Lock()
+        self._ended = False  # no stream and no message counts any more
+        # held while messages are handed out; taken before _changed.  A message may end the link
+        self._handing_out = threading.RLock()
 
     # ---- streams ----
 
@@ -64,9 +65,11 @@ class LinkEnd:
         """The link's stream from here on, in place of an earlier one, which breaks.
 
         Raises:
-            Unreachable: a later one is there already.
+            Unreachable: a later one is there already, or the link has ended.
         """
         with self._changed:
+            if self._ended:
+                raise Unreachable("the link has ended")
             if number <= self._number:
                 raise Unreachable(
                     f"it is stream {number} of the link, and came after stream {self._number}"
@@ -92,16 +95,33 @@ class LinkEnd:
         if stream is not None:
             stream.cancel()
 
+    def end(self) -> None:
+        """No stream counts any more, and what is said is dropped.  It does not wait for a message
+        that is being handed out: :meth:`wait_handed_out` does.
+        """
+        with self._changed:
+            self._ended = True
+        self.cancel()
+
+    def wait_handed_out(self) -> None:
+        """After :meth:`end`: from here on ``received`` is not running, and is not called again.
+
+        The caller holds no lock that ``received`` takes.
+        """
+        with self._handing_out:
+            pass
+
     # ---- messages ----
 
     def say(self, message: bytes) -> None:
-        """Says a message: it leaves now, or on the next stream.
+        """Says a message: it leaves now, or on the next stream; after the end it is dropped.
 
         Raises:
             ValueError: it is too large.
         """
         with self._changed:
-            self._messages.add(message)
+            if not self._ended:
+                self._messages.add(message)
         self._send()
 
     def _send(self) -> None:
@@ -184,7 +204,8 @@ class LinkEnd:
         """
         with self._handing_out:
             for message in self._take(stream, header):
-                self._received(message)
+                if not self._ended:
+                    self._received(message)
         self._send()  # there may be room now
         with self._changed:
             is_due = self._messages.is_due

@@ -15,6 +15,7 @@ from pserver.service.tensor_service import TensorService
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
+from pserver.wire_pb2 import Hello
 
 
 def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPEN_GUARD) -> None:
@@ -32,9 +33,7 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
             check(role, role_for_call("Follow", None), "a server's link")
             who = f"server {hello.server_index}"
             numbered.admit()
-            if job.links is None:
-                raise Refused("this server coordinates no job now")
-            job.links.serve(numbered, hello)
+            _link(numbered, job, hello)
             return
         observation = job.observations.find(hello.session)
         if observation is not None:
@@ -59,6 +58,14 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
     finally:
         working.rests(numbered)
         stream.close()
+
+
+def _link(stream: SequencedStream, job: Job, hello: Hello) -> None:
+    """Serves a stream of another server of the job."""
+    links = job.links
+    if links is None:
+        raise Refused("this server coordinates no job now")
+    links.serve(stream, hello)
 
 
 def _say(job: Job, who: str, stream: Stream, how: str, error: PServerError) -> None:

@@ -86,6 +86,33 @@ def test_messages_of_two_streams_are_handed_out_in_their_order() -> None:
     assert [heard.get_nowait() for _ in range(2)] == [b"one", b"two"]
 
 
+def test_after_the_end_nothing_is_handed_out() -> None:
+    """Not the rest of a frame either; and who waits for that returns when the last has been."""
+    heard: list[bytes] = []
+    taking, going_on = threading.Event(), threading.Event()
+
+    def received(message: bytes) -> None:
+        heard.append(message)
+        taking.set()
+        going_on.wait(SECONDS)
+
+    end = LinkEnd(Kind.RECORD, received)
+    with streams(2) as (stream, later):
+        end.attach(stream, 1)
+        thread = threading.Thread(target=end.take, args=(stream, staged(1, b"one", b"two")))
+        thread.start()
+        assert taking.wait(SECONDS)
+        end.end()
+        going_on.set()
+        end.wait_handed_out()
+
+        assert heard == [b"one"]
+        with pytest.raises(Unreachable, match="the link has ended"):
+            end.attach(later, 2)
+        end.say(b"for nobody")
+        thread.join(SECONDS)
+
+
 @pytest.mark.parametrize(
     "frame",
     [staged(3, b"two is missing"), staged(0, b"no number"), staged(2, heard=1)],

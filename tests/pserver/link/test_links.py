@@ -11,7 +11,8 @@ import pytest
 
 from pserver.errors import FingerprintMismatch, Refused, ServerLost
 from pserver.link.messages import MOST_BYTES
-from tests.support.links import EVERY_TRANSPORT, SECONDS, Coordinator, Follower, access_of
+from pserver.wire_pb2 import FollowRequest
+from tests.support.links import EVERY_TRANSPORT, PLAN, SECONDS, Coordinator, Follower, access_of
 from tests.support.waiting import eventually
 
 MANY = 2000
@@ -154,6 +155,17 @@ def test_the_later_of_two_followers_counts(coordinator: Coordinator) -> None:
             assert index == 1 and "another process has taken its place" in str(error)
             assert "session of server 1 is not known" in str(first.lost.get(timeout=SECONDS))
             assert first.received.empty() and second.lost.empty()
+
+
+def test_a_process_that_never_came_is_not_lost(coordinator: Coordinator) -> None:
+    """It had asked, and opened no stream: what was said before is its successor's."""
+    coordinator.links.broadcast(b"from the beginning")
+    request = FollowRequest(server_index=1, fingerprint=PLAN, incarnation="ended at once")
+    session = coordinator.links.follow(request)
+    assert coordinator.links.follow(request) == session  # a call that came twice
+    with Follower(coordinator) as follower:
+        assert follower.hear(1) == [b"from the beginning"]
+    assert coordinator.lost.empty()
 
 
 def test_a_follower_waits_for_its_job(coordinator: Coordinator) -> None:
