@@ -129,10 +129,11 @@ def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
 
 def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
     servers: tuple[str, ...] = ()
+    least, asked = 0, arguments.trainers
     if arguments.nccl2:
-        trainers, devices = cluster.collective_endpoints(
-            arguments.trainers, arguments.devices, arguments.host
-        )
+        if asked is not None:
+            least, asked = cluster.least_and_most(asked)
+        trainers, devices = cluster.collective_endpoints(asked, arguments.devices, arguments.host)
     else:
         servers, trainers = cluster.cluster_endpoints(
             arguments.servers, arguments.trainers, arguments.host
@@ -155,6 +156,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.job or "",
         arguments.web,
         arguments.max_restarts,
+        least,
     )
 
 

@@ -3,7 +3,13 @@
 In reading order::
 
     cluster   which processes a launch starts, and their settings
-    launch    starts and supervises them; ``pserver launch``
+    restart_policy
+              what follows when a process has failed
+    launch    one attempt at the job after another; ``pserver launch``
+    supervisor
+              waits for the processes of an attempt, and ends them
+    started_processes
+              starts them
     environments
               the variables of each process
     checkpoint_variables
@@ -17,7 +23,8 @@ In reading order::
     panel_state, panel_rows, panel
               the live panel on a terminal
     watch     asks servers for it
-    last_word tells other hosts' servers of trainers that died here
+    ended_trainers, last_word
+              tell servers of trainers that died here, and ask whether the job goes on
     rescue    saves what a failed job has left
     report    what ``launch`` says of a failed job
     web_page  the process behind --web

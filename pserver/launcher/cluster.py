@@ -5,7 +5,7 @@ one, with servers or without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pserver.config import (
@@ -38,7 +38,9 @@ class Cluster:
             trainers.  None: no process has metrics.
         job: names the job in metrics; "": as the script is named.
         web: the port of a page that shows the job; 0: any free one; None: there is none.
-        max_restarts: how often the cluster is started again when a process has failed.
+        max_restarts: how often the cluster, or a trainer alone, is started again when a process has
+            failed.
+        least_trainers: with how many trainers the job begins, and may go on; 0: with all.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -62,6 +64,7 @@ class Cluster:
     job: str = ""
     web: int | None = None
     max_restarts: int = 0
+    least_trainers: int = 0
 
     @property
     def collective(self) -> bool:
@@ -168,6 +171,17 @@ class Cluster:
             if self.here(endpoints)
         ]
 
+    def without(self, trainer: int) -> Cluster:
+        """The same cluster without the place of one trainer, nor its GPU where GPUs are named; the
+        later trainers have the number before theirs.
+        """
+
+        def others(places: Sequence[str]) -> tuple[str, ...]:
+            return (*places[:trainer], *places[trainer + 1 :])
+
+        devices = None if self.devices is None else others(self.devices)
+        return replace(self, trainers=others(self.trainers), devices=devices)
+
     def here(self, endpoints: Sequence[str]) -> list[int]:
         """The numbers of those servers, or trainers, that run on this host."""
         return [
@@ -240,6 +254,27 @@ def collective_endpoints(
     if host is None:
         raise ValueError("--trainers: expected --host HOST with a list of HOST:PORT")
     return _endpoints("--trainers", trainers), given
+
+
+def least_and_most(trainers: str) -> tuple[int, str]:
+    """What ``--trainers MIN:MAX`` says, and any other form of it.
+
+    Returns:
+        MIN, and MAX as a number to read; otherwise 0, and what was given.
+
+    Raises:
+        ValueError: MIN is below 1, or above MAX.
+
+    Example:
+        >>> least_and_most("1:8"), least_and_most("8"), least_and_most("a:6174,b:6174")
+        ((1, '8'), (0, '8'), (0, 'a:6174,b:6174'))
+    """
+    least, colon, most = trainers.partition(":")
+    if not colon or not least.lstrip("-").isdecimal() or not most.lstrip("-").isdecimal():
+        return 0, trainers
+    if not 1 <= int(least) <= int(most):
+        raise ValueError(f"--trainers: expected MIN:MAX with 1 <= MIN <= MAX, got {trainers}")
+    return int(least), most
 
 
 def visible_devices(devices: Sequence[str], gpus: int, visible: str | None) -> tuple[str, ...]:

@@ -8,21 +8,30 @@ process, because it imports gRPC, and ``launch`` does not.
 TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
 With keys it must have an operator's: others do not speak for a process that has ended.
 
-A trainer that has joined tells its end itself, or is missed by its heartbeat; this is for one that
-dies before the servers have seen it.
+A trainer tells its end itself if it can; this is for one that cannot.
+
+With ``--ask`` behind all that it prints one line of JSON: ``{"goes_on": true}`` where every server
+serves the job without them, otherwise false, with the reason.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.polling import poll
 from pserver.security.access import Access
-from pserver.wire_pb2 import AnnounceRequest
+from pserver.wire_pb2 import AnnounceRequest, StatusReply
 
 CALL_SECONDS = 1.0
+LOST_SECONDS = 3.0  # for the servers to agree that a trainer is lost
+ASK = "--ask"
+
+log = logging.getLogger(__name__)
 
 
 def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None:
@@ -44,6 +53,61 @@ def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None
             control.close()
 
 
+def goes_on(access: Access, endpoints: Sequence[str], trainers: Collection[int]) -> str:
+    """Why the job does not go on without these trainers; "" if it does.
+
+    Args:
+        access: anybody's that may ask for a status.
+        trainers: that have ended.
+    """
+    for endpoint in endpoints:
+        control = ControlClient(endpoint, CALL_SECONDS, access=access)
+        try:
+            reason = _obstacle_at(control, trainers)
+        except PServerError as error:
+            reason = str(error)
+        finally:
+            control.close()
+        if reason:
+            return reason
+    return ""
+
+
+def _obstacle_at(control: ControlClient, trainers: Collection[int]) -> str:
+    """Gives the server time to lose them."""
+    text = f"{control.endpoint} still counts on trainer {', '.join(map(str, sorted(trainers)))}"
+    for _ in poll(log, lambda: text, LOST_SECONDS, 0.2):
+        reason = obstacle(control.status(), trainers)
+        if reason is not None:
+            return reason
+    return text
+
+
+def obstacle(status: StatusReply, trainers: Collection[int]) -> str | None:
+    """Why a job does not go on without trainers; "" if it does; None while they take part.
+
+    Args:
+        status: of a server.
+    """
+    if status.state != "serving":
+        return status.failure or f"the server is {status.state}"
+    states = {
+        each.trainer_id: each.state for each in status.trainers if each.trainer_id in trainers
+    }
+    if len(states) < len(trainers):
+        return "they had not joined"
+    return "" if not {"joined", "finished"} & set(states.values()) else None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module."""
+    token, keys, endpoints, *words = [each for each in arguments if each != ASK]
+    access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
+    tell(access, servers, words)
+    if ASK in arguments:
+        reason = goes_on(access, servers, {int(word.partition("=")[0]) for word in words})
+        print(json.dumps({"goes_on": not reason, "reason": reason}), flush=True)
+
+
 if __name__ == "__main__":
-    access = Access.of(sys.argv[1], sys.argv[2], "operator", "trainer")
-    tell(access, sys.argv[3].split(","), sys.argv[4:])
+    main(sys.argv[1:])

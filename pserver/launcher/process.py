@@ -19,6 +19,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ class Process:
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
         stopped: ``launch`` asked it to end, so that its status says nothing about the job.
         killed: it did not, and ``launch`` killed it.
+        signalled: a signal has ended it, so that its status is not its own.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class Process:
         self.name, self.log, self.told = name, log, ""
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
-        self.stopped = self.killed = False
+        self.stopped = self.killed = self.signalled = False
+        self._began = self._over = time.monotonic()
         self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
         self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
         if owns_terminal:
@@ -134,6 +137,11 @@ class Process:
     def failed(self) -> bool:
         """Whether it ended by itself, with another status than 0."""
         return self.status not in (None, 0) and not self.stopped
+
+    @property
+    def lived_seconds(self) -> float:
+        """For how long it ran; 0 while it runs."""
+        return self._over - self._began
 
     @property
     def tail(self) -> Sequence[str]:
@@ -167,6 +175,7 @@ class Process:
         status = self._popen.wait()
         # a process that it started may hold the output open for longer
         self._reader.join(timeout=1.0)
+        self._over, self.signalled = time.monotonic(), status < 0
         self.status = 128 - status if status < 0 else status
         self._ended(self)
 

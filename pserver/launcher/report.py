@@ -8,6 +8,7 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 
 from pserver.launcher.process import Process
+from pserver.launcher.restart_policy import Next
 
 
 def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Process]:
@@ -59,6 +60,22 @@ def sentences(
             f"{process.name} had not ended {grace_seconds:g} s after it was told to, and was "
             f"killed; its output is in {process.log}"
         )
+
+
+def lost(process: Process, what: Next, preempted: bool, counted: str) -> str:
+    """What is said of a trainer without which its job goes on.
+
+    Args:
+        what: ALONE or WITHOUT.
+        preempted: it has left in order.
+        counted: which restart it is, in words.
+    """
+    if preempted:
+        return f"{process.name} was preempted: it has left in order; the others go on"
+    status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+    if what is Next.ALONE:
+        return f"{status}: starts it again ({counted}); the others go on; see {process.log}"
+    return f"{status}; the others go on without it; see {process.log}"
 
 
 def _killer(status: int | None) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pserver.launcher.launch import LEAVE_SECONDS, REASON_SECONDS
+from pserver.launcher.supervisor import LEAVE_SECONDS, REASON_SECONDS
 from pserver.polling import poll
 from pserver.ray.company import Company, Member
 from pserver.ray.failures import Failure

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pserver.launcher.launch import GRACE_SECONDS
+from pserver.launcher.supervisor import GRACE_SECONDS
 from pserver.ray.failures import Failure
 from pserver.ray.installed import ray_library
 from pserver.ray.news import Ended, Place

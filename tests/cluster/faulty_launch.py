@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pserver.launcher import launch
+from pserver.launcher import launch, process, started_processes, supervisor
 from pserver.launcher.cluster import Cluster, cluster_endpoints
 
 SERVER = str(Path(__file__).with_name("faulty_server.py"))
@@ -32,21 +32,21 @@ def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
     """Processes whose begins and ends are printed."""
 
     def started(*arguments: Any, ended: Callable[[Any], None], **named: Any) -> Any:
-        def over(process: Any) -> None:
-            _say(f"ended {process.name} {process.status} {time.monotonic()}")
-            ended(process)
+        def over(made: Any) -> None:
+            _say(f"ended {made.name} {made.status} {time.monotonic()}")
+            ended(made)
 
-        process = make(*arguments, ended=over, **named)
-        _say(f"started {process.name} {process._popen.pid}")
-        return process
+        made = make(*arguments, ended=over, **named)
+        _say(f"started {made.name} {made._popen.pid}")
+        return made
 
     return started
 
 
 if __name__ == "__main__":
     _, servers, trainers, timeout, script, *words = sys.argv
-    vars(launch)["Process"] = _watched(launch.Process)
-    launch.READY_SECONDS = READY_SECONDS
+    vars(started_processes)["Process"] = _watched(process.Process)
+    supervisor.READY_SECONDS = READY_SECONDS
     endpoints = cluster_endpoints(servers, trainers, None)
     cluster = Cluster(script, tuple(words), *endpoints, heartbeat_timeout_seconds=float(timeout))
     sys.exit(launch.launch(cluster, os.environ, serve=(sys.executable, SERVER)))

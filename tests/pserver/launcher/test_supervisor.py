@@ -8,16 +8,18 @@ from typing import Any, cast
 import pytest
 
 from pserver.launcher.cluster import Cluster
-from pserver.launcher.launch import _Failed, _Supervisor
+from pserver.launcher.restart_policy import RestartPolicy
+from pserver.launcher.started_processes import StartedProcesses
+from pserver.launcher.supervisor import Failed, Supervisor
 
 
-def supervisor(trainers: list[Any], servers: list[Any]) -> _Supervisor:
+def supervisor(trainers: list[Any], servers: list[Any]) -> Supervisor:
     """Of processes that have been started."""
     cluster = Cluster(__file__, (), ("127.0.0.1:0",), ("127.0.0.1:1",))
     parts = cast(Any, SimpleNamespace())
-    return _Supervisor(
-        cluster, {}, parts, parts, parts, parts, (), parts, 0, servers=servers, trainers=trainers
-    )
+    started = StartedProcesses(cluster, parts, parts, parts, parts, (), 0, servers)
+    started.trainers = dict(enumerate(trainers))
+    return Supervisor(started, RestartPolicy(0, True), {}, parts, print)
 
 
 class Ended:
@@ -33,7 +35,7 @@ def test_an_end_counts_when_it_has_been_looked_at(kind: str) -> None:
     well, badly = Ended(0), Ended(1)
     watched = supervisor([well, badly], []) if kind == "trainer" else supervisor([], [well, badly])
     for each in (well, badly):
-        watched.events.put(cast(Any, each))
+        watched.started.events.put(cast(Any, each))
 
-    with pytest.raises(_Failed):
+    with pytest.raises(Failed):
         watched._wait_for_trainers() if kind == "trainer" else watched._wait_for_servers()

@@ -1,0 +1,66 @@
+"""The servers learn of trainers that have ended on this host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from pserver.launcher.process import Process
+from pserver.launcher.started_processes import StartedProcesses
+
+LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
+TELL_SECONDS = 10.0  # for other hosts' servers to be told
+
+
+class EndedTrainers:
+    """Tells the servers of trainers that have ended here.
+
+    Args:
+        started: the processes of this host.
+        environment: the variables of ``launch``; PSERVER_KEYS counts.
+    """
+
+    def __init__(self, started: StartedProcesses, environment: Mapping[str, str]) -> None:
+        self._started, self._environment = started, environment
+
+    def tell(self, ended: Sequence[Process]) -> None:
+        """Tells the servers: for them these trainers are lost, unless they have left."""
+        if command := self._command(ended):
+            # local servers may have ended with their job, while a trainer still evaluates
+            quiet = subprocess.DEVNULL if self._started.cluster.host is None else None
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
+
+    def goes_on(self, ended: Process) -> bool:
+        """Tells the servers of one, and asks whether the job goes on without it."""
+        command = self._command([ended])
+        if not command:
+            return False
+        try:
+            asked = subprocess.run(
+                [*command, "--ask"],
+                timeout=TELL_SECONDS,
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            return bool(json.loads(asked.stdout)["goes_on"])
+        except (subprocess.TimeoutExpired, ValueError, KeyError):
+            return False
+
+    def _command(self, ended: Sequence[Process]) -> list[str]:
+        """What tells the servers; nothing where there is nobody to tell, or of nobody."""
+        words = [
+            f"{number}=its process ended with status {trainer.status}"
+            for number, trainer in self._started.trainers.items()
+            if trainer in ended
+        ]
+        endpoints = self._started.asked
+        if not endpoints or not words:
+            return []
+        keys = self._environment.get("PSERVER_KEYS", "")
+        operator = self._started.tokens.operator
+        return [*LAST_WORD, operator, keys, ",".join(endpoints), *words]

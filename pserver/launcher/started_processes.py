@@ -1,0 +1,152 @@
+"""The processes of this host that a launch has started: servers first, then the trainers that are
+told where those are.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+from pserver.launcher.cluster import Cluster
+from pserver.launcher.environments import ProcessEnvironments
+from pserver.launcher.job_tokens import JobTokens
+from pserver.launcher.process import Group, Process
+from pserver.launcher.prometheus_targets import write_targets
+from pserver.launcher.terminal import Terminal
+
+READY = re.compile(r"pserver ready at (\S+)")
+SHOWN = "PSERVER_PANEL"  # tells trainers that there is a panel
+
+
+@dataclass
+class StartedProcesses:
+    """Starts the processes of one attempt at a job, and knows them.
+
+    Attributes:
+        environments: the variables of each process.
+        serve: the command that starts a server.
+        attempt: how often the job has been started before.
+        servers: in the order of their numbers.
+        trainers: by number, the one that was started last.
+        endpoints: by server, the endpoint that its readiness line names.
+        events: what happens, in order: a process (a server that is ready, or a process that has
+            ended) or a signal's number.  ``put`` is safe in a signal handler.
+    """
+
+    cluster: Cluster
+    environments: ProcessEnvironments
+    tokens: JobTokens
+    group: Group
+    terminal: Terminal
+    serve: Sequence[str]
+    attempt: int
+    servers: list[Process] = field(default_factory=list)
+    trainers: dict[int, Process] = field(default_factory=dict)
+    endpoints: dict[Process, str] = field(default_factory=dict)
+    events: SimpleQueue[Process | int] = field(default_factory=SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self._roles: dict[int, dict[str, str]] = {}  # by trainer
+
+    def all(self) -> tuple[Process, ...]:
+        """Those that have been started, servers first.  Any thread may call it."""
+        return (*self.servers, *self.trainers.values())
+
+    def number_of(self, process: Process) -> int | None:
+        """A trainer's number; None for a server."""
+        return next((n for n, trainer in self.trainers.items() if trainer is process), None)
+
+    @property
+    def asked(self) -> Sequence[str]:
+        """The endpoints of all servers of the job, also of those on other hosts."""
+        here = [self.endpoints[server] for server in self.servers if server in self.endpoints]
+        return here if self.cluster.host is None else self.cluster.servers
+
+    # ---- starting ----
+
+    def start_servers(self, keep_failed_seconds: float) -> None:
+        """Starts the servers.
+
+        Args:
+            keep_failed_seconds: for how long they keep what a failed job has left.
+        """
+        cluster, directory = self.cluster, Path(self.cluster.log_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_targets(cluster, directory)
+        for number in cluster.here(cluster.servers):
+            command = [*self.serve, "--once", "--endpoint", cluster.servers[number]]
+            for flag, value in (
+                ("--transport", cluster.transport),
+                ("--heartbeat-timeout", cluster.heartbeat_timeout_seconds),
+                ("--start-timeout", cluster.start_timeout_seconds),
+                ("--data-dir", cluster.data_dir),
+                ("--store", cluster.store),
+                ("--keep-failed", keep_failed_seconds),
+            ):
+                command += [] if value is None else [flag, str(value)]
+            self.servers.append(
+                self._start("server", number, command, self.tokens.for_servers, self.attempt)
+            )
+
+    def start_trainers(self, shown: bool) -> None:
+        """Starts the trainers, when all servers are ready.
+
+        Args:
+            shown: there is a panel, which servers tell how far the trainers are.
+        """
+        cluster = self.cluster
+        if cluster.collective:
+            roles = self.environments.collective_roles()
+        else:
+            roles = self.environments.trainer_roles(self.asked)
+        timeouts = {
+            "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
+            "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
+        }
+        given = {name: str(value) for name, value in timeouts.items() if value is not None}
+        given |= self.tokens.for_trainers
+        if shown and not cluster.collective:
+            given |= {SHOWN: "1"}  # without servers nobody tells the panel how far they are
+        self._roles = {number: role | given for number, role in roles.items()}
+        for number in self._roles:
+            self._start_trainer(number, self.attempt)
+
+    def start_again(self, number: int) -> None:
+        """Starts a trainer that has ended: the same command, with the same number; its log goes
+        on.
+        """
+        self._start_trainer(number, 1)
+
+    def _start_trainer(self, number: int, attempt: int) -> None:
+        command = [sys.executable, self.cluster.script, *self.cluster.arguments]
+        role = self._roles[number]
+        self.trainers[number] = self._start("trainer", number, command, role, attempt)
+
+    def _start(
+        self, kind: str, number: int, command: Sequence[str], role: Mapping[str, str], attempt: int
+    ) -> Process:
+        owns = self.terminal.interactive and (kind, number) == ("trainer", 0)
+        # to a terminal Python writes whole lines; unbuffered it writes each argument of print() by
+        # itself, and another process's line comes in between ("" is as good as unset)
+        unbuffered = {"PYTHONUNBUFFERED": "" if owns else "1"}
+        return Process(
+            f"{kind} {number}",
+            command,
+            {**self.environments.of(kind, number), **role, **unbuffered},
+            Path(self.cluster.log_dir) / f"{kind}-{number}.log",
+            attempt,
+            self.group,
+            self.terminal,
+            owns_terminal=owns,
+            line=self._see_ready if kind == "server" else None,
+            ended=self.events.put,
+        )
+
+    def _see_ready(self, process: Process, line: str) -> None:
+        if process not in self.endpoints and (match := READY.search(line)):
+            self.endpoints[process] = match[1]
+            self.events.put(process)

@@ -1,0 +1,300 @@
+"""Supervises the processes of one attempt at a job: waits for what happens to them, and ends them.
+
+After a failure the other processes first have time to end by themselves, because one of them may
+know the reason better.  The report begins with the cause: a process that was killed, that is
+suspended, or that failed without being told of another's end, with its traceback.  Of each process
+that was told there is one line.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+
+from pserver.launcher.ended_trainers import EndedTrainers
+from pserver.launcher.panel import Panel
+from pserver.launcher.process import Process
+from pserver.launcher.report import by_cause, lost, sentences
+from pserver.launcher.rescue import KEEP_SECONDS, rescue
+from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
+from pserver.launcher.started_processes import StartedProcesses
+from pserver.launcher.web_page import WebPage
+
+READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
+REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
+LEAVE_SECONDS = 3.0  # for servers to end after their trainers
+GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL: servers drain for 5 s
+NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
+
+
+class Interrupted(Exception):
+    """A signal has asked ``launch`` to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Failed(Exception):
+    """A process ended with another status than 0, or a server did not get ready."""
+
+
+@dataclass
+class Supervisor:
+    """Waits for the processes of one attempt, and ends them.
+
+    One thread runs it.  Processes' threads and the signal handler only put events into
+    ``started.events``.
+
+    Attributes:
+        started: the processes, which it starts.
+        policy: says what follows when one of them has failed.
+        environment: the variables that every process gets.
+        page: with --web, the process that shows the job.
+        say: tells something to the user.
+        interrupted: a signal has asked ``launch`` to end.
+        next: what is to follow this attempt.
+        cause: the trainer of which the job has died; None: a server, or none has.
+        panel: on a terminal.
+        ended: the processes that have ended, in this order.
+        lost: trainers that have failed, and without which the others go on.
+        suspended: those that neither ran nor ended when another failed.
+    """
+
+    started: StartedProcesses
+    policy: RestartPolicy
+    environment: Mapping[str, str]
+    page: WebPage
+    say: Callable[[str], None]
+    interrupted: bool = False
+    next: Next = Next.FAIL
+    cause: int | None = None
+    panel: Panel | None = None
+    ended: list[Process] = field(default_factory=list)
+    lost: list[Process] = field(default_factory=list)
+    suspended: list[Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cluster, self._tokens = self.started.cluster, self.started.tokens
+        self._words = EndedTrainers(self.started, self.environment)
+
+    def run(self) -> int:
+        """Starts the processes, and waits for the end of the job.
+
+        Returns:
+            The exit status of ``launch``, if this attempt is the last one.
+        """
+        try:
+            self._start()
+            self._wait_for_trainers()
+            self._end_panel()
+            self._wait_for_servers()
+            return 0
+        except Failed as failure:
+            self._end_panel()
+            if self.cluster.host is not None:  # a local cluster ends as a whole
+                self._words.tell([each for each in self._trainers if each.failed])
+            self._wait_for_reasons(str(failure))
+            self.suspended = [each for each in self._processes() if each.suspended]
+            for process in self.suspended:
+                process.stop(signal.SIGKILL)  # no other signal reaches it
+            self._rescue()
+            self._stop(signal.SIGTERM)
+            return self._report()
+        except Interrupted as interrupted:
+            self._say(f"{interrupted}: passed on; a second signal kills")
+            self._stop(interrupted.number)
+            return 128 + interrupted.number
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.interrupted = True
+        self.started.events.put(number)
+
+    def _start(self) -> None:
+        started = self.started
+        started.start_servers(KEEP_SECONDS if self._rescues else 0)
+        servers = started.servers
+        if not self._until(lambda: len(started.endpoints) == len(servers), READY_SECONDS):
+            late = ", ".join(each.name for each in servers if each not in started.endpoints)
+            raise Failed(
+                f"{late}: expected a readiness line within {READY_SECONDS:.0f} s, got none"
+            )
+        self._tokens.publish(started.endpoints.values())
+        self.page.begin(started.asked)
+        started.start_trainers(self.panel is not None)
+        if self.panel is not None:
+            self.panel.watch(started.asked)
+
+    # ---- watching ----
+
+    def _until(
+        self, condition: Callable[[], bool], seconds: float | None, *, failures: bool = True
+    ) -> bool:
+        """Takes events until the condition holds (True) or the time is over (False).
+
+        Raises:
+            Failed: a process has failed, and the job with it (unless ``failures`` is False).
+            Interrupted: a signal came.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while not condition():
+            try:
+                event = self.started.events.get(
+                    timeout=None if end is None else max(0.0, end - time.monotonic())
+                )
+            except queue.Empty:
+                return False
+            if isinstance(event, int):
+                raise Interrupted(event)
+            if event.status is not None and event not in self.ended:
+                self.ended.append(event)
+            if failures and event.failed:
+                self._follow(event)
+        return True
+
+    def _follow(self, process: Process) -> None:
+        """A process has failed: does what follows, if the others go on.
+
+        Raises:
+            Failed: they do not.
+        """
+        number = self.started.number_of(process)
+        others = [each for each in self._trainers if each.status is None]
+        alone = not others and self.cluster.host is None
+        if number is None or self.cluster.collective or alone or not self._words.goes_on(process):
+            raise Failed
+        preempted = process.status == 128 + signal.SIGTERM and not process.signalled
+        ended = Ended(number, process.lived_seconds, True, preempted)
+        what = self.policy.after(ended)
+        self.say(lost(process, what, preempted, self.policy.counted))
+        self.ended.remove(process)
+        if what is Next.ALONE:
+            self.started.start_again(number)
+        else:
+            self.lost.append(process)
+
+    def _wait_for_trainers(self) -> None:
+        """Tells the servers of trainers that have ended while others go on: they would wait until
+        the start timeout for one that ended well and had not joined.
+        """
+        told: list[Process] = []
+
+        def over() -> bool:
+            return all(each in self.ended or each in self.lost for each in self._trainers)
+
+        def untold() -> list[Process]:
+            return [each for each in self._trainers if each in self.ended and each not in told]
+
+        while not over():
+            self._until(lambda: over() or bool(untold()), None)
+            if not self._until(over, LEAVE_SECONDS):
+                news = untold()
+                told += news
+                self._words.tell(news)
+
+    def _wait_for_servers(self) -> None:
+        """A local cluster's servers end now; those of a larger one go on for other hosts'
+        trainers.
+        """
+
+        def left() -> bool:
+            return all(server in self.ended for server in self.started.servers)
+
+        if self.cluster.host is None:
+            if not self._until(left, LEAVE_SECONDS):
+                self._stop(signal.SIGTERM)
+        elif not self._until(left, NOTICE_SECONDS):
+            self._say(
+                "the trainers here have ended; the servers here wait for those of other hosts"
+            )
+            self._until(left, None)
+
+    # ---- ending ----
+
+    @property
+    def _rescues(self) -> bool:
+        """Whether a failed job's values are saved: all its servers are here, and have a place."""
+        return self.cluster.data_dir is not None and self.cluster.host is None
+
+    def _rescue(self) -> None:
+        """Saves what the servers of a failed job hold, if all of them are still there."""
+        servers = self.started.servers
+        if self._rescues and self._trainers and all(each.status is None for each in servers):
+            environ = {**self.environment, **self._tokens.for_servers}
+            self._say(rescue(list(self.started.asked), str(self.cluster.data_dir), environ))
+
+    def _wait_for_reasons(self, message: str) -> None:
+        """Gives the other processes time to end by themselves: one of them may know the reason
+        better.
+
+        Args:
+            message: the reason, if it is known; "" where a process has failed.
+        """
+        if message:
+            self._say(message)
+            return
+        with suppress(Interrupted):
+            self._until(self._all_ended, REASON_SECONDS, failures=False)
+
+    def _report(self) -> int:
+        """Says of every process that failed why; returns the status of the first one's."""
+        failed = by_cause(self.ended, self.started.servers)
+        killed = [each for each in self._processes() if each.killed and each not in self.suspended]
+        for line in sentences(failed, self.suspended, killed, GRACE_SECONDS):
+            self._say(line)
+        self._decide((*self.suspended, *failed))
+        return failed[0].status or 1 if failed else 1
+
+    def _decide(self, failed: Sequence[Process]) -> None:
+        """What is to follow; nothing where a signal has come, also while the job failed.
+
+        Args:
+            failed: the cause first.
+        """
+        if self.interrupted:
+            return
+        ended = Ended(None, 0.0)
+        if failed:
+            self.cause = self.started.number_of(failed[0])
+            ended = Ended(self.cause, failed[0].lived_seconds)
+        if self.cluster.collective:
+            self.next = self.policy.after_collective(ended, len(self.cluster.trainers))
+        else:
+            self.next = self.policy.after(ended)
+
+    def _end_panel(self) -> None:
+        """From here on ``launch`` itself has something to say, or nothing moves any more."""
+        if self.panel is not None:
+            self.panel.close()
+
+    @property
+    def _trainers(self) -> tuple[Process, ...]:
+        return tuple(self.started.trainers.values())
+
+    def _processes(self) -> tuple[Process, ...]:
+        return (*self._trainers, *self.started.servers)
+
+    def _all_ended(self) -> bool:
+        """Whether all have ended, and the events that say so have been taken."""
+        return all(each in self.ended or each in self.lost for each in self._processes())
+
+    def _stop(self, number: int) -> None:
+        """Asks all processes to end; kills the rest after a grace, or when the user asks again."""
+        for process in self._processes():
+            process.stop(number)
+        with suppress(Interrupted):
+            if self._until(self._all_ended, GRACE_SECONDS, failures=False):
+                return
+        for process in self._processes():
+            process.stop(signal.SIGKILL)
+        self._until(self._all_ended, GRACE_SECONDS, failures=False)
+
+    def _say(self, text: str) -> None:
+        self._end_panel()
+        self.say(text)
