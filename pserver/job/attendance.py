@@ -231,6 +231,8 @@ class Attendance(Endings):
                 if member is not None and member.incarnation == incarnation:
                     # it does not know that it has joined
                     self._end_membership(member, reason)
+                elif member is not None and not incarnation:
+                    self._ended(member, reason)
             elif request.joined:
                 self._announcements.joined(trainer, incarnation)
             elif not any(member.incarnation == incarnation for member in self._members.joined()):
@@ -239,6 +241,15 @@ class Attendance(Endings):
                     self.log.say(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
             timeout = self.config.heartbeat_timeout_seconds
             return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
+
+    def _ended(self, member: Member, reason: str) -> None:
+        """Who has started a trainer says that its process has ended: it is lost, unless it has said
+        itself that it leaves or takes no further step.  The caller holds the job's lock.
+        """
+        if member.state is MemberState.JOINED and not member.finished:
+            doing = member.waiting or member.activity
+            seen = f", last seen at {doing}" if doing else ""
+            self._silent(member, f"trainer {member.trainer} has ended: {reason}{seen}")
 
     def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
         """A heartbeat; the reply says whether the job still runs."""
