@@ -30,12 +30,12 @@ def add_checkpoints(sub: argparse.ArgumentParser) -> None:
 
 
 def add_restarts(sub: argparse.ArgumentParser) -> None:
-    """Adds how often ``launch`` starts a job again."""
+    """Adds how often ``launch`` starts processes again."""
     sub.add_argument(
         "--max-restarts",
         metavar="N",
         type=int,
         default=0,
-        help="how often the whole job is started again when one of its processes fails (default: "
-        "0)",
+        help="how often processes are started again when one has failed: that trainer alone where "
+        "the others go on, otherwise the whole job (default: 0)",
     )

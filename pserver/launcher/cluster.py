@@ -97,10 +97,11 @@ class Cluster:
             )
         if self.max_restarts < 0:
             raise ValueError(f"--max-restarts: expected 0 or more, got {self.max_restarts}")
-        if self.max_restarts and self.host is not None:
+        if self.max_restarts and self.host is not None and self.collective:
             raise ValueError(
-                "--max-restarts: expected without --host, as one host's launch cannot start the "
-                "others' processes again: let Kubernetes, Slurm or Ray do that"
+                "--max-restarts: expected without --host where there are no servers, as one host's "
+                "launch cannot start the others' processes again: let torchrun, Kubernetes, Slurm "
+                "or Ray do that"
             )
         self._check_collective()
         self._check_metrics()

@@ -7,12 +7,26 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from pserver.launcher.process import Process
 from pserver.launcher.started_processes import StartedProcesses
 
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What servers say of a trainer that has ended.
+
+    Attributes:
+        took_part: no server had seen it leave.
+        goes_on: every server serves the job without it.
+    """
+
+    took_part: bool
+    goes_on: bool
 
 
 class EndedTrainers:
@@ -34,22 +48,21 @@ class EndedTrainers:
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
-    def goes_on(self, ended: Process) -> bool:
-        """Tells the servers of one, and asks whether the job goes on without it."""
+    def ask(self, ended: Process) -> Answer:
+        """Tells the servers of one, and asks what becomes of the job."""
         command = self._command([ended])
-        if not command:
-            return False
-        try:
-            asked = subprocess.run(
-                [*command, "--ask"],
-                timeout=TELL_SECONDS,
-                check=False,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            return bool(json.loads(asked.stdout)["goes_on"])
-        except (subprocess.TimeoutExpired, ValueError, KeyError):
-            return False
+        with suppress(subprocess.TimeoutExpired, ValueError, KeyError):
+            if command:
+                asked = subprocess.run(
+                    [*command, "--ask"],
+                    timeout=TELL_SECONDS,
+                    check=False,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+                said = json.loads(asked.stdout)
+                return Answer(bool(said["took_part"]), bool(said["goes_on"]))
+        return Answer(took_part=False, goes_on=False)
 
     def _command(self, ended: Sequence[Process]) -> list[str]:
         """What tells the servers; nothing where there is nobody to tell, or of nobody."""

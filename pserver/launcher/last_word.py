@@ -10,8 +10,12 @@ With keys it must have an operator's: others do not speak for a process that has
 
 A trainer tells its end itself if it can; this is for one that cannot.
 
-With ``--ask`` behind all that it prints one line of JSON: ``{"goes_on": true}`` where every server
-serves the job without them, otherwise false, with the reason.
+With ``--ask`` behind all that it prints one line of JSON::
+
+    {"took_part": true, "goes_on": false, "reason": "..."}
+
+They took part where no server had seen them leave; the job goes on where every server serves it
+without them.
 """
 
 from __future__ import annotations
@@ -51,6 +55,25 @@ def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None
             print(f"could not tell {error}", file=sys.stderr)
         finally:
             control.close()
+
+
+def took_part_in(access: Access, endpoints: Sequence[str], trainers: Collection[int]) -> bool:
+    """Whether trainers took part in the job until they ended: none has left a server.
+
+    Args:
+        access: anybody's that may ask for a status.
+    """
+    for endpoint in endpoints:
+        control = ControlClient(endpoint, CALL_SECONDS, access=access)
+        try:
+            there = {each.trainer_id: each.state for each in control.status().trainers}
+        except PServerError:
+            return False
+        finally:
+            control.close()
+        if not all(there.get(trainer) in ("joined", "lost") for trainer in trainers):
+            return False
+    return True
 
 
 def goes_on(access: Access, endpoints: Sequence[str], trainers: Collection[int]) -> str:
@@ -103,10 +126,13 @@ def main(arguments: Sequence[str]) -> None:
     """See the module."""
     token, keys, endpoints, *words = [each for each in arguments if each != ASK]
     access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
+    trainers = {int(word.partition("=")[0]) for word in words}
+    took_part = ASK in arguments and took_part_in(access, servers, trainers)
     tell(access, servers, words)
     if ASK in arguments:
-        reason = goes_on(access, servers, {int(word.partition("=")[0]) for word in words})
-        print(json.dumps({"goes_on": not reason, "reason": reason}), flush=True)
+        reason = goes_on(access, servers, trainers)
+        said = {"took_part": took_part, "goes_on": not reason, "reason": reason}
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pserver.launcher.prometheus_targets import write_targets
 from pserver.launcher.terminal import Terminal
 
 READY = re.compile(r"pserver ready at (\S+)")
+JOINED = re.compile(r"\btrainer (\d+) joined over ")
 SHOWN = "PSERVER_PANEL"  # tells trainers that there is a panel
 
 
@@ -51,6 +52,8 @@ class StartedProcesses:
 
     def __post_init__(self) -> None:
         self._roles: dict[int, dict[str, str]] = {}  # by trainer
+        # started again, and not joined yet; servers' threads write, too
+        self._away: set[int] = set()
 
     def all(self) -> tuple[Process, ...]:
         """Those that have been started, servers first.  Any thread may call it."""
@@ -119,7 +122,14 @@ class StartedProcesses:
         """Starts a trainer that has ended: the same command, with the same number; its log goes
         on.
         """
+        self._away.add(number)
         self._start_trainer(number, 1)
+
+    def late(self) -> list[Process]:
+        """Trainers that were started again, and had not joined when all servers had ended."""
+        if any(server.status is None for server in self.servers):
+            return []
+        return [self.trainers[number] for number in sorted(self._away)]
 
     def _start_trainer(self, number: int, attempt: int) -> None:
         command = [sys.executable, self.cluster.script, *self.cluster.arguments]
@@ -142,11 +152,14 @@ class StartedProcesses:
             self.group,
             self.terminal,
             owns_terminal=owns,
-            line=self._see_ready if kind == "server" else None,
+            line=self._see if kind == "server" else None,
             ended=self.events.put,
         )
 
-    def _see_ready(self, process: Process, line: str) -> None:
+    def _see(self, process: Process, line: str) -> None:
+        """A server says something."""
         if process not in self.endpoints and (match := READY.search(line)):
             self.endpoints[process] = match[1]
             self.events.put(process)
+        elif match := JOINED.search(line):
+            self._away.discard(int(match[1]))

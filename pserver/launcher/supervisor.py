@@ -82,6 +82,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.cluster, self._tokens = self.started.cluster, self.started.tokens
         self._words = EndedTrainers(self.started, self.environment)
+        self._doubted: Process | None = None  # a trainer whose end may have been the job's
 
     def run(self) -> int:
         """Starts the processes, and waits for the end of the job.
@@ -94,12 +95,15 @@ class Supervisor:
             self._wait_for_trainers()
             self._end_panel()
             self._wait_for_servers()
+            self._say_lost()
             return 0
         except Failed as failure:
             self._end_panel()
             if self.cluster.host is not None:  # a local cluster ends as a whole
                 self._words.tell([each for each in self._trainers if each.failed])
             self._wait_for_reasons(str(failure))
+            if self._done_without():
+                return 0
             self.suspended = [each for each in self._processes() if each.suspended]
             for process in self.suspended:
                 process.stop(signal.SIGKILL)  # no other signal reaches it
@@ -167,9 +171,13 @@ class Supervisor:
         number = self.started.number_of(process)
         others = [each for each in self._trainers if each.status is None]
         alone = not others and self.cluster.host is None
-        if number is None or self.cluster.collective or alone or not self._words.goes_on(process):
+        if number is None or self.cluster.collective or alone:
             raise Failed
         preempted = process.status == 128 + signal.SIGTERM and not process.signalled
+        said = self._words.ask(process)
+        if not said.goes_on or not (said.took_part or preempted):
+            self._doubted = process if said.took_part else None
+            raise Failed
         ended = Ended(number, process.lived_seconds, True, preempted)
         what = self.policy.after(ended)
         self.say(lost(process, what, preempted, self.policy.counted))
@@ -192,11 +200,17 @@ class Supervisor:
             return [each for each in self._trainers if each in self.ended and each not in told]
 
         while not over():
-            self._until(lambda: over() or bool(untold()), None)
-            if not self._until(over, LEAVE_SECONDS):
+            self._until(lambda: over() or bool(untold() or self._late()), None)
+            for trainer in self._late():
+                self.say(f"{trainer.name} came too late: the job is done without it")
+                trainer.stop(signal.SIGTERM)
+            if not self._until(lambda: over() or bool(self._late()), LEAVE_SECONDS):
                 news = untold()
                 told += news
                 self._words.tell(news)
+
+    def _late(self) -> list[Process]:
+        return [each for each in self.started.late() if not each.stopped]
 
     def _wait_for_servers(self) -> None:
         """A local cluster's servers end now; those of a larger one go on for other hosts'
@@ -216,6 +230,23 @@ class Supervisor:
             self._until(left, None)
 
     # ---- ending ----
+
+    def _done_without(self) -> bool:
+        """Whether the job was done, rather than failed, when the servers were asked: a trainer's
+        end was all that it waited for.
+        """
+        doubted = self._doubted
+        others = [each for each in self._processes() if each not in (doubted, *self.lost)]
+        if doubted is None or any(each.status != 0 for each in others):
+            return False
+        self.say(lost(doubted, Next.WITHOUT, False, ""))
+        self.lost.append(doubted)
+        self._say_lost()
+        return True
+
+    def _say_lost(self) -> None:
+        if self.lost:
+            self._say(f"the job is done without {', '.join(each.name for each in self.lost)}")
 
     @property
     def _rescues(self) -> bool:
