@@ -57,6 +57,8 @@ class ServerConfig:
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
         start_timeout_seconds: how long after the first trainer the last one may join.
+        min_trainers: with how many trainers a job begins; others join later, and the job is over
+            when none of those that have joined takes part.  0: with all of its plan.
         once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
         keep_failed_seconds: how long the values of a failed job are kept from jobs with another
             fingerprint; None: 600, or with ``once`` 0.  With ``once`` and a number above 0 the
@@ -95,6 +97,7 @@ class ServerConfig:
     store: str | None = None
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
+    min_trainers: int = 0
     once: bool = False
     keep_failed_seconds: float | None = None
     program: str | None = None
@@ -141,6 +144,8 @@ class ServerConfig:
                 refuse_url(name, getattr(self, name))
         if self.store is not None:
             check_store("store", self.store)
+        if self.min_trainers < 0:
+            raise ValueError(f"min_trainers: expected 0 or more, got {self.min_trainers}")
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
         if not isinstance(self.insecure, bool):

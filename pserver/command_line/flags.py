@@ -157,6 +157,13 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="how long after the first trainer the last one may join (default: 300)",
     )
+    add(
+        "--min-trainers",
+        metavar="N",
+        type=int,
+        default=UNSET,
+        help="with how many trainers a job begins that others join later (default: all)",
+    )
 
 
 def _add_asking(sub: argparse.ArgumentParser) -> None:

@@ -136,7 +136,8 @@ class Attendance(Endings):
     def _begin(self, request: wire.JoinRequest) -> None:
         identity = JobIdentity.of_request(request)
         began = self._announcements.first_heard(request.incarnation, self._clock())
-        self._members = Membership(identity.trainers, self._clock(), began)
+        least = self.config.min_trainers
+        self._members = Membership(identity.trainers, self._clock(), began, least)
         self._identity = identity
         self.lifecycle.begin()
 
@@ -180,10 +181,12 @@ class Attendance(Endings):
             raise
         if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
             return None
+        if self._members.least and self.program is not None and self._members.joined():
+            return self._join_again(request)  # the others may be far already
         return self._add(request)
 
     def _join_again(self, request: wire.JoinRequest) -> Member | None:
-        """Another process takes the place of a trainer that was lost."""
+        """A trainer joins while others train: it begins at the step of the slowest one."""
         assert self.program is not None, "a trainer is lost alone where a program is installed"
         self._identity.check(request, self._members.expected)
         decisions, process = (

@@ -145,7 +145,7 @@ class Job(Attendance):
         plan, server_index = check_program(program)
         held_values.check_values(program, values)
         self._identity = JobIdentity.of_plan(plan, server_index)
-        self._members = Membership(plan.trainers, self._clock())
+        self._members = Membership(plan.trainers, self._clock(), None, self.config.min_trainers)
         self._begin_log(self._installed_program(program))
         assert self.program is not None, "which has begun"
         held_values.give(values, self.program, self._members)
@@ -208,6 +208,12 @@ class Job(Attendance):
         check_memory(program, self.config.limits)
         self._identity = replace(self._identity, server_index=server_index)
         installed = self._installed_program(program)
+        if self._members.least and not installed.outlives_trainers:
+            raise Refused(
+                f"min_trainers={self._members.least}: expected a job that does without a trainer "
+                "(an async mode), as trainers join later and the others do not wait for them; this "
+                "one steps with all of them: give it a fixed number"
+            )
         # a call that came twice may end twice, and values may have arrived since the first time
         with self.condition:
             if self.program is None:

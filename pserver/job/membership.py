@@ -192,14 +192,18 @@ class Membership:
         expected: how many trainers the plan has.
         since: when the job began, in seconds of the job's clock.
         began: when the trainer that began it was there; None: then, too.
+        least: with how many trainers the job begins, whichever they are; more may join later.  0:
+            with all of the plan.
 
     Attributes:
         by_trainer: the members; of each number the last one.
         fenced: processes that were lost, whether they had joined here or not.
     """
 
-    def __init__(self, expected: int, since: float, began: float | None = None) -> None:
-        self.expected = expected
+    def __init__(
+        self, expected: int, since: float, began: float | None = None, least: int = 0
+    ) -> None:
+        self.expected, self.least = expected, min(least, expected)
         self.since = since
         self.began = since if began is None else began
         self.by_trainer: dict[int, Member] = {}
@@ -307,7 +311,7 @@ class Membership:
             or member.state is not MemberState.JOINED
             or (member.leaving if lane is None else lane in member.leaving)
         }
-        return [trainer for trainer in range(self.expected) if trainer not in done]
+        return [trainer for trainer in self._needed() if trainer not in done]
 
     def unfinished(self) -> list[int]:
         """The trainers of the plan that have not said that they take no further step."""
@@ -316,7 +320,13 @@ class Membership:
             for trainer, member in self.by_trainer.items()
             if member.finished or member.state is not MemberState.JOINED
         }
-        return [trainer for trainer in range(self.expected) if trainer not in done]
+        return [trainer for trainer in self._needed() if trainer not in done]
+
+    def _needed(self) -> Sequence[int]:
+        """The trainers of the plan; of a job that has begun with fewer those that have joined."""
+        if self.least and len(self.by_trainer) >= self.least:
+            return sorted(self.by_trainer)
+        return range(self.expected)
 
     # ---- timeouts ----
 
@@ -375,8 +385,8 @@ class Membership:
         return self.not_joined()
 
     def not_joined(self) -> list[int]:
-        """The trainers of the plan that have not joined."""
-        return [trainer for trainer in range(self.expected) if trainer not in self.by_trainer]
+        """The trainers that the job needs, and that have not joined."""
+        return [trainer for trainer in self._needed() if trainer not in self.by_trainer]
 
     @property
     def ending(self) -> bool:
@@ -386,7 +396,7 @@ class Membership:
     @property
     def over(self) -> bool:
         """Whether the job has ended: every expected trainer has joined, and none takes part now."""
-        return len(self.by_trainer) >= self.expected and not self.joined()
+        return len(self.by_trainer) >= (self.least or self.expected) and not self.joined()
 
     @property
     def returning(self) -> bool:

@@ -89,6 +89,7 @@ class StartedProcesses:
                 ("--data-dir", cluster.data_dir),
                 ("--store", cluster.store),
                 ("--keep-failed", keep_failed_seconds),
+                ("--min-trainers", cluster.least_trainers or None),
             ):
                 command += [] if value is None else [flag, str(value)]
             self.servers.append(
