@@ -206,12 +206,13 @@ class ServerConfig:
         return self.keep_failed_seconds
 
 
-def check_seconds(name: str, value: Any) -> float:
+def check_seconds(name: str, value: Any, zero: bool = False) -> float:
     """A timeout, if it is one.
 
     Args:
         name: what the user has written it with: a flag, a variable, a field.
         value: a number, or a text that holds one.
+        zero: it may be 0.
 
     Raises:
         ValueError: it is no number, not above 0, or no finite one.
@@ -220,9 +221,10 @@ def check_seconds(name: str, value: Any) -> float:
         seconds = float(value)
     except (TypeError, ValueError):
         seconds = math.nan
-    if isinstance(value, bool) or not 0 < seconds <= MOST_SECONDS:
+    if isinstance(value, bool) or not (0 < seconds <= MOST_SECONDS or (zero and seconds == 0)):
+        least = "from 0 on" if zero else "above 0"
         raise ValueError(
-            f"{name}: expected a number of seconds above 0 and up to {MOST_SECONDS:.0f}, got "
+            f"{name}: expected a number of seconds {least} and up to {MOST_SECONDS:.0f}, got "
             f"{value!r}"
         )
     return seconds

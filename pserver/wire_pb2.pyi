@@ -203,14 +203,33 @@ class LaneReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., blocked_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., waits: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("failure", "error", "clock_ns")
+    __slots__ = ("failure", "error", "clock_ns", "roll")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     failure: str
     error: str
     clock_ns: int
-    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ...) -> None: ...
+    roll: Roll
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
+
+class Roll(_message.Message):
+    __slots__ = ("changes", "absent", "preempted")
+    class PreemptedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    changes: int
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    preempted: _containers.ScalarMap[int, int]
+    def __init__(self, changes: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
     __slots__ = ("trainer_id", "incarnation", "failure", "joined")
@@ -247,16 +266,20 @@ class FinishReply(_message.Message):
     def __init__(self, over: _Optional[bool] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "failure", "success", "returns")
+    __slots__ = ("session", "failure", "success", "returns", "preempted", "step")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     session: str
     failure: str
     success: bool
     returns: bool
-    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ..., returns: _Optional[bool] = ...) -> None: ...
+    preempted: bool
+    step: int
+    def __init__(self, session: _Optional[str] = ..., failure: _Optional[str] = ..., success: _Optional[bool] = ..., returns: _Optional[bool] = ..., preempted: _Optional[bool] = ..., step: _Optional[int] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ("failure", "error")
@@ -277,7 +300,7 @@ class BarrierRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("passed", "texts")
+    __slots__ = ("passed", "texts", "roll")
     class TextsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -287,9 +310,11 @@ class BarrierReply(_message.Message):
         def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     PASSED_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     passed: bool
     texts: _containers.ScalarMap[int, str]
-    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    roll: Roll
+    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
     __slots__ = ("session", "address", "topic")
@@ -506,7 +531,7 @@ class TableStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report")
+    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind")
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -514,6 +539,8 @@ class TrainerStatus(_message.Message):
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     state: str
     step: int
@@ -521,7 +548,9 @@ class TrainerStatus(_message.Message):
     silence_seconds: float
     activity: str
     report: TrainerReport
-    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ...) -> None: ...
+    compute_seconds: float
+    behind: float
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

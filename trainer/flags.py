@@ -28,6 +28,7 @@ FLAGS: Mapping[str, str] = MappingProxyType(
         "PSERVER_CHECKPOINT": "checkpoint",
         "PSERVER_CHECKPOINT_EVERY": "checkpoint_every_seconds",
         "PSERVER_CHECKPOINT_KEEP": "checkpoint_keep",
+        "PSERVER_GRACE": "grace_seconds",
         "PSERVER_HEARTBEAT_TIMEOUT": "heartbeat_timeout_seconds",
         "PSERVER_INSECURE": "insecure",
         "PSERVER_INSECURE_COLLECTIVE": "insecure_collective",

@@ -180,6 +180,7 @@ def init(
     if connection.log_json:
         write_json()
     if is_collective or role.role is Role.COLLECTIVE:
+        connection.check_no_grace("without servers, where all trainers end with one of them")
         _begin(_collective(role, strategy), settings)
         return
     strategy = searched(strategy, role)

@@ -150,6 +150,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
+            SystemExit: SIGTERM has come, and this trainer has left in its grace period.
             ValueError: a gradient is sparse, or has another dtype than its parameter; or a closure
                 and a loss are given.
         """
@@ -173,6 +174,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             SPANS.add("step", began, now())
         if SPANS.watcher is not None:
             SPANS.watcher(self)
+        if self._communicator is not None:
+            self._communicator.end_if_asked()
         return loss
 
     def _update(self, loss: Any, overflow: bool) -> None:

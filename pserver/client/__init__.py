@@ -13,6 +13,7 @@ In reading order::
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there
     report            what a trainer says of its training with each heartbeat
+    agreed_end        all trainers say that they take no further step
     observer          reads what a server holds, without taking part
 
 The trainer imports these files and no generated message.  This room imports transports, the control

@@ -51,9 +51,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
 from pserver.client.install_requests import install_requests
-from pserver.client.replies import Joined, TableStatus
+from pserver.client.replies import Absences, Joined, TableStatus
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
 from pserver.client.trace_calls import TraceCalls
@@ -69,6 +70,7 @@ from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     BarrierRequest,
+    FinishReply,
     FinishRequest,
     Hello,
     JoinReply,
@@ -127,6 +129,7 @@ class Client:
         meanwhile: called while :meth:`join` waits; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
         reported: called for each heartbeat: what the trainer says of its training.
+        learn: called, in any thread, with what the server says of who is not there.
         traffic: payload bytes by name on the wire.
     """
 
@@ -147,6 +150,7 @@ class Client:
         self.transport = ""
         self.activity = ""
         self.reported: Callable[[], Report] = Report
+        self.learn: Callable[[Absences], None] = lambda absences: None
         self.channels: list[Channel] = []
         self.traffic = ByteCounters()
         self.tables: Channel | None = None
@@ -355,6 +359,7 @@ class Client:
         while not (reply := self._control.barrier(request)).passed:
             self.check()
             meanwhile()
+        self.learn(Absences.of(reply.roll))
         return dict(reply.texts)
 
     def check(self) -> None:
@@ -388,26 +393,25 @@ class Client:
         with self._explained():
             self._control.finish(FinishRequest(session=self._reply.session))
 
-    def all_finished(self) -> None:
+    def all_finished(self, ends: Callable[[], bool] = lambda: False) -> bool:
         """Waits until every trainer of the job has said so.
+
+        Args:
+            ends: asked while it waits, whether this trainer can wait no longer.
+
+        Returns:
+            Whether they have.
 
         Raises:
             PServerError: what ended the job.
         """
-        missing: Sequence[int] = ()
+        request = FinishRequest(session=self._reply.session, wait=True)
 
-        def text() -> str:
-            names = ", ".join(map(str, missing))
-            return f"this trainer has finished, and waits for trainer {names} (so says {self})"
-
-        for _ in poll(log, text):
-            request = FinishRequest(session=self._reply.session, wait=True)
+        def ask() -> FinishReply:
             with self._explained():
-                reply = self._control.finish(request)
-            if reply.over:
-                return
-            missing = reply.missing
-            self.check()
+                return self._control.finish(request)
+
+        return all_finished(ask, str(self), self.check, ends)
 
     def tell(self, failure: str, timeout: float) -> None:
         """Says that this trainer ends, and why; and nothing else, so that any thread may call it,
@@ -421,12 +425,15 @@ class Client:
             with suppress(PServerError):
                 self._control.leave(request, timeout)
 
-    def leave(self, failure: str = "", returns: bool = False) -> PServerError | None:
+    def leave(
+        self, failure: str = "", returns: bool = False, preempted_after: int | None = None
+    ) -> PServerError | None:
         """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
         is enough.
 
         Args:
             returns: this trainer joins again, with another plan.
+            preempted_after: its host takes it away, after this step of the script.
 
         Returns:
             What had ended the job before, if the server says so.
@@ -442,6 +449,8 @@ class Client:
                 request = LeaveRequest(
                     session=session, failure=failure, success=not failure, returns=returns
                 )
+                if preempted_after is not None:
+                    request.preempted, request.step = True, preempted_after
                 reply = self._control.leave(request)
                 if reply.failure:
                     told = from_wire(reply.error, f"{self}: {reply.failure}")
@@ -473,6 +482,7 @@ class Client:
             if unanswered:
                 log.warning("%s answers again, over a new connection", self)
             answered, unanswered = time.monotonic(), 0
+            self.learn(Absences.of(reply.roll))
             if reply.failure:
                 self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
                 return

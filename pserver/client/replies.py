@@ -10,7 +10,7 @@ from typing import Any
 
 from pserver.finite import NonFiniteStep
 from pserver.transport.push_norms import OutlierPush, PushNorm
-from pserver.wire_pb2 import Done, JoinReply
+from pserver.wire_pb2 import Done, JoinReply, Roll
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 
 
@@ -132,6 +132,26 @@ class Joined:
     def from_message(cls, reply: JoinReply) -> Joined:
         """The plain part of a JoinReply."""
         return cls(reply.install, tuple(reply.steps), reply.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Absences:
+    """Which trainers of the plan are not there before the job's end, as a server knows it.
+
+    Attributes:
+        changes: joins, and ends before the job's: a greater number is later.
+        absent: those that were preempted or lost, or that leave after a step that has come.
+        preempted: those that were, with the last step that each has taken.
+    """
+
+    changes: int = 0
+    absent: frozenset[int] = frozenset()
+    preempted: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, roll: Roll) -> Absences:
+        """The plain form of a message."""
+        return cls(roll.changes, frozenset(roll.absent), dict(roll.preempted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from pserver.job.job_identity import (
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job_log.records import Process
-from pserver.tracing.spans import clock_ns
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
 FINISH_SECONDS = 1.0  # the longest that Finish waits
@@ -165,7 +164,7 @@ class Attendance(Endings):
         process = Process(trainer, request.incarnation)
         if process in self._members.fenced:
             raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
-        if known is not None and known.state is MemberState.LOST and self.failure is None:
+        if known is not None and known.absent and self._goes_on:
             return self._join_again(request)
         if known is not None and self.program is not None and not self.program.decisions.decides:
             return None  # server 0 has let it in, and the record of the other's loss is on its way
@@ -184,6 +183,11 @@ class Attendance(Endings):
         if self._members.least and self.program is not None and self._members.joined():
             return self._join_again(request)  # the others may be far already
         return self._add(request)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the job goes on without a trainer, and lets another process take its place."""
+        return self.failure is None and self.program is not None and self.program.outlives_trainers
 
     def _join_again(self, request: wire.JoinRequest) -> Member | None:
         """A trainer joins while others train: it begins at the step of the slowest one."""
@@ -259,9 +263,7 @@ class Attendance(Endings):
         with self.condition:
             member = self.member(request.session)
             member.activity, member.report = reports.kept(request, self.config.limits)
-            failure = str(self.failure or "")
-            error = type(self.failure).__name__ if failure else ""
-            return wire.HeartbeatReply(failure=failure, error=error, clock_ns=clock_ns())
+            return reports.reply(self.failure, self._members)
 
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
         """A trainer takes no further step; it may wait up to a second until all have said so.
@@ -286,8 +288,8 @@ class Attendance(Endings):
             return wire.FinishReply(over=not missing, missing=missing)
 
     def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
-        """A trainer leaves because it has done its part; or because it has failed, and then the job
-        fails for all.
+        """A trainer leaves because it has done its part, or was preempted between two steps; or
+        because it has failed, and then the job fails for all.
         """
         with self.condition:
             member = self.member(request.session)
@@ -296,6 +298,8 @@ class Attendance(Endings):
             if not reason and not request.success:
                 reason = "it left without saying that it has finished"
             member.returns = request.returns and not reason
+            if request.preempted and not reason:
+                self._members.preempt(member, request.step)
             self._end_membership(member, reason)
             if before is None:
                 return wire.LeaveReply()
@@ -306,8 +310,8 @@ class Attendance(Endings):
         if member.state is not MemberState.JOINED:
             return
         member.state = MemberState.LEFT
-        said = f": {reason}" if reason else ""
-        self.log.say(f"left {member.trainer}", f"trainer {member.trainer} left{said}", logging.INFO)
+        level = logging.INFO if member.preempted_after is None else logging.WARNING
+        self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
         self._fewer_awaited()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from pserver.config import ServerConfig
-from pserver.errors import Draining, PServerError, TrainerLost
+from pserver.errors import Draining, JobFailed, PServerError, TrainerLost
 from pserver.job.announcements import Announcements
 from pserver.job.decisions import Links, process_of
 from pserver.job.events import EventLog
@@ -86,6 +86,9 @@ class Endings(ABC):
     def _close_if_over(self) -> None:
         """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
         if self.failure is not None and not self._members.joined():
+            self.ended.set()
+        elif self.failure is None and self._members.undone:
+            self.lifecycle.fail(JobFailed("every trainer of the job was preempted"))
             self.ended.set()
         elif self.failure is None and self._members.over:
             if not self._members.returning:

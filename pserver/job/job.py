@@ -19,7 +19,7 @@ from pserver.errors import (
     Refused,
     Unprepared,
 )
-from pserver.job import held_values, job_files
+from pserver.job import held_values, job_files, reports
 from pserver.job.attendance import Attendance
 from pserver.job.decisions import Decisions, Links, process_of
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
@@ -231,14 +231,13 @@ class Job(Attendance):
 
     def loaded(self, member: Member) -> Outcome:
         """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): from here on
-        they count.
+        they count.  Where it was preempted, the least of the others sends them.
 
         Raises:
             Refused: another trainer has sent them.
         """
-        if member.trainer != 0:
-            raise Refused(f"only trainer 0 loads values, and this is trainer {member.trainer}")
         with self.condition:
+            self.check_loads(member, "values")
             installed = self.installed()
             slices = installed.slices
             slices.loaded()
@@ -251,6 +250,18 @@ class Job(Attendance):
                 self.log.say("installed", f"installed: {held}", logging.INFO)
             self.condition.notify_all()
             return Outcome(installed.version, 0)
+
+    def check_loads(self, member: Member, what: str) -> None:
+        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
+        were not preempted.
+
+        Raises:
+            Refused: it may not.
+        """
+        if member.trainer != (first := self._members.first):
+            raise Refused(
+                f"only trainer {first} loads {what}, and this is trainer {member.trainer}"
+            )
 
     def installed(self) -> InstalledProgram:
         """What the present job has installed.
@@ -283,7 +294,9 @@ class Job(Attendance):
         member = self.member(request.session)
         check_names([request.name], self.config.limits)
         texts = self.installed().barrier(member, request.name, 1.0, request.text)
-        return wire.BarrierReply(passed=texts is not None, texts=texts)
+        with self.condition:
+            roll = reports.roll(self._members)
+        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=roll)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,

@@ -121,7 +121,8 @@ class LaneExecutor:
         batches = UpdateBatches(updates, tables, lane.kind.waits_for_all, workers.threads)
         self._tasks = UpdateTasks(batches, job, quiesce, workers, self._steps)
         self._waits = LaneWaits(index, members, job, self._steps)
-        self.buffers = SharedBuffers(lane.buffers, lane.kind.merges_gradients, held, locks)
+        merges = lane.kind.merges_gradients
+        self.buffers = SharedBuffers(lane.buffers, merges, held, locks, lambda: members.first)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
         self._checks = StepChecks(lane, updates, self.variables, tables)
         self._one_by_one = AsyncSlices(updates, self.variables, locks, writing, bool(lane.dc_asgd))

@@ -148,6 +148,8 @@ class Member:
         finished: it takes no further step, and waits for the others to say the same.
         returns: it has left to join again, with another plan.
         fenced: why it was lost, a sentence; "" while it is not.
+        preempted_after: it has left because its host takes it away, after this step of its script;
+            None: it has not.
     """
 
     trainer: int
@@ -164,12 +166,31 @@ class Member:
     finished: bool = False
     returns: bool = False
     fenced: str = ""
+    preempted_after: int | None = None
 
     @property
     def word(self) -> str:
         """Its state as ``pserver status`` shows it."""
+        if self.preempted_after is not None:
+            return "preempted"
         joined = self.state is MemberState.JOINED
         return "finished" if self.finished and joined else self.state.value
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is not there before the job's end."""
+        lost = self.state is MemberState.LOST
+        return self.preempted_after is not None or lost or bool(self.leaving)
+
+    def goodbye(self, reason: str) -> str:
+        """That it has left, as a sentence.
+
+        Args:
+            reason: why the job cannot go on; "": it can.
+        """
+        if self.preempted_after is not None:
+            return f"trainer {self.trainer} was preempted after step {self.preempted_after}"
+        return f"trainer {self.trainer} left" + (f": {reason}" if reason else "")
 
     def watermark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
@@ -198,6 +219,8 @@ class Membership:
     Attributes:
         by_trainer: the members; of each number the last one.
         fenced: processes that were lost, whether they had joined here or not.
+        preempted: the trainers that were, with the last step that each has taken.
+        changes: how often trainers have joined, and gone before the job's end.
     """
 
     def __init__(
@@ -211,6 +234,8 @@ class Membership:
         self._lost: list[Member] = []
         self._begin_at: dict[int, tuple[int, ...]] = {}  # by trainer: steps by lane
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
+        self.preempted: Mapping[int, int] = {}  # replaced, never changed
+        self.changes = 0
 
     def add(self, member: Member, steps: Sequence[int] = ()) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation.
@@ -219,6 +244,8 @@ class Membership:
             steps: by lane, where it begins; none: where files say.
         """
         self.by_trainer[member.trainer] = member
+        self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
+        self.changes += 1
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
             member.watermark(lane).applied = step
         self._restore(member)
@@ -313,6 +340,39 @@ class Membership:
         }
         return [trainer for trainer in self._needed() if trainer not in done]
 
+    def preempt(self, member: Member, step: int) -> None:
+        """A trainer leaves because its host takes it away.
+
+        Args:
+            step: the last one that it has taken, as its script counts.
+        """
+        if member.state is MemberState.JOINED:
+            member.preempted_after = step
+            self.preempted = {**self.preempted, member.trainer: step}
+            self.changes += 1
+
+    @property
+    def first(self) -> int:
+        """The least trainer that is not absent: it does what one trainer does for all.  It may be
+        asked without the job's lock.
+        """
+        gone = self.absent
+        return next((trainer for trainer in range(self.expected) if trainer not in gone), 0)
+
+    @property
+    def absent(self) -> list[int]:
+        """The trainers that are not there before the job's end: preempted, lost, or leaving after a
+        step which has come.
+        """
+        members = (self.by_trainer.get(trainer) for trainer in range(self.expected))
+        return [member.trainer for member in members if member is not None and member.absent]
+
+    @property
+    def undone(self) -> bool:
+        """Whether every trainer was preempted before it had done its part."""
+        members = self.by_trainer.values()
+        return self.over and all(m.preempted_after is not None and not m.finished for m in members)
+
     def unfinished(self) -> list[int]:
         """The trainers of the plan that have not said that they take no further step."""
         done = {
@@ -370,6 +430,7 @@ class Membership:
         if member is None or member.incarnation != process.incarnation:
             return None
         member.state, member.fenced = MemberState.LOST, text
+        self.changes += 1
         self._lost.append(member)
         return member
 
@@ -390,8 +451,11 @@ class Membership:
 
     @property
     def ending(self) -> bool:
-        """Whether a trainer has left."""
-        return any(member.state is MemberState.LEFT for member in self.by_trainer.values())
+        """Whether a trainer has left, and was not preempted."""
+        return any(
+            member.state is MemberState.LEFT and member.preempted_after is None
+            for member in self.by_trainer.values()
+        )
 
     @property
     def over(self) -> bool:

@@ -1,9 +1,12 @@
-"""What a server keeps of what a trainer says of itself."""
+"""Heartbeats: what a server keeps of what a trainer says of itself, and what it answers."""
 
 from __future__ import annotations
 
 from pserver import wire_pb2 as wire
+from pserver.errors import PServerError
+from pserver.job.membership import Membership
 from pserver.limits import Limits
+from pserver.tracing.spans import clock_ns
 
 ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
 VALUES = 64  # numbers of a script
@@ -33,6 +36,26 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
         batches=said.batches,
     )
     return request.activity[:ACTIVITY_LENGTH], report
+
+
+def reply(failure: PServerError | None, members: Membership) -> wire.HeartbeatReply:
+    """What a trainer is told of the job.
+
+    Args:
+        failure: what has ended it.
+        members: its trainers.
+    """
+    told = wire.HeartbeatReply(clock_ns=clock_ns(), roll=roll(members))
+    if failure is not None:
+        told.failure, told.error = str(failure), type(failure).__name__
+    return told
+
+
+def roll(members: Membership) -> wire.Roll:
+    """Which trainers are there.  The caller holds the job's lock."""
+    return wire.Roll(
+        changes=members.changes, absent=members.absent, preempted=dict(members.preempted)
+    )
 
 
 def _cut(name: str, most: int) -> str:

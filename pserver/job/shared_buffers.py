@@ -5,7 +5,8 @@ seen.  By the lane's ``buffers`` one of two things is what all trainers have, or
 
 ::
 
-    trainer0    trainer 0's travel with its steps
+    trainer0    trainer 0's travel with its steps; where it was preempted, those of the
+                least trainer that is left
     mean        the mean over trainers, of floating-point buffers; others are trainer 0's
     own         nothing travels
 
@@ -20,7 +21,7 @@ process keeps them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -37,6 +38,7 @@ class SharedBuffers:
         of_step: a mean is over the trainers of the step alone.
         variables: the memory of the slices that servers hold and never update, by name.
         locks: one for each of them.
+        first: gives trainer 0, or who stands in for it.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class SharedBuffers:
         of_step: bool,
         variables: Mapping[str, Tensor],
         locks: Mapping[str, threading.Lock],
+        first: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._whose, self._of_step = whose, of_step
+        self._whose, self._of_step, self._first = whose, of_step, first
         self._variables, self._locks = variables, locks
         self._lock = threading.Lock()  # guards the two below
         self._changed: dict[str, None] = {}  # slices that a step has changed, in their order
@@ -62,7 +65,7 @@ class SharedBuffers:
         for name in buffers:
             if name not in self._variables:
                 raise Refused(f"{who}: expected a buffer, got {name!r}, which steps update")
-            if self._whose == "own" or (trainer != 0 and not self._averages(name)):
+            if self._whose == "own" or (trainer != self._first() and not self._averages(name)):
                 raise Refused(
                     f"{who}: expected none of the buffer {name!r}, as a_sync_configs['buffers'] is "
                     f"{self._whose!r}"
@@ -83,8 +86,8 @@ class SharedBuffers:
             self._changed[name] = None
             now = self._variables[name]
             if not self._averages(name):
-                value = sent[0]
-                assert value is not None, "which has been checked"
+                value = next(sent[trainer] for trainer in sorted(sent) if sent[trainer] is not None)
+                assert value is not None, "one trainer has sent it"
                 now.copy_(value)
                 return
             values = {
@@ -97,7 +100,7 @@ class SharedBuffers:
 
     def told(self, trainer: int) -> list[str]:
         """The slices that the answer to a trainer's step brings."""
-        if self._whose == "trainer0" and trainer == 0:
+        if self._whose == "trainer0" and trainer == self._first():
             return []
         with self._lock:
             return list(self._changed)

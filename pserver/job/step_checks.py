@@ -53,7 +53,7 @@ class StepChecks:
         missing = self._groups - contribution.hparams.keys()
         if missing:
             raise Refused(f"{who} has no hyper-parameters for group {min(missing)}")
-        self._check_written(who, trainer, contribution)
+        self._check_written(who, contribution)
         self._check_norms(who, contribution)
 
     def _check_norms(self, who: str, contribution: Contribution) -> None:
@@ -68,9 +68,9 @@ class StepChecks:
                 f"is {self._lane.outlier_push!r}, got none"
             )
 
-    def _check_written(self, who: str, trainer: int, contribution: Contribution) -> None:
+    def _check_written(self, who: str, contribution: Contribution) -> None:
         """What a step says of its script's writing is of the form that its lane takes: where
-        trainers wait for one another it is trainer 0's, with its checksum, otherwise without.
+        trainers wait for one another with its checksum, otherwise without.
         """
         unknown = contribution.written.keys() - self._known
         if unknown:
@@ -85,11 +85,6 @@ class StepChecks:
             )
         if not waits or not contribution.assignments:
             return
-        if trainer != 0:
-            raise Refused(
-                f"{who}: expected assignments of trainer 0 alone, as all trainers wait for one "
-                f"another, got one of {min(contribution.assignments)!r}"
-            )
         assigned = contribution.assignments.keys() & self._updates.keys()
         if unsaid := assigned - contribution.written.keys():
             raise Refused(f"{who} assigns {min(unsaid)!r}, and does not say its checksum")

@@ -126,17 +126,15 @@ class TableService:
                 self._table(name).load({key: array.numpy() for key, array in chunk.items()})
 
     def _check_loader(self, header: Frame, chunks: Mapping[str, Collection[str]]) -> None:
-        """Returns if this trainer may load: trainer 0 anything; others values of rows, into tables
-        whose steps wait for nobody.
+        """Returns if this trainer may load: trainer 0, or who stands in for it, anything; others
+        values of rows, into tables whose steps wait for nobody.
         """
-        if self._member.trainer == 0:
-            return
         values = all(
             set(keys) == {"ids", "values"} and self._table(name).any_trainer_loads
             for name, keys in chunks.items()
         )
         if header.commit.metadata or not values:
-            raise Refused(f"only trainer 0 loads rows, and this is trainer {self._member.trainer}")
+            self._job.check_loads(self._member, "rows")
 
     def _answer(self, arrays: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
         for header, payload in codec.frames(Kind.VALUE, 0, arrays):

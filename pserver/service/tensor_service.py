@@ -264,10 +264,7 @@ class TensorService:
         return dict(header.commit.scale)
 
     def _value(self, header: Frame, payload: memoryview) -> None:
-        if self._member.trainer != 0:
-            raise Refused(
-                f"only trainer 0 loads values, and this is trainer {self._member.trainer}"
-            )
+        self._job.check_loads(self._member, "values")
         slices = self._job.installed().slices
         with self._job.condition:
             self._check_place()

@@ -247,13 +247,17 @@ def dense_allreduce_of(
 
     Raises:
         PServerError: other trainers have not come.
+        ValueError: trainers are to leave when they are preempted.
     """
     if not plan.averaged and not needed:
         return None
     if plan.averaged:
         log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     exchange = WHOLE if strategy is None else exchange_of(strategy)
-    return DenseAllreduce(clients, rank, plan.trainers, Connection.from_environment(), exchange)
+    connection = Connection.from_environment()
+    if plan.trainers > 1:
+        connection.check_no_grace("where trainers sum among themselves, as none can leave then")
+    return DenseAllreduce(clients, rank, plan.trainers, connection, exchange)
 
 
 def _check(clients: Sequence[Client]) -> None:

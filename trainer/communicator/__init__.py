@@ -6,6 +6,7 @@ In reading order::
     connections        its clients, one for each server
     counters           bytes, messages, reconnects
     termination        SIGTERM: the job hears of it, and the process ends with 143
+    roll               which trainers are still there
     departure          how it leaves: in agreement, with a reason, or on a signal
     lane               what every sender of a lane does
     senders            which sender a lane has

@@ -30,14 +30,16 @@ from trainer.communicator.connections import begun_at, channels_of, clients_of
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
-from trainer.communicator.initial_values import InitialValues
-from trainer.communicator.kstep_senders import drain_for_others, warn_unserved
+from trainer.communicator.initial_values import take_over
+from trainer.communicator.kstep_senders import drain_for_others
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
+from trainer.communicator.roll import roll_of
 from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
 from trainer.communicator.step_probe import probe_of, show_if_only
 from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
+from trainer.communicator.termination import termination
 from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
 from trainer.environment.connection import Connection
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from trainer.embedding.row_source import RowSource
 
 log = logging.getLogger(__name__)
+
+Drained = Callable[[], None] | None  # called when the servers have all that a trainer sends
 
 
 class Communicator:
@@ -72,6 +76,7 @@ class Communicator:
         lanes: the senders, by lane.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
+        roll: which trainers are still there.
         written: what the script has written into parameters.
         buffers: of models, which travel with steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
@@ -102,19 +107,20 @@ class Communicator:
         ]
         held_back: set[str] = set()  # variables that nothing lands on
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
-        self.buffers = buffers_of(self.plan, tensors, self.trainer_id)
+        self.roll = roll_of(self.plan, self.trainer_id, connection)
+        self.buffers = buffers_of(self.plan, tensors, self.roll)
         self._transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
         self.lanes = senders_of(
-            self.plan, tensors, self._options, self.trainer_id, held_back, self.buffers
+            self.plan, tensors, self._options, self.roll, held_back, self.buffers
         )
         names = written_names(self.plan, tensors)
         self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers = 0
-        self._left = False
+        self._left, self._asked_at = False, 0
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
         self._make_clients(deployment, connection, incarnation or secrets.token_hex(8))
@@ -131,13 +137,14 @@ class Communicator:
             partial(table_destination, self.lookups),
             incarnation,
         )
+        self.clients[0].learn = self.roll.learn
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self._transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
         self._probe = probe_of(connection, self.plan, self.clients, self.lanes, self.lookups)
         self._sources = sources_of(
-            self.plan, self.lookups, self.lanes, self.clients, self.trainer_id, self.drain
+            self.plan, self.lookups, self.lanes, self.clients, self.roll, self.drain
         )
 
     # ---- the life of a job ----
@@ -162,12 +169,14 @@ class Communicator:
                 self._join(client, program, meanwhile)
                 for client, program in zip(self.clients, self._programs, strict=True)
             ]
-            self._take_over(installed=all(each.install for each in joined))
+            theirs = [] if all(each.install for each in joined) else self.plan.placements
+            take_over(theirs, self._tensors, self._transfer.pull, self.trainer_id)
             for index, lane in enumerate(self.lanes):
                 self.step = max(self.step, applied := begun_at(self.clients, joined, index))
                 lane.start(channels_of(self.clients, self.plan, index), applied)
             self.written.start()
             self.page.joined(joined[0].run)
+            self._departure.allow(self._connection.grace_seconds)
         except BaseException as error:
             self.leave(spelled(error))
             raise
@@ -185,20 +194,6 @@ class Communicator:
             self._transfer.upload(client)  # the last: from here on the server serves
         return joined
 
-    def _take_over(self, installed: bool) -> None:
-        """Receives the job's values; warns, once, where the trainer's own differed.
-
-        Args:
-            installed: this trainer's values are the job's.
-        """
-        own = InitialValues(
-            () if installed else (placement.name for placement in self.plan.placements),
-            self._tensors,
-        )
-        # at a later version the job's values have moved, and differ from every initial value
-        if self._transfer.pull().version == 0:
-            own.warn(self.trainer_id)
-
     def finish(self, drained: Callable[[], None] = lambda: None) -> None:
         """Leaves when every trainer of the job has finished.
 
@@ -211,7 +206,7 @@ class Communicator:
             PServerError: the job has failed.
         """
         if not self._left:
-            self._end("", drained)
+            self._end("", drained, returns=False, preempted=False)
 
     def leave(self, failure: str = "", returns: bool = False) -> None:
         """Drains the lanes and leaves every server, without waiting for the other trainers; or
@@ -226,9 +221,22 @@ class Communicator:
             PServerError: without a ``failure``: the job has failed.
         """
         if not self._left:
-            self._end(failure, None, returns)
+            self._end(failure, None, returns, preempted=False)
 
-    def _end(self, failure: str, drained: Callable[[], None] | None, returns: bool = False) -> None:
+    def end_if_asked(self) -> None:
+        """At the end of a step: where SIGTERM has come, and there is a grace period, leaves the
+        servers and ends the process.  Gradients that are being added up are not left so.  See
+        [Note: preempted] in departure.py.
+
+        Raises:
+            SystemExit: it has left; the status is 143.
+            PServerError: the job has failed.
+        """
+        stepped, self._asked_at = self.step > self._asked_at, self.step
+        if stepped and termination.awaited and not self._left:
+            self._end("", None, returns=False, preempted=True)
+
+    def _end(self, failure: str, drained: Drained, returns: bool, preempted: bool) -> None:
         ended: BaseException | None = None
         if not failure:
             try:
@@ -236,18 +244,20 @@ class Communicator:
                     self._departure.drain(self.lanes)
                 if drained is not None:
                     self._transfer.upload_buffers()
-                    self._departure.agree(self.dense_allreduce, drained)
+                    preempted = not self._departure.agree(self.dense_allreduce, drained)
                     self._transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
         self._departure.forget()
-        told = self._departure.leave(self.lanes, failure, returns)
+        told = self._departure.leave(self.lanes, failure, returns, self.step if preempted else None)
         self.page.close()
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:
             raise cause
+        if preempted:
+            self._departure.end(self.step)
 
     @property
     def transport(self) -> str:
@@ -436,13 +446,7 @@ class Communicator:
         that the script has written since its last step: the servers have not, or only in part,
         what it wrote.
         """
-        kinds = [lane.kind for lane in self.plan.lanes]
-        parameters = [p for p in self.plan.placements if p.group is not None]
-        beside = self.buffers.placements if kinds[self.buffers.lane].steps_on_trainer else []
-        own = [p for p in parameters if kinds[p.lane].steps_on_trainer]
-        values = self._transfer.values([*own, *beside])
-        warn_unserved(self.lanes, self._tensors, values)
-        return values
+        return self._transfer.served(self.lanes)
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never
@@ -453,14 +457,14 @@ class Communicator:
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
-        has the values afterwards.
+        has the values afterwards.  Where trainer 0 was preempted, those of the least one left do.
 
         Args:
             optimizers: whose states; None: of all of them.
         """
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
-        if self.trainer_id == 0:
+        if self.roll.is_first:
             for client in self.clients:
                 self._transfer.upload(client, optimizers)
         self.barrier("pushed")

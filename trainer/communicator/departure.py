@@ -7,6 +7,11 @@ heartbeats and hears what ends the job.  So if a trainer or a server is lost bef
 trainer takes the job for done; and a trainer that has lost one server tells the others.  A process
 that ends without having left fails the job, and exits with 1 itself, or with what it has given to
 ``sys.exit``, never with 0.
+
+[Note: preempted]  A trainer whose host takes it away, and that has a grace period, leaves between
+two steps.  All that it has sent is applied by then, the part of a window that a k-step mode has
+kept on the trainer too, so nothing is lost, and no step, barrier or bound of the others waits for
+it.  It leaves server 0 last: what that one says of it, all servers know.
 """
 
 from __future__ import annotations
@@ -54,6 +59,10 @@ class Departure:
         termination.add(self._tell)
         _note_status()
 
+    def allow(self, seconds: float) -> None:
+        """From here on SIGTERM gives the trainer so long to leave in good order."""
+        termination.allow(self._tell, seconds)
+
     def forget(self) -> None:
         """The trainer leaves: the end of the process says nothing any more."""
         atexit.unregister(self._abandoned)
@@ -71,13 +80,16 @@ class Departure:
         for client in self._clients:
             client.check()
 
-    def agree(self, allreduce: DenseAllreduce | None, drained: Callable[[], None]) -> None:
+    def agree(self, allreduce: DenseAllreduce | None, drained: Callable[[], None]) -> bool:
         """Waits until all trainers have finished.
 
         Args:
             allreduce: with the other trainers, if there is one: who waits there for this trainer
                 learns that it takes no further step.
             drained: called before.
+
+        Returns:
+            Whether they have; False: SIGTERM has come meanwhile.
 
         Raises:
             PServerError: the job has failed before that.
@@ -87,11 +99,14 @@ class Departure:
             allreduce.finish()
         for client in self._clients:
             client.finish()
-        for client in self._clients:
-            client.all_finished()
+        return all(client.all_finished(lambda: termination.awaited) for client in self._clients)
 
     def leave(
-        self, lanes: Sequence[LaneSender], failure: str, returns: bool = False
+        self,
+        lanes: Sequence[LaneSender],
+        failure: str,
+        returns: bool = False,
+        preempted_after: int | None = None,
     ) -> PServerError | None:
         """Ends the lanes and leaves every server.
 
@@ -99,6 +114,7 @@ class Departure:
             lanes: the trainer's.
             failure: "" for a trainer that has done its part.
             returns: it joins again, with another plan.
+            preempted_after: its host takes it away, after this step.
 
         Returns:
             What had ended the job before, if a server says so; the other servers are then told.
@@ -106,12 +122,23 @@ class Departure:
         told = None
         for lane in lanes:
             lane.stop()
-        for client in self._clients:
-            told = client.leave(failure, returns) or told
+        for client in reversed(self._clients):  # see [Note: preempted]
+            told = client.leave(failure, returns, preempted_after) or told
             failure = failure or (spelled(told) if told is not None else "")
         for lane in lanes:
             lane.rest()
         return told
+
+    def end(self, step: int) -> NoReturn:
+        """Ends the process; it was preempted, and has left.
+
+        Args:
+            step: the last one that it has taken.
+        """
+        # a line of its own form, by which ``launch`` knows it
+        said = f"pserver: trainer {self._trainer_id} was preempted after step {step}"
+        print(said, file=sys.stderr, flush=True)
+        termination.end()
 
     def _tell(self, reason: str) -> None:
         """Tells all servers at the same time."""

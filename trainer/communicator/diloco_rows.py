@@ -38,7 +38,7 @@ class DiLoCoRows(GeoRows):
     def __init__(
         self, table: Table, plan: Plan, pull: Pull, read: Callable[[], Rows | None]
     ) -> None:
-        super().__init__(table, plan, pull, lambda: None, read, share=1)
+        super().__init__(table, plan, pull, lambda: None, read)
 
     def restart(self) -> None:
         """After an exchange: every row begins anew from the servers' value."""

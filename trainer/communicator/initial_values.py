@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from pserver.client.replies import Reply
 from pserver.transport.codec import buffer_of
+from transpiler.plan.plan import Placement
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,25 @@ class InitialValues:
                 "%r; they have the job's now",
                 *(trainer_id, len(other), len(self._before), other[0]),
             )
+
+
+def take_over(
+    placements: Iterable[Placement],
+    tensors: Mapping[str, torch.Tensor],
+    pull: Callable[[], Reply],
+    trainer_id: int,
+) -> None:
+    """Receives the job's values; warns, once, where the trainer's own differed.
+
+    Args:
+        placements: those whose values are the job's; none where this trainer's are.
+        tensors: all variables, the live ones.
+        pull: receives them.
+    """
+    own = InitialValues((placement.name for placement in placements), tensors)
+    # at a later version the job's values have moved, and differ from every initial value
+    if pull().version == 0:
+        own.warn(trainer_id)
 
 
 def _checksum(tensor: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ from pserver.finite import is_finite
 from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
+from trainer.communicator.roll import Roll
 from trainer.communicator.travelling_buffers import TravellingBuffers
 from trainer.communicator.writes_between import WritesBetween
 from transpiler.plan.plan import Lane
@@ -234,12 +235,12 @@ class GeoSender(KStepSender):
         self,
         lane: Lane,
         slices: ParameterSlices,
-        trainers: int,
+        roll: Roll,
         hparams: Hparams,
         buffers: TravellingBuffers,
     ) -> None:
         super().__init__(lane, slices, hparams, buffers)
-        self._trainers = trainers
+        self._roll = roll
         self._staged = StagedValues(self._buffers)
         self._messages: queue.SimpleQueue[tuple[Callable[[], Reply], Future[Reply]] | None] = (
             queue.SimpleQueue()
@@ -306,7 +307,7 @@ class GeoSender(KStepSender):
         for name in self._slices.names:
             delta = torch.sub(
                 self._slices.read(name), self._known[name], out=self._buffers.take(name)
-            ).div_(self._trainers)
+            ).div_(self._roll.count)
             self._known[name].add_(delta)
             changed[name] = delta
         reply: Future[Reply] = Future()
@@ -388,7 +389,7 @@ class GeoSender(KStepSender):
         """See :class:`LaneSender`.  Nothing lands on what the script has written; what is one
         trainer's alone is its own all the same.
         """
-        held = self._trainers > 1 and bool(self.writes.names())
+        held = self._roll.count > 1 and bool(self.writes.names())
         moved = [rows.note_moved() for rows in self.tables.values()]
         if self._taken or any(moved):
             self.wait_for_replies()
@@ -401,7 +402,7 @@ class GeoSender(KStepSender):
 
     def _drain_whole(self) -> None:
         self._drain_to(0)
-        for _ in range(ROUNDED if self._trainers == 1 else 0):
+        for _ in range(ROUNDED if self._roll.count == 1 else 0):
             own = ((self._slices.read(name), y) for name, y in self._known.items())
             if all(torch.equal(x, y) or not is_finite(x) for x, y in own):
                 break

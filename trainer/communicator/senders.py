@@ -14,6 +14,7 @@ from trainer.communicator.kstep_senders import DiLoCoSender, GeoSender
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.roll import Roll
 from trainer.communicator.sync_sender import SyncSender
 from trainer.communicator.travelling_buffers import TravellingBuffers, travelling
 from transpiler.plan.plan import Lane, Placement, Plan
@@ -27,14 +28,14 @@ class Settings:
         plan: of the job.
         lane: of the sender.
         options: of this trainer alone.
-        trainer: its number.
+        roll: which trainers are there.
         buffers: that travel with the lane's steps.
     """
 
     plan: Plan
     lane: Lane
     options: SendOptions
-    trainer: int
+    roll: Roll
     buffers: TravellingBuffers
 
     @property
@@ -45,11 +46,11 @@ class Settings:
 
 SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
     "sync": lambda slices, of: SyncSender(
-        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.trainer, of.buffers
+        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.roll, of.buffers
     ),
     "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
     "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
-    "geo": lambda slices, of: GeoSender(of.lane, slices, of.plan.trainers, of.hparams, of.buffers),
+    "geo": lambda slices, of: GeoSender(of.lane, slices, of.roll, of.hparams, of.buffers),
     "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.hparams, of.buffers),
 }
 
@@ -58,7 +59,7 @@ def senders_of(
     plan: Plan,
     tensors: Mapping[str, torch.Tensor],
     options: SendOptions,
-    trainer: int,
+    roll: Roll,
     held_back: AbstractSet[str],
     buffers: TravellingBuffers,
 ) -> list[LaneSender]:
@@ -68,26 +69,26 @@ def senders_of(
         plan: of the job.
         tensors: every placed variable by name, the live ones.
         options: of this trainer alone.
-        trainer: its number.
+        roll: which trainers are there.
         held_back: names of variables that nothing lands on.
         buffers: those of models, which travel with the steps of one lane.
     """
-    none = TravellingBuffers([], {}, "own", trainer)
+    none = TravellingBuffers([], {}, "own", roll)
     senders = []
     for index, lane in enumerate(plan.lanes):
         slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
         own = buffers if index == buffers.lane else none
-        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, trainer, own)))
+        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, roll, own)))
     return senders
 
 
-def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], trainer: int) -> TravellingBuffers:
+def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], roll: Roll) -> TravellingBuffers:
     """The buffers that travel, of all models of a job: with the first lane of gradients, or with
     the first lane where there are none.
     """
     placements = travelling(plan, tensors)
     lane = _held_lane(plan) or 0
-    return TravellingBuffers(placements, tensors, plan.lanes[lane].buffers, trainer, lane)
+    return TravellingBuffers(placements, tensors, plan.lanes[lane].buffers, roll, lane)
 
 
 def _held_lane(plan: Plan) -> int | None:

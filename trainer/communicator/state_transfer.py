@@ -16,6 +16,7 @@ from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
 from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
+from trainer.communicator.kstep_senders import warn_unserved
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.travelling_buffers import TravellingBuffers
@@ -208,6 +209,21 @@ class StateTransfer:
             )
             for placement in wanted
         }
+
+    def served(self, lanes: Iterable[object]) -> dict[str, torch.Tensor]:
+        """The servers' values of parameters that trainers step by themselves, and of the buffers
+        that travel with them, whole, by name.  Warns of those that the script has written since.
+
+        Args:
+            lanes: the senders.
+        """
+        kinds = [lane.kind for lane in self._plan.lanes]
+        parameters = [p for p in self._plan.placements if p.group is not None]
+        beside = self._buffers.placements if kinds[self._buffers.lane].steps_on_trainer else []
+        own = [p for p in parameters if kinds[p.lane].steps_on_trainer]
+        values = self.values([*own, *beside])
+        warn_unserved(lanes, self._tensors, values)
+        return values
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones

@@ -20,6 +20,7 @@ from trainer.communicator.landed_values import LandedValues
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.push_checks import PushChecks
 from trainer.communicator.request_pipeline import checksums_of
+from trainer.communicator.roll import Roll
 from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
@@ -79,7 +80,7 @@ class SyncSender:
     Args:
         lane, slices: its own.
         clip: the plan's, where servers clip.
-        trainer: this one's number.
+        roll: which trainers are there.
         buffers: of the model, which travel with its steps.
     """
 
@@ -88,13 +89,13 @@ class SyncSender:
         lane: Lane,
         slices: ParameterSlices,
         clip: Clip | None,
-        trainer: int,
+        roll: Roll,
         buffers: TravellingBuffers,
     ) -> None:
         self._model_buffers = buffers
         self._checks = PushChecks(lane, slices)
         self.landed = SyncLandings(slices, lambda: [] if self._replies else self._channels)
-        self._trainer = trainer
+        self._roll = roll
         self._assignments: dict[str, Assignment] = {}  # of the step under way
         self._loads: LoadedTables | None = None
         self._index = 0  # of the lane
@@ -167,7 +168,7 @@ class SyncSender:
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.  Trainer 0's assignments travel, and all trainers' checksums of
-        theirs.
+        theirs; where trainer 0 may leave, so that another one's have to do, everybody's.
         """
         self._begin()
         self._push_copied(everything=True)
@@ -178,7 +179,7 @@ class SyncSender:
         tables = {} if self._loads is None else self._loads.close(self._index)
         for server, channel in enumerate(self._channels):
             here = self._slices.here(server, assignments)
-            if self._trainer == 0:
+            if self._roll.is_first or self._roll.may_leave:
                 channel.assign(self.step, here)
             buffers = self._model_buffers.assign(channel, server, self.step, leaving)
             absent = self._slices.on(server) - self._sent

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pserver.client.client import Client
 from pserver.client.retrying_stream import Destination
 from trainer.communicator.lane import LaneSender
+from trainer.communicator.roll import Roll
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -30,19 +31,20 @@ def sources_of(
     lookups: Lookups | None,
     lanes: Sequence[LaneSender],
     clients: Sequence[Client],
-    trainer_id: int,
+    roll: Roll,
     drain: Callable[[], None],
 ) -> TableSources | None:
     """Where the embeddings' rows come from; None for a plan without tables.
 
     Args:
+        roll: which trainers are there.
         drain: waits until every step sent has been applied.
     """
     if lookups is None:
         return None
     from trainer.communicator.table_sources import TableSources  # imports numba
 
-    return TableSources(plan, lookups, lanes, clients, trainer_id, drain)
+    return TableSources(plan, lookups, lanes, clients, roll, drain)
 
 
 def table_destination(lookups: Lookups | None, server: int) -> Destination | None:

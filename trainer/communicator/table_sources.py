@@ -11,6 +11,7 @@ from trainer.communicator.geo_rows import GeoRows
 from trainer.communicator.kstep_senders import DiLoCoSender, KStepSender
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.lookups import Lookups
+from trainer.communicator.roll import Roll
 from trainer.communicator.sync_sender import SyncSender
 from trainer.communicator.written_tables import WrittenTables
 from trainer.embedding.row_source import RowSource
@@ -26,7 +27,7 @@ class TableSources:
         lookups: of its tables.
         lanes: the senders, by lane.
         clients: the connections, by server.
-        trainer: this one's number.
+        roll: which trainers are there.
         drain: waits until all that was sent has been applied.
     """
 
@@ -36,12 +37,12 @@ class TableSources:
         lookups: Lookups,
         lanes: Sequence[LaneSender],
         clients: Sequence[Client],
-        trainer: int,
+        roll: Roll,
         drain: Callable[[], None],
     ) -> None:
         self._plan, self._lookups, self._lanes = plan, lookups, lanes
-        self._clients = clients
-        self._written = WrittenTables(plan, lookups, trainer, drain, self._count)
+        self._clients, self._roll = clients, roll
+        self._written = WrittenTables(plan, lookups, roll, drain, self._count)
         for index, lane in enumerate(lanes):
             if isinstance(lane, SyncSender):
                 lane.follow(self._written, index)
@@ -56,7 +57,9 @@ class TableSources:
         if isinstance(lane, DiLoCoSender):
             lane.tables[name] = DiLoCoRows(table, self._plan, pull, read)
         else:
-            lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
+            lane.tables[name] = GeoRows(
+                table, self._plan, pull, lane.wait_for_replies, read, self._roll
+            )
         return lane.tables[name]
 
     def _count(self, name: str) -> int:

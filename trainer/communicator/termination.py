@@ -10,6 +10,15 @@ it.  That thread tells the job, whatever the main thread is doing; the handler t
 ``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  A main thread that
 does not come to its handler for ``GRACE_SECONDS`` is left behind: the process ends without it.
 
+[Note: a grace period]  Where the job allows it, the first SIGTERM changes nothing but a flag, and
+the trainer leaves the job at the end of its step::
+
+    SIGTERM --> the step goes on --its end--> leaves the servers --> SystemExit(143)
+                       |
+                       `--the grace period is over--> as without one
+
+Further SIGTERMs during that time change nothing.
+
 The interpreter ignores what is raised inside a ``__del__`` or the callback of a weak reference,
 where the handler may happen to run: then the signal is raised once more.
 
@@ -23,11 +32,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from pserver.memory.garbage_collector import freeze_at_exit
 
@@ -49,8 +58,12 @@ class Termination:
 
     def __init__(self) -> None:
         self.came = False
-        self._lock = threading.Lock()  # guards _tells; nothing else happens under it
-        self._tells: list[Tell] = []
+        self._lock = threading.Lock()  # of who replaces _tells; nothing else happens under it
+        # what tells the job, and its grace period in seconds; replaced, never changed, as the
+        # handler must not wait for a lock
+        self._tells: Mapping[Tell, float] = {}
+        self._granted: dict[str, float] = {}  # the grace period of the SIGTERM that came
+        self._over = threading.Event()  # the grace period, or the trainer has left
         self._installed = False
         self._exit: SystemExit | None = None  # that the handler has raised last
         self._read, self._write = os.pipe()
@@ -65,16 +78,42 @@ class Termination:
         none.
         """
         freeze_at_exit()  # others wait for this process's end
-        with self._lock:
-            self._tells.append(tell)
+        self.allow(tell, 0.0)
         if not self._installed and threading.current_thread() is threading.main_thread():
             self._install()
+
+    def allow(self, tell: Tell, seconds: float) -> None:
+        """From here on a SIGTERM is told by ``tell`` only when the trainer has not left by then.
+
+        Args:
+            seconds: the grace period; 0: it is told at once.
+        """
+        with self._lock:
+            self._tells = {**self._tells, tell: seconds}
 
     def remove(self, tell: Tell) -> None:
         """Forgets one that :meth:`add` was given."""
         with self._lock:
-            if tell in self._tells:
-                self._tells.remove(tell)
+            self._tells = {each: s for each, s in self._tells.items() if each != tell}
+
+    @property
+    def awaited(self) -> bool:
+        """Whether SIGTERM has come, and the trainer may leave the job in good order."""
+        return bool(self._granted.get("seconds")) and not self._over.is_set()
+
+    def end(self) -> NoReturn:
+        """Ends the process: the trainer has left the job in good order."""
+        self._told.set()
+        self._over.set()
+        if threading.current_thread() is not threading.main_thread():
+            os.kill(os.getpid(), signal.SIGTERM)  # the handler ends the main thread
+        raise SystemExit(STATUS)
+
+    def _grant(self) -> float:
+        """The grace period in seconds: the shortest of all; 0: there is none.  It is decided
+        once.
+        """
+        return self._granted.setdefault("seconds", min(self._tells.values(), default=0.0))
 
     def _install(self) -> None:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -105,9 +144,11 @@ class Termination:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """The handler, in the main thread."""
         self.came = True
-        self._noticed.set()
         with suppress(OSError):  # where the wakeup descriptor is another's
             os.write(self._write, bytes([signal.SIGTERM]))
+        if self._grant() and not self._over.is_set():
+            return
+        self._noticed.set()
         self._told.wait(TELL_SECONDS)
         self._exit = SystemExit(STATUS)
         raise self._exit
@@ -128,24 +169,35 @@ class Termination:
         while signal.SIGTERM not in os.read(self._read, 64):
             pass
         self.came = True
-        with self._lock:
-            tells = list(self._tells)
+        reason = REASON
+        if seconds := self._grant():
+            if self._over.wait(seconds):
+                return  # it has left
+            self._over.set()
+            reason = (
+                f"{REASON}, and its step has not ended within the grace period of {seconds:g} s"
+            )
+        self._tell(reason)
+        if seconds:
+            os.kill(os.getpid(), signal.SIGTERM)  # the handler ends the main thread
+        if not self._noticed.wait(GRACE_SECONDS):
+            print(
+                f"{reason}; the main thread does not return to Python, and is left behind",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(STATUS)
+
+    def _tell(self, reason: str) -> None:
         threads = [
-            threading.Thread(target=tell, args=(REASON,), daemon=True, name="tells of SIGTERM")
-            for tell in tells
+            threading.Thread(target=tell, args=(reason,), daemon=True, name="tells of SIGTERM")
+            for tell in self._tells
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(TELL_SECONDS)
         self._told.set()
-        if not self._noticed.wait(GRACE_SECONDS):
-            print(
-                f"{REASON}; the main thread does not return to Python, and is left behind",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(STATUS)
 
 
 termination = Termination()

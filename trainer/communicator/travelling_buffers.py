@@ -20,6 +20,7 @@ from pserver.client.channel import Channel
 from pserver.transport.assignment import Assignment
 from pserver.transport.codec import DTYPES
 from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.communicator.roll import Roll
 from transpiler.plan.plan import Placement, Plan
 
 
@@ -51,12 +52,11 @@ class TravellingBuffers:
         placements: the buffers; none: nothing travels.
         tensors: all live tensors by variable name.
         whose: the lane's ``buffers``.
-        trainer: this one's number.
+        roll: which trainers are there.
         lane: that they travel with.
 
     Attributes:
         placements, lane: as given.
-        receives: whether answers bring any.
     """
 
     def __init__(
@@ -64,24 +64,33 @@ class TravellingBuffers:
         placements: Sequence[Placement],
         tensors: Mapping[str, Tensor],
         whose: str,
-        trainer: int,
+        roll: Roll,
         lane: int = 0,
     ) -> None:
         self.placements, self.lane = list(placements), lane
         self._slices = ParameterSlices(list(placements), tensors)
         self._variables = [placement.name for placement in placements]
         self._names = self._slices.slices_of(self._variables)
-        averaged = {name for name in self._names if self._averages(name, whose)}
-        everything = set(self._names)
-        self._sent, self._received = (
-            (everything, averaged) if trainer == 0 else (averaged, everything)
-        )
-        self.receives = bool(self._received)
+        self._averaged = {name for name in self._names if self._averages(name, whose)}
+        self._everything, self._roll = set(self._names), roll
         self._known: dict[str, Tensor] = {}  # as they were after the last step, by slice
         self._lock = threading.Lock()  # guards the three below
         self._outgoing: dict[str, Tensor] = {}
         self._arriving: dict[str, Tensor] = {}  # of the reply under way
         self._staged: dict[str, Tensor] = {}  # of complete replies
+
+    @property
+    def _sent(self) -> set[str]:
+        return self._everything if self._roll.is_first else self._averaged
+
+    @property
+    def _received(self) -> set[str]:
+        return self._averaged if self._roll.is_first else self._everything
+
+    @property
+    def receives(self) -> bool:
+        """Whether answers bring any."""
+        return bool(self._received)
 
     def _averages(self, name: str, whose: str) -> bool:
         dtype = DTYPES[self._slices.owner(name)[0].dtype]

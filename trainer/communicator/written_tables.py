@@ -26,6 +26,7 @@ from pserver.table.half_precision import initial_values
 from pserver.transport.assignment import checksum
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows
+from trainer.communicator.roll import Roll
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
@@ -43,7 +44,7 @@ class WrittenTables:
     Args:
         plan: of the job.
         lookups: of its tables.
-        trainer: this one's number.
+        roll: which trainers are there.
         drain: waits until all that was sent has been applied.
         count: the rows of a table now, on all servers.
     """
@@ -52,11 +53,11 @@ class WrittenTables:
         self,
         plan: Plan,
         lookups: Lookups,
-        trainer: int,
+        roll: Roll,
         drain: Callable[[], None],
         count: Callable[[str], int],
     ) -> None:
-        self._plan, self._lookups, self._trainer = plan, lookups, trainer
+        self._plan, self._lookups, self._roll = plan, lookups, roll
         self._drain, self._count = drain, count
         self._waiting: dict[str, Rows] = {}  # written since the last step, in sync lanes
         self._sent: set[str] = set()  # those of them that the servers have
@@ -121,8 +122,10 @@ class WrittenTables:
     # ---- steps ----
 
     def send(self, lane: int) -> None:
-        """Trainer 0: the servers have what was written into the tables of a lane."""
-        for name in self._of(lane) if self._trainer == 0 else ():
+        """Trainer 0, or who stands in for it: the servers have what was written into a lane's
+        tables.
+        """
+        for name in self._of(lane) if self._roll.is_first else ():
             if name not in self._sent:
                 self._assign(name, self._waiting[name])
                 self._sent.add(name)

@@ -49,6 +49,8 @@ class Connection:
             on; "": it does not.
         checkpoint_every_seconds: between two such checkpoints.
         checkpoint_keep: how many of them stay.
+        grace_seconds: after SIGTERM, until this trainer must have ended its step and left; 0: it
+            ends at once, and the job with it.
     """
 
     heartbeat_timeout_seconds: float = config.HEARTBEAT_TIMEOUT_SECONDS
@@ -72,6 +74,7 @@ class Connection:
     checkpoint: str = ""
     checkpoint_every_seconds: float = 600.0
     checkpoint_keep: int = 3
+    grace_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.transport not in config.TRANSPORT_CHOICES:
@@ -122,6 +125,7 @@ class Connection:
             environ.get("PSERVER_CHECKPOINT", ""),
             seconds_of(environ, "PSERVER_CHECKPOINT_EVERY", 600.0),
             number_of(environ, "PSERVER_CHECKPOINT_KEEP", "3"),
+            seconds_of(environ, "PSERVER_GRACE", 0.0, zero=True),
         )
 
     @classmethod
@@ -133,6 +137,18 @@ class Connection:
         """
         cls.from_environment({**os.environ, **texts})
         os.environ.update(texts)
+
+    def check_no_grace(self, why: str) -> None:
+        """Returns if nobody has asked for a grace period.
+
+        Args:
+            why: a trainer cannot leave this job before its end, as the end of a sentence.
+
+        Raises:
+            ValueError: somebody has.
+        """
+        if self.grace_seconds:
+            raise ValueError(f"PSERVER_GRACE: expected 0 {why}, got {self.grace_seconds:g}")
 
     def check_collective(self, host: str) -> None:
         """Returns if trainers may meet at this host.

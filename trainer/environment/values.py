@@ -21,14 +21,17 @@ def number_of(environ: Mapping[str, str], name: str, default: str = "") -> int:
         raise ValueError(f"{name}: expected a whole number, got {text!r}") from None
 
 
-def seconds_of(environ: Mapping[str, str], name: str, default: float) -> float:
+def seconds_of(environ: Mapping[str, str], name: str, default: float, zero: bool = False) -> float:
     """A number of seconds.
+
+    Args:
+        zero: it may be 0.
 
     Raises:
         ValueError: it is none, or out of range.
     """
     text = environ.get(name, "")
-    return config.check_seconds(name, text) if text else default
+    return config.check_seconds(name, text, zero) if text else default
 
 
 # ---- variables that other libraries read ----

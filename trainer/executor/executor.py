@@ -123,7 +123,8 @@ class Executor(DatasetRuns):
             TypeError, ValueError: the feed, a name in ``fetch_list`` or a number does not fit the
                 program, or the program has no values.
             PServerError: the job cannot go on, or (a pserver program) has failed.
-            SystemExit: a pserver program was told to stop before its job was done.
+            SystemExit: a pserver program was told to stop before its job was done; or SIGTERM has
+                come to a trainer, which has left in its grace period.
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
@@ -168,6 +169,9 @@ class Executor(DatasetRuns):
         found = loaded.step(program, feed, fetches, self._device_of(program), finish)
         if loaded.trains and loaded.complete and program.storage is not None:
             program.storage.steps += 1
+        if loaded.trains and loaded.complete:
+            for runtime in self._runtimes:
+                runtime.communicator.end_if_asked()
         return found
 
     def flush(self) -> None:

@@ -72,7 +72,7 @@ class ProgramTraining:
     @property
     def first(self) -> bool:
         """Whether this trainer writes, and gives the servers what was read."""
-        return self._communicator is None or self._communicator.trainer_id == 0
+        return self._communicator is None or self._communicator.roll.is_first
 
     @property
     def together(self) -> tuple[Storage, ...]:

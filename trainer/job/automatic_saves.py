@@ -180,12 +180,8 @@ class AutomaticSaves:
 
     def __init__(self, job: Job, settings: CheckpointSettings) -> None:
         self._job, self._settings = job, settings
-        first = job.role.trainer_id == 0
-        # the others neither write nor choose
-        self._folder = CheckpointFolder(settings.path, settings.keep) if first else None
-        lock = None if self._folder is None else self._folder.hold()
-        if lock is not None:
-            job.undo.callback(lock.release)
+        # the others neither write nor choose, while it is there
+        self._folder = self._held() if job.is_first else None
         self.passes = PassLog()
         self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._steps = 0  # at the last place where the trainers could have saved
@@ -195,6 +191,13 @@ class AutomaticSaves:
         self._groups: list[dict[str, Any]] = []  # hyper-parameters there
         self._there = NOTHING  # this trainer's passes until then
         self._missing: set[tuple[str, int]] = set()  # passes that were under way there
+
+    def _held(self) -> CheckpointFolder:
+        """The folder, which no other job uses from here on."""
+        folder = CheckpointFolder(self._settings.path, self._settings.keep)
+        if (lock := folder.hold()) is not None:
+            self._job.undo.callback(lock.release)
+        return folder
 
     def _agreed(self, topic: str, text: str) -> str:
         said = self._job.agree(topic, text)
@@ -381,15 +384,17 @@ class AutomaticSaves:
         return sum(each.steps for each in self._job.optimizers)
 
     def _save(self, steps: int) -> None:
-        job, folder = self._job, self._folder
+        job = self._job
         optimizer = job.optimizers[0]
         page = None if job.communicator is None else job.communicator.page
         with nullcontext() if page is None else page.steps.save():
             optimizer.flush()
             told = optimizer.barrier("automatic save", json.dumps(_own_place(self.passes)))
             with jointly(optimizer, "an automatic save", "automatically saved"):
-                if folder is None:
+                if not job.is_first:
                     return
+                # trainer 0 may have been preempted since the last save
+                folder = self._folder = self._folder or self._held()
                 optimizer.flush()  # the others' last steps too
                 states = {name: each.state_dict() for name, each in self._schedulers().items()}
                 trainers = {trainer: json.loads(text) for trainer, text in told.items()}

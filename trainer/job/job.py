@@ -135,6 +135,12 @@ class Job:
         """Which part of the data this trainer gets, and of how many parts."""
         return (self.role.trainer_id, self.role.trainers) if self.splits_data else (0, 1)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this trainer does what one does for all: trainer 0, or who stands in for it."""
+        there = self.communicator
+        return self.role.trainer_id == 0 if there is None else there.roll.is_first
+
     def announce(self) -> None:
         """Says to the servers that this trainer has started; nothing in other roles."""
         if self.role.role is Role.TRAINER and not Connection.from_environment().plan_only:

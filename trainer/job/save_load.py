@@ -69,7 +69,7 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     optimizer.flush()
     _agree_on(path, optimizer, "save")
     with jointly(optimizer, "fleet.save", "saved"):
-        if job.role.trainer_id == 0:
+        if job.is_first:
             optimizer.flush()  # the others' last steps too
             write(job, path, scheduler, delta)
 
@@ -140,7 +140,7 @@ def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("load")
-    store, first = _store(job), job.role.trainer_id == 0
+    store, first = _store(job), job.is_first
     with jointly(optimizer, "fleet.load", "opened") as part:
         found = resume.opened(path, job.tensors(), job.optimizers, scheduler, store)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
@@ -231,14 +231,14 @@ def export(path: str, rows: str | None = None) -> None:
 
 def _export_model(job: Job, path: str, rows: str | None) -> None:
     """Trainer 0 writes; where the job is divided all give their parts."""
-    if job.role.trainer_id == 0 or job.divided:
+    if job.is_first or job.divided:
         prefixes = [
             f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))
         ]
         # others' last steps too
         states = zip(prefixes, (job.state_dict(model) for model in job.models), strict=True)
         whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
-        if job.role.trainer_id == 0:
+        if job.is_first:
             tables = None if job.tables is None else _table_rows(job, job.tables)
             _export(path, whole, tables, rows=rows)
 

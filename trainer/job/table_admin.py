@@ -86,7 +86,7 @@ def shrink(
     removed: Counter[str] = Counter()
     if job.communicator is None and job.tables is not None:
         removed.update(job.tables.shrink(days, threshold, tables or known))
-    elif job.communicator is not None and job.role.trainer_id == 0:
+    elif job.communicator is not None and job.is_first:
         for client in job.communicator.clients:
             removed.update(client.shrink(days, threshold, tables))
     optimizer.barrier("shrunk")
