@@ -157,6 +157,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.web,
         arguments.max_restarts,
         least,
+        arguments.grace,
     )
 
 

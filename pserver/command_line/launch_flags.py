@@ -58,6 +58,14 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         type=float,
         help="how long the processes wait for one another to come up (default: 300)",
     )
+    add(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="how long a trainer that gets SIGTERM may take to end its step and leave; the others "
+        "go on without it (default: 0, the job ends)",
+    )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
     add_checkpoints(sub)

@@ -40,6 +40,8 @@ class Cluster:
         web: the port of a page that shows the job; 0: any free one; None: there is none.
         max_restarts: how often the cluster, or a trainer alone, is started again when a process has
             failed.
+        grace_seconds: for how long a trainer that gets SIGTERM may go on with its step, to leave in
+            order; 0: it ends at once.
         least_trainers: with how many trainers the job begins, and may go on; 0: with all.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
@@ -65,6 +67,7 @@ class Cluster:
     web: int | None = None
     max_restarts: int = 0
     least_trainers: int = 0
+    grace_seconds: float = 0.0
 
     @property
     def collective(self) -> bool:
@@ -90,6 +93,7 @@ class Cluster:
         ):
             if seconds is not None:
                 check_seconds(name, seconds)
+        check_seconds("--grace", self.grace_seconds, zero=True)
         if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
             raise ValueError(
                 f"--host: {self.host!r} has no process in --servers {self.servers} --trainers "
@@ -118,6 +122,7 @@ class Cluster:
             ("--data-dir", self.data_dir),
             ("--store", self.store),
             ("--web", self.web),
+            ("--grace", self.grace_seconds or None),
         )
         for name, value in given:
             if value is not None:

@@ -35,6 +35,8 @@ _TRACE = "Traceback (most recent call last):"
 _TOLD = re.compile(
     r"^(pserver\.errors\.(JobFailed|TrainerLost|ServerLost|Draining): |pserver: the job failed: )"
 )
+# a line of a trainer that has left its job because its host takes it away
+_PREEMPTED = re.compile(r"^pserver: trainer \d+ was preempted after step (\d+)$")
 _GUARD = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -92,6 +94,8 @@ class Process:
         stopped: ``launch`` asked it to end, so that its status says nothing about the job.
         killed: it did not, and ``launch`` killed it.
         signalled: a signal has ended it, so that its status is not its own.
+        preempted_after: the last step that it has taken, where it has left in order, because
+            somebody asked it to; None: it has not.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Process:
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
         self.stopped = self.killed = self.signalled = False
+        self.preempted_after: int | None = None
         self._began = self._over = time.monotonic()
         self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
         self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
@@ -215,6 +220,8 @@ class Process:
             self._trace = [text]  # not one of a chain of exceptions
         elif self._trace and len(self._trace) < TRACE_LINES:
             self._trace.append(text)
+        if found := _PREEMPTED.match(text):
+            self.preempted_after = int(found[1])
         if _TOLD.match(text):
             self.told = text
         elif text == _TRACE:

@@ -48,6 +48,9 @@ def sentences(
             f"it was killed; its output is in {process.log}"
         )
     for process in failed:
+        if process.preempted_after is not None:
+            yield preemption(process)
+            continue
         status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
         if process.told and (suspended or process is not failed[0]):
             yield f"{status}, told by others: {process.told} (see {process.log})"
@@ -62,16 +65,20 @@ def sentences(
         )
 
 
-def lost(process: Process, what: Next, preempted: bool, counted: str) -> str:
+def preemption(process: Process) -> str:
+    """That a trainer has left in order, because somebody asked it to."""
+    return f"{process.name} was preempted after step {process.preempted_after}"
+
+
+def lost(process: Process, what: Next, counted: str) -> str:
     """What is said of a trainer without which its job goes on.
 
     Args:
         what: ALONE or WITHOUT.
-        preempted: it has left in order.
         counted: which restart it is, in words.
     """
-    if preempted:
-        return f"{process.name} was preempted: it has left in order; the others go on"
+    if process.preempted_after is not None:
+        return f"{preemption(process)}; the others go on"
     status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
     if what is Next.ALONE:
         return f"{status}: starts it again ({counted}); the others go on; see {process.log}"

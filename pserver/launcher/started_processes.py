@@ -110,6 +110,7 @@ class StartedProcesses:
         timeouts = {
             "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
+            "PSERVER_GRACE": cluster.grace_seconds or None,
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers

@@ -19,7 +19,7 @@ from types import FrameType
 from pserver.launcher.ended_trainers import EndedTrainers
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Process
-from pserver.launcher.report import by_cause, lost, sentences
+from pserver.launcher.report import by_cause, lost, preemption, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
 from pserver.launcher.started_processes import StartedProcesses
@@ -96,7 +96,7 @@ class Supervisor:
             self._end_panel()
             self._wait_for_servers()
             self._say_lost()
-            return 0
+            return self._well()
         except Failed as failure:
             self._end_panel()
             if self.cluster.host is not None:  # a local cluster ends as a whole
@@ -112,7 +112,7 @@ class Supervisor:
             return self._report()
         except Interrupted as interrupted:
             self._say(f"{interrupted}: passed on; a second signal kills")
-            self._stop(interrupted.number)
+            self._stop(interrupted.number, self.cluster.grace_seconds)
             return 128 + interrupted.number
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -173,14 +173,14 @@ class Supervisor:
         alone = not others and self.cluster.host is None
         if number is None or self.cluster.collective or alone:
             raise Failed
-        preempted = process.status == 128 + signal.SIGTERM and not process.signalled
+        preempted = process.preempted_after is not None
         said = self._words.ask(process)
         if not said.goes_on or not (said.took_part or preempted):
             self._doubted = process if said.took_part else None
             raise Failed
         ended = Ended(number, process.lived_seconds, True, preempted)
         what = self.policy.after(ended)
-        self.say(lost(process, what, preempted, self.policy.counted))
+        self.say(lost(process, what, self.policy.counted))
         self.ended.remove(process)
         if what is Next.ALONE:
             self.started.start_again(number)
@@ -239,7 +239,7 @@ class Supervisor:
         others = [each for each in self._processes() if each not in (doubted, *self.lost)]
         if doubted is None or any(each.status != 0 for each in others):
             return False
-        self.say(lost(doubted, Next.WITHOUT, False, ""))
+        self.say(lost(doubted, Next.WITHOUT, ""))
         self.lost.append(doubted)
         self._say_lost()
         return True
@@ -247,6 +247,15 @@ class Supervisor:
     def _say_lost(self) -> None:
         if self.lost:
             self._say(f"the job is done without {', '.join(each.name for each in self.lost)}")
+
+    def _well(self) -> int:
+        """The job has ended well for this host: says who was preempted, and gives the status; where
+        all trainers here were, theirs.
+        """
+        gone = [each for each in self._trainers if each.preempted_after is not None]
+        for process in gone:
+            self.say(preemption(process))
+        return 128 + signal.SIGTERM if gone and len(gone) == len(self._trainers) else 0
 
     @property
     def _rescues(self) -> bool:
@@ -315,11 +324,22 @@ class Supervisor:
         """Whether all have ended, and the events that say so have been taken."""
         return all(each in self.ended or each in self.lost for each in self._processes())
 
-    def _stop(self, number: int) -> None:
-        """Asks all processes to end; kills the rest after a grace, or when the user asks again."""
-        for process in self._processes():
-            process.stop(number)
+    def _trainers_ended(self) -> bool:
+        return all(each.status is not None for each in self._trainers)
+
+    def _stop(self, number: int, grace_seconds: float = 0.0) -> None:
+        """Asks all processes to end; kills the rest after a grace, or when the user asks again.
+
+        Args:
+            grace_seconds: for how long trainers may leave in order, before their servers end.
+        """
         with suppress(Interrupted):
+            if grace_seconds and number == signal.SIGTERM:
+                for process in self._trainers:  # while their servers are there
+                    process.stop(number)
+                self._until(self._trainers_ended, grace_seconds, failures=False)
+            for process in self._processes():
+                process.stop(number)
             if self._until(self._all_ended, GRACE_SECONDS, failures=False):
                 return
         for process in self._processes():

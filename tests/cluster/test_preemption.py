@@ -4,12 +4,14 @@ nothing that it has taken is lost: with real processes.
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cluster.preempted_trainer import AT, STEPS, TRAINERS
+from tests.support.launched import LAUNCH, environment
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
@@ -180,3 +182,20 @@ def test_trainers_that_average_among_themselves_have_no_grace_period(
     for trainer in job.trainers:
         trainer.said("PSERVER_GRACE: expected 0 where trainers average gradients among themselves")
         assert trainer.status() == 1
+
+
+def test_launch_counts_a_preempted_trainer_and_ends_well(tmp_path: Path) -> None:
+    """``--grace`` gives trainers their grace period; the last word says who was preempted."""
+    done = subprocess.run(
+        [*LAUNCH, "--servers", "2", "--trainers", "3", "--grace", "30", SCRIPT, "sync", "1"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("pserver launch: ")]
+    assert lines[-1] == f"pserver launch: trainer 1 was preempted after step {AT}", done.stderr

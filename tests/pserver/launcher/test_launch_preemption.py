@@ -1,0 +1,66 @@
+"""What ``pserver launch`` makes of trainers that leave in order after SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pserver.launcher.cluster import Cluster
+from tests.support.tiny_launch import Run
+
+# leaves as a trainer with a grace period does; trainer 0 goes on until it has
+LEAVES = """
+import os, sys, time
+number, gone = int(os.environ["TRAINER_ID"]), os.path.join(os.path.dirname(__file__), "gone")
+if number {which}:
+    print(f"pserver: trainer {{number}} was preempted after step 57", file=sys.stderr, flush=True)
+    open(gone, "w").close()
+    sys.exit(143)
+end = time.monotonic() + 20
+while not os.path.exists(gone) and time.monotonic() < end:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.processes
+def test_a_trainer_that_was_preempted_has_not_failed(run: type[Run]) -> None:
+    """The others go on; when they have finished the status is 0, and the last word names it."""
+    status, _, err = run(LEAVES.format(which="== 1")).end()
+
+    assert status == 0, err
+    said = "pserver launch: trainer 1 was preempted after step 57"
+    first, last = (line for line in err.splitlines() if "preempted" in line and "launch" in line)
+    assert (first, last) == (f"{said}; the others go on", said)
+
+
+@pytest.mark.processes
+def test_a_job_whose_trainers_were_all_preempted_has_not_ended_well(run: type[Run]) -> None:
+    """Its status is theirs."""
+    status, _, err = run(LEAVES.format(which=">= 0")).end()
+
+    assert status == 128 + signal.SIGTERM, err
+    for number in (0, 1):
+        assert f"trainer {number} was preempted after step 57" in err
+
+
+@pytest.mark.processes
+def test_only_who_says_that_it_has_left_is_preempted(run: type[Run]) -> None:
+    """Another process that exits with 143 has failed."""
+    script = "import os, sys\nsys.exit(143 * int(os.environ['TRAINER_ID']))"
+    status, _, err = run(script).end()
+
+    assert status == 143 and "trainer 1 failed with status 143" in err
+    assert "preempted" not in err
+
+
+def test_a_grace_period_is_a_number_of_seconds_and_needs_servers(tmp_path: Path) -> None:
+    """The message names the flag."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for seconds in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="--grace: expected a number of seconds from 0 on"):
+            Cluster(str(script), (), ("127.0.0.1:0",), ("",), grace_seconds=seconds)
+    with pytest.raises(ValueError, match="--grace: has no effect with --nccl2"):
+        Cluster(str(script), (), (), ("",), grace_seconds=5.0)
