@@ -169,7 +169,10 @@ class Supervisor:
             Failed: they do not.
         """
         number = self.started.number_of(process)
-        others = [each for each in self._trainers if each.status is None]
+        preempted = process.preempted_after is not None
+        # the others may have finished before its process has ended
+        there = (None, 0) if preempted else (None,)
+        others = [each for each in self._trainers if each.status in there]
         alone = not others and self.cluster.host is None
         if number is None or self.cluster.collective or alone:
             raise Failed

@@ -14,6 +14,12 @@ from tests.support.tiny_launch import Run
 LEAVES = """
 import os, sys, time
 number, gone = int(os.environ["TRAINER_ID"]), os.path.join(os.path.dirname(__file__), "gone")
+pid = gone + ".pid"
+if number == 0:
+    with open(pid, "w") as file:
+        file.write(str(os.getpid()))
+while not os.path.exists(pid) or not open(pid).read():
+    time.sleep(0.02)
 if number {which}:
     print(f"pserver: trainer {{number}} was preempted after step 57", file=sys.stderr, flush=True)
     open(gone, "w").close()
@@ -21,6 +27,13 @@ if number {which}:
 end = time.monotonic() + 20
 while not os.path.exists(gone) and time.monotonic() < end:
     time.sleep(0.02)
+"""
+# the process of trainer 1 ends behind that of trainer 0
+OUTLIVES = """
+    end = time.monotonic() + 20
+    while os.path.exists("/proc/" + open(pid).read()) and time.monotonic() < end:
+        time.sleep(0.02)
+    sys.exit(143)
 """
 
 
@@ -64,3 +77,12 @@ def test_a_grace_period_is_a_number_of_seconds_and_needs_servers(tmp_path: Path)
             Cluster(str(script), (), ("127.0.0.1:0",), ("",), grace_seconds=seconds)
     with pytest.raises(ValueError, match="--grace: has no effect with --nccl2"):
         Cluster(str(script), (), (), ("",), grace_seconds=5.0)
+
+
+@pytest.mark.processes
+def test_the_others_may_end_before_a_preempted_trainer_s_process(run: type[Run]) -> None:
+    """It is still no failure: the job has gone on without it."""
+    script = LEAVES.format(which="== 1").replace("    sys.exit(143)\n", OUTLIVES)
+    status, _, err = run(script).end()
+
+    assert status == 0, err

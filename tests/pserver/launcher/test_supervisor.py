@@ -29,7 +29,7 @@ class Ended:
     """A process that has ended, by itself."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.failed = status, status != 0
+        self.status, self.failed, self.preempted_after = status, status != 0, None
 
 
 @pytest.mark.parametrize("kind", ["trainer", "server"])
