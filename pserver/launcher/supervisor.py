@@ -176,9 +176,8 @@ class Supervisor:
         alone = not others and self.cluster.host is None
         if number is None or self.cluster.collective or alone:
             raise Failed
-        preempted = process.preempted_after is not None
-        said = self._words.ask(process)
-        if not said.goes_on or not (said.took_part or preempted):
+        said = None if preempted else self._words.ask(process)
+        if said is not None and not (said.goes_on and said.took_part):
             self._doubted = process if said.took_part else None
             raise Failed
         ended = Ended(number, process.lived_seconds, True, preempted)
