@@ -31,6 +31,8 @@ The files, in reading order:
 ``lifecycle``         makes and removes rows, by admission, expiry, time decay and eviction
 ``rows_read``         rows as trainers have read them, for delay compensation
 ``chunks``            a table as arrays, to save and load
+``slot_cut``          what was in some slots at one moment, copied before it changes
+``table_cut``         a table as it was at one moment, read while it is used
 ``sparse_table``      a table: checks of what comes in, and all of the above
 ``disk_tier``         records of rows on disk
 ``tiered_table``      a table whose rows are partly on disk

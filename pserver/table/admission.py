@@ -135,5 +135,6 @@ class AdmissionFilter:
 
     def clear(self) -> None:
         """Forgets all ids."""
-        self._memory.clear(self.index.used)
+        used = self.index.used
         self.index.clear()
+        self._memory.clear(used)

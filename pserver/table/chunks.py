@@ -34,6 +34,7 @@ from pserver.table.updater import RowUpdater
 # A scan goes through these in this order; a cursor is one of them times PLACE, and a slot.
 ROWS, WAITING, REMOVED = 0, 1, 2
 PLACE = 1 << 48
+NONE = np.empty(0, np.int64)
 
 
 class TableChunks:
@@ -58,8 +59,7 @@ class TableChunks:
         """A chunk of rows, waiting or removed ids; see ``SparseTable.scan``."""
         part, place = divmod(cursor, PLACE)
         epoch = self._rows.epoch if changed_since_save else -1
-        empty = np.empty(0, np.int64)
-        found = {ROWS: empty, WAITING: empty, REMOVED: empty}
+        found = {ROWS: NONE, WAITING: NONE, REMOVED: NONE}
         while not len(found[part]):
             index = self._index(part)
             if index is not None:
@@ -69,28 +69,48 @@ class TableChunks:
             if part > REMOVED:
                 break
         after = -1 if part > REMOVED else part * PLACE + place
-        return self._arrays(found, changed_since_save, materialized), after
+        removed = self._rows.removed
+        ids = NONE if removed is None else removed.ids.array[found[REMOVED]]
+        chunk = self.arrays(found[ROWS], found[WAITING], changed_since_save, ids, materialized)
+        return chunk, after
 
     def rows(
         self, slots: Array, changed_since_save: bool = False, materialized: bool = False
     ) -> dict[str, Array]:
         """The chunk of the rows in these slots."""
-        empty = np.empty(0, np.int64)
-        found = {ROWS: slots, WAITING: empty, REMOVED: empty}
-        return self._arrays(found, changed_since_save, materialized)
+        return self.arrays(slots, NONE, changed_since_save, NONE, materialized)
 
-    def _arrays(
-        self, found: Mapping[int, Array], changed_since_save: bool, materialized: bool
+    def arrays(
+        self,
+        rows: Array = NONE,
+        waiting: Array = NONE,
+        changed_since_save: bool = False,
+        removed: Array = NONE,
+        materialized: bool = False,
     ) -> dict[str, Array]:
-        chunk = self._row_arrays(found[ROWS], materialized)
+        """A chunk.
+
+        Args:
+            rows: the slots of its rows.
+            waiting: the slots of its ids that wait.
+            changed_since_save: whether it is one of changes only.
+            removed: the removed ids of such a chunk.
+            materialized: see ``SparseTable.scan``.
+        """
+        chunk = self._row_arrays(rows, materialized)
         if self._lifecycle.admission.delays:
-            chunk.update(self._waiting_arrays(found[WAITING]))
-        if changed_since_save:
-            removed = self._rows.removed
-            chunk["removed"] = (
-                np.empty(0, np.int64) if removed is None else removed.ids.array[found[REMOVED]]
-            )
-        return chunk
+            chunk.update(self._waiting_arrays(waiting))
+        return chunk | {"removed": removed} if changed_since_save else chunk
+
+    @property
+    def indexes(self) -> tuple[Index, Index]:
+        """Of the rows, and of the ids that wait."""
+        return self._rows.index, self._lifecycle.admission.index
+
+    @property
+    def epoch(self) -> int:
+        """How many saves there were."""
+        return self._rows.epoch
 
     def _index(self, part: int) -> Index | None:
         rows, waiting = self._rows, self._lifecycle.admission

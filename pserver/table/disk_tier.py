@@ -15,11 +15,12 @@ gets its name only once that lock is held.  So no process uses a directory whose
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -155,6 +156,26 @@ class ColdRows:
             last = place
         ids = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64).view(np.int64)
         return (self.get(ids) if changed_since_save else self._chunk(ids, records)), after
+
+    def cut(self, limit: int, changed_since_save: bool = False) -> Iterator[Chunk]:
+        """The records as they are now, some at a time, whatever happens to them meanwhile.
+
+        Args:
+            limit: how many records at a time, at most.
+            changed_since_save: only those that changed since the last save.
+        """
+        prefix = _CHANGED if changed_since_save else _ROW
+        # an iterator sees the moment at which it is made; that of a snapshot does not
+        items, held = self._db.items(from_key=prefix), self._db.snapshot()
+
+        def chunks() -> Iterator[Chunk]:
+            inside = itertools.takewhile(lambda item: item[0][:1] == prefix, items)
+            while some := list(itertools.islice(inside, limit)):
+                ids = np.frombuffer(b"".join(key[1:] for key, _ in some), ">u8")
+                records = [held[_ROW + key[1:]] if changed_since_save else own for key, own in some]
+                yield self._chunk(ids.astype(np.uint64).view(np.int64), records)
+
+        return chunks()
 
     def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
         held = np.frombuffer(bytearray(b"".join(records)), self.record)

@@ -20,9 +20,14 @@ is given back to the system.
 
 Slots are given in order.  Those of removed rows form a list that runs through ``ids``, and are used
 again first.
+
+Who changes a record calls :meth:`Index.mark` or :meth:`Index.remove` first, or has its slot from
+:meth:`Index.insert`: so a watcher of the index knows of every change of a record before it is made.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
@@ -41,6 +46,16 @@ NOTHING = (0, 0, 0)
 UNUSED = 2**15  # bytes of a side below which zeros are written instead of giving it back
 
 
+class Watcher(Protocol):
+    """Is told of the changes of an index and of its records, before they are made."""
+
+    def changing(self, slots: Array) -> None:
+        """The records in these slots, int64[n], are about to change or to go; -1 is none."""
+
+    def coming(self, slots: Array) -> None:
+        """These slots, int64[n], which were free, get an id."""
+
+
 class Index:
     """A map from int64 ids to slots 0, 1, 2, ...  See [Note: the index].
 
@@ -48,7 +63,10 @@ class Index:
 
     Attributes:
         ids: int64[slots], memory of the id of each slot; of a free slot, the next free one.
+        watcher: is told before records change, and of ids that come; None: nobody is.
     """
+
+    watcher: Watcher | None
 
     def __init__(self) -> None:
         self.ids = Memory(0, np.int64)
@@ -57,6 +75,7 @@ class Index:
         while len(self._entries.array) < 4 * PARTS * self._side and self._side > 2 * ROOM:
             self._side //= 2
         self._entries.need(4 * PARTS * self._side)
+        self.watcher = None
         self._reset()
 
     def _reset(self) -> None:
@@ -116,6 +135,7 @@ class Index:
             Slots; how many ids have none; and whether an id may have come twice.  (It may also have
             come in a call whose number is equal in the bits that are kept.)
         """
+        self._tell(ids)
         slots = np.empty(len(ids), np.int64)
         state = (self._entries.array, self._base, self._sizes)
         missing, twice = index_kernels.mark(
@@ -128,6 +148,8 @@ class Index:
         slots = np.empty(len(ids), np.int64)
         self.ids.need(self.used + len(ids))
         index_kernels.take(self.ids.array, self._heads, slots)
+        if self.watcher is not None:
+            self.watcher.coming(slots)
         self.ids.array[slots] = ids
         bits = ((epoch % EPOCHS) << EPOCH_SHIFT) | ((call % CALLS) << CALL_SHIFT)
         done = 0
@@ -179,12 +201,18 @@ class Index:
 
     def remove(self, ids: Array) -> Array:
         """Removes ids; returns their former slots, -1 for those that had none: int64[n]."""
+        self._tell(ids)
         slots = np.empty(len(ids), np.int64)
         self._count -= index_kernels.remove(
             self._entries.array, self._base, self._sizes, self._counts, ids, slots
         )
         index_kernels.free(self.ids.array, self._heads, slots)
         return slots
+
+    def _tell(self, ids: Array) -> None:
+        """The records of those of these ids that are here are about to change or to go."""
+        if self.watcher is not None:
+            self.watcher.changing(self.locate(ids)[0])
 
     def listed(self, begin: int, limit: int, epoch: int = -1) -> tuple[Array, int]:
         """Lists slots that hold a row, in order.
@@ -214,6 +242,8 @@ class Index:
 
     def clear(self) -> None:
         """Removes all ids."""
+        if self.watcher is not None:
+            self.watcher.changing(self.listed(0, self.used)[0])
         for part in range(PARTS):
             size = -(-(int(self._reach[part]) * 16 + 1) // LARGE_PAGE) * LARGE_PAGE
             self._entries.forget(int(self._base[part]) * 16, size)

@@ -266,6 +266,21 @@ def listed(
 
 
 @kernel
+def claim(slots: Array, begin: int, done: Array, claimed: Array) -> int:
+    """Marks as done those of the slots from ``begin`` on that are not, and writes them, each once;
+    returns how many.
+    """
+    count = 0
+    for i in range(len(slots)):
+        slot = slots[i]
+        if begin <= slot < len(done) and not done[slot]:
+            done[slot] = True
+            claimed[count] = slot
+            count += 1
+    return count
+
+
+@kernel
 def changed_in(
     entries: Array, base: Array, sizes: Array, ids: Array, epoch: int, changed: Array
 ) -> None:

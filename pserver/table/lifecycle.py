@@ -239,17 +239,17 @@ class RowLifecycle:
             columns = [rows.word(name) for name in ("show", "click", "unseen")]
             statistics = np.stack([column[slots] for column in columns], axis=1)
             gone = decayed(statistics)
+            rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
             for column, values in zip(columns, statistics.T, strict=True):
                 column[slots] = values
-            rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
             return gone
 
         def waiter_goes(slots: Array) -> Array:
             waiting = self.admission
             records = waiting.records[slots]
             gone = decayed(records)
-            waiting.records[slots] = records
             waiting.index.mark(waiting.index.ids.array[slots], self._rows.epoch, 0)
+            waiting.records[slots] = records
             return gone
 
         removed = self._drop(row_goes, waiter_goes)

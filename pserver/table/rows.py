@@ -260,5 +260,6 @@ class Rows:
             while cursor >= 0:
                 slots, cursor = self.index.listed(cursor, BLOCK)
                 self.note_removed(self.index.ids.array[slots])
-        self._memory.clear(self.index.used)
+        used = self.index.used
         self.index.clear()
+        self._memory.clear(used)

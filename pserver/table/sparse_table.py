@@ -6,7 +6,7 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.memory import Layout
 from pserver.table.rows import Rows
 from pserver.table.segment_rules import SegmentRules
+from pserver.table.table_cut import TableCut
 from pserver.table.updater import RowUpdater
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import HALVES, Table
@@ -318,6 +319,31 @@ class SparseTable:
         """
         self._rows.mark_saved()
 
+    def cut(self, changed_since_save: bool = False) -> TableCut:
+        """The table as it is now, to be read while it changes; counts all changes until now as
+        saved, as :meth:`mark_saved` does.  One cut at a time: the one before must be closed.
+
+        Costs no copy of the table.  From here until the cut is closed, a call that changes a row
+        copies it first, unless the cut has it already.
+
+        Args:
+            changed_since_save: only what has changed since :meth:`mark_saved` or the cut before.
+
+        Returns:
+            The cut.  Its chunks, loaded into an empty table that has taken over its metadata, make
+            the table of this moment.
+        """
+        return self._cut(changed_since_save, ())
+
+    def _cut(self, changed_since_save: bool, cold: Iterable[dict[str, Array]]) -> TableCut:
+        removed = self._rows.removed if changed_since_save else None
+        metadata = self.metadata()
+        cut = TableCut(self._chunks, metadata, changed_since_save, removed, cold)
+        if removed is not None:
+            self._rows.removed = None  # the cut has it from here on
+        self.mark_saved()
+        return cut
+
     def load(self, chunk: Mapping[str, Array]) -> None:
         """Loads the rows of a chunk that this server owns, in place of what it has of them; other
         rows stay.
@@ -420,5 +446,8 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
     tiny.assign(ids, rows)
     chunk, _ = tiny.scan(0, 1)
     tiny.load(chunk)
+    cut = tiny.cut()
+    tiny.update(ids, rows, none)
+    cut.close()
     tiny.shrink(0.0)
     tiny.clear()

@@ -28,6 +28,7 @@ from pserver.table.ids import owners, unique
 from pserver.table.kernels import Array
 from pserver.table.rows import BLOCK
 from pserver.table.sparse_table import SparseTable
+from pserver.table.table_cut import TableCut
 from transpiler.ir.rules import Hparam, Rule
 from transpiler.ir.tables import Table
 
@@ -251,6 +252,18 @@ class TieredTable(SparseTable):
         """As of :class:`SparseTable`."""
         super().mark_saved()
         self._cold.mark_saved()
+
+    def cut(self, changed_since_save: bool = False) -> TableCut:
+        """As of :class:`SparseTable`; of the rows on disk RocksDB keeps what they were."""
+        cold = self._cold.cut(BLOCK, changed_since_save) if len(self._cold) else iter(())
+        tracked_from = self._tracked_from  # as of this moment
+
+        def chunks() -> Iterator[Chunk]:
+            for chunk in cold:
+                chunk["step"] = np.maximum(chunk["step"], tracked_from)
+                yield chunk
+
+        return self._cut(changed_since_save, chunks())
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """As of :class:`SparseTable`."""

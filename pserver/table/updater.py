@@ -184,9 +184,9 @@ class RowUpdater:
             return
         rows = self._rows
         slots, after = rows.index.listed(self._swept, rows.index.used // PERIOD + 1)
-        self.catch_up(slots)
         # what was saved of them cannot catch up any more
         rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
+        self.catch_up(slots)
         self._swept = max(after, 0)
         if after < 0:
             self._history.forget_before(self._sweep_began)
@@ -210,7 +210,7 @@ class RowUpdater:
         return {
             "step": self.step,
             "hparams": self._hparams,
-            "begun": self._begun,
+            "begun": list(self._begun),
             "history": history,
             "sweep": sweep,
         }

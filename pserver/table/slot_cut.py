@@ -1,0 +1,84 @@
+"""The slots of one index as they were at one moment, read in pieces while the index changes.
+
+[Note: copy before change]  A cut costs nothing when it begins.  The index tells it of slots whose
+records are about to change or to go, and of slots that get another id: the cut copies the records
+that it still needs, and passes over the slots that came later.  What was copied is read first, so
+that copies do not pile up while the reader is faster than the changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pserver.table.index import Index
+from pserver.table.index_kernels import claim
+from pserver.table.kernels import Array
+
+Chunk = dict[str, Array]
+
+
+class SlotCut:
+    """What an index and its records hold at the moment in which this is made.
+
+    One caller at a time, who is also the only one to change the index.
+
+    Args:
+        index: which tells of changes from here on, until :meth:`close`.
+        epoch: only rows that were last changed in it; -1: all.
+        copied: gives the chunk of the rows in some slots.
+
+    Attributes:
+        bytes_kept: of the copies that were not read yet.
+    """
+
+    def __init__(self, index: Index, epoch: int, copied: Callable[[Array], Chunk]) -> None:
+        assert index.watcher is None, "one cut of a table at a time"
+        self._index, self._epoch, self._copied = index, epoch, copied
+        self._place = 0  # the reader has passed the slots before this
+        self._done = np.zeros(index.used, np.bool_)  # what was copied, or was not there
+        self._kept: list[Chunk] = []
+        self.bytes_kept = 0
+        index.watcher = self
+
+    def changing(self, slots: Array) -> None:
+        """The records in these slots, int64[n], are about to change or to go; -1 is none."""
+        claimed = np.empty(len(slots), np.int64)
+        claimed = claimed[: claim(slots, self._place, self._done, claimed)]
+        if self._epoch >= 0 and len(claimed):
+            ids = self._index.ids.array[claimed]
+            claimed = claimed[self._index.changed_in(ids, self._epoch)]
+        if len(claimed):
+            self._kept.append(self._copied(claimed))
+            self.bytes_kept += sum(column.nbytes for column in self._kept[-1].values())
+
+    def coming(self, slots: Array) -> None:
+        """These slots, int64[n], which were free, get an id."""
+        self._done[slots[slots < len(self._done)]] = True
+
+    def read(self, limit: int) -> Chunk | None:
+        """Some of the rows that were not read yet; None: there are no more.
+
+        Args:
+            limit: rows that are read from the index, at most; copies come as they are.
+        """
+        if self._kept:
+            chunk = self._kept.pop()
+            self.bytes_kept -= sum(column.nbytes for column in chunk.values())
+            return chunk
+        while self._place < len(self._done):
+            slots, after = self._index.listed(self._place, limit, self._epoch)
+            end = len(self._done) if after < 0 else after
+            here = slots[slots < len(self._done)]
+            here = here[~self._done[here]]
+            self._place = end
+            if len(here):
+                return self._copied(here)
+        return None
+
+    def close(self) -> None:
+        """The index tells of no more changes, and what was copied is dropped."""
+        if self._index.watcher is self:
+            self._index.watcher = None
+        self._kept, self.bytes_kept, self._place = [], 0, len(self._done)
