@@ -333,20 +333,34 @@ class RendezvousReply(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("session", "path")
+    __slots__ = ("session", "path", "background", "number", "base")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     session: str
     path: str
-    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    background: bool
+    number: int
+    base: str
+    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ..., background: _Optional[bool] = ..., number: _Optional[int] = ..., base: _Optional[str] = ...) -> None: ...
 
 class SaveReply(_message.Message):
-    __slots__ = ("file", "bytes")
+    __slots__ = ("file", "bytes", "done", "failure", "seconds", "pause_seconds")
     FILE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     file: str
     bytes: int
-    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+    done: bool
+    failure: str
+    seconds: float
+    pause_seconds: float
+    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ..., done: _Optional[bool] = ..., failure: _Optional[str] = ..., seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("session", "path")
@@ -398,7 +412,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +445,7 @@ class StatusReply(_message.Message):
     TRAINERS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEPS_REFUSED_OUTLIER_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -456,7 +471,26 @@ class StatusReply(_message.Message):
     trainers_expected: int
     run: str
     steps_refused_outlier: int
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ...) -> None: ...
+    save: SaveStatus
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...
+
+class SaveStatus(_message.Message):
+    __slots__ = ("number", "file", "done", "failure", "bytes", "seconds", "pause_seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    file: str
+    done: bool
+    failure: str
+    bytes: int
+    seconds: float
+    pause_seconds: float
+    def __init__(self, number: _Optional[int] = ..., file: _Optional[str] = ..., done: _Optional[bool] = ..., failure: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("mode", "version", "queued", "steps", "step_seconds", "updates", "update_seconds", "wait_seconds", "stale_pushes", "stale_steps", "most_stale_steps")

@@ -252,6 +252,11 @@ class Writer:
         self._content: bytes | None = None
         self.saved: Saved | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files that were written."""
+        return sum(file["size"] for file in self._files.values() if file is not None)
+
     def tensors(self, named: Mapping[str, torch.Tensor]) -> None:
         """Adds tensors, by name, on any device and of any dtype and strides.
 

@@ -9,6 +9,7 @@ In reading order::
     awaited           what a trainer waits for in one request
     request_times     the spans of one request, for a trace
     trace_calls       the calls that belong to a trace, and the server's clock
+    save_calls        the calls that have a server write what it holds
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there

@@ -21,7 +21,7 @@ The calls, in their order::
 
     between steps, on channels[0]:   pull(names), load(values), checksums(names)
     at any time, on tables:          lookup(ids), scan(table, cursor), mark_saved(table), load(rows)
-    at any time:                     barrier, rendezvous, agree, shrink, table_status
+    at any time:                     barrier, rendezvous, agree, shrink, table_status, saves
 
     finish(), all_finished()     no further step; the trainers agree that the job is done
     leave()                      says BYE on every channel, then Leave
@@ -57,6 +57,7 @@ from pserver.client.install_requests import install_requests
 from pserver.client.replies import Absences, Joined, TableStatus
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
+from pserver.client.save_calls import SaveCalls
 from pserver.client.trace_calls import TraceCalls
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
@@ -223,13 +224,8 @@ class Client:
         stream = SequencedStream(
             self._connect() if self._joined else self._connect_joining(), self.traffic
         )
-        hello = Hello(
-            session=self._reply.session,
-            trainer_id=self._identity.trainer_id,
-            lane=lane,
-            stream=number,
-            tables=tables,
-        )
+        own, session = self._identity.trainer_id, self._reply.session
+        hello = Hello(session=session, trainer_id=own, lane=lane, stream=number, tables=tables)
         # it has broken already: the channel's inbox sees that, and opens another
         with suppress(Unreachable):
             greet(stream, hello, self._access, self.endpoint, self._heartbeat_timeout / 4)
@@ -332,6 +328,11 @@ class Client:
         request = ShrinkRequest(days=days, threshold=threshold, tables=tables)
         request.session, request.number = self._reply.session, self._shrinks
         return dict(self._control.shrink(request, meanwhile=self.check).removed)
+
+    @property
+    def saves(self) -> SaveCalls:
+        """The calls that have the server write what it holds."""
+        return SaveCalls(self._control, self._reply.session)
 
     @property
     def tracing(self) -> TraceCalls:

@@ -13,6 +13,7 @@ The files, in reading order:
 ``slice_optimizer``  torch's optimizers over slices, equal to the bit to those over whole parameters
 ``slice_update``     the update of one slice by its lane's mode; updates of small slices in one call
 ``slice_store``      all slices of one server, and their states by variable name
+``slice_copies``     copies of all slices and states, as of one moment
 ===================  ==============================================================================
 
 This room is pure: no thread, lock, socket, clock or environment.  It imports torch, ``transpiler``,

@@ -152,21 +152,38 @@ class SliceUpdater:
         found = {key: self.read(key) for key in names}
         return {key: value for key, value in found.items() if value is not None}
 
-    def read(self, key: str) -> Tensor | None:
+    def read(self, key: str, out: Tensor | None = None) -> Tensor | None:
         """A copy of one state, as :meth:`state` has it; None if there is none of this name
         (yet).
+
+        ``out``: flat, of the state's size and dtype: where the copy is made.
         """
+        parts = self._parts(key)
+        if not parts:
+            return None
+        if not parts[0].dim():
+            return parts[0].clone() if out is None else out.copy_(parts[0])
+        parts = [
+            part[: stop - start] for part, (start, stop) in zip(parts, self._spans, strict=True)
+        ]
+        if out is None:
+            return torch.cat(parts)
+        for part, (start, stop) in zip(parts, self._spans, strict=True):
+            out[start:stop].copy_(part)
+        return out
+
+    def dtype_of(self, key: str) -> torch.dtype | None:
+        """Of one state; None if there is none of this name (yet)."""
+        parts = self._parts(key)
+        return parts[0].dtype if parts else None
+
+    def _parts(self, key: str) -> list[Tensor]:
         states = (
             []
             if self._optimizer is None
             else [self._optimizer.state.get(chunk, {}) for chunk in self._chunks]
         )
-        parts: list[Tensor] = [state[key] for state in states if isinstance(state.get(key), Tensor)]
-        if not parts or not parts[0].dim():
-            return parts[0].clone() if parts else None
-        return torch.cat(
-            [part[: stop - start] for part, (start, stop) in zip(parts, self._spans, strict=True)]
-        )
+        return [state[key] for state in states if isinstance(state.get(key), Tensor)]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over copies of states.

@@ -211,6 +211,29 @@ class SliceStore:
             self.updates[name].load(states)
         self._loading = {}
 
+    def shapes(self) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
+        """Name, shape and dtype of every slice and of every state that exists."""
+        for name, value in self.values.items():
+            yield name, value.shape, value.dtype
+        for name, (update, state) in self._states.items():
+            dtype = update.dtype_of(state)
+            if dtype is not None:
+                yield name, torch.Size(self._shapes[name]), dtype
+
+    def copy(self, name: str, out: torch.Tensor | None = None) -> torch.Tensor:
+        """A copy of a slice or of a state that exists.
+
+        Args:
+            name: one of :meth:`shapes`.
+            out: of its shape and dtype: where the copy is made; None: in memory of its own.
+        """
+        if name in self.values:
+            return self.values[name].clone() if out is None else out.copy_(self.values[name])
+        update, state = self._states[name]
+        found = update.read(state, None if out is None else out.view(-1))
+        assert found is not None, "the state exists"
+        return found.view(self._shapes[name]) if out is None else out
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every slice and every state that exists, by variable name."""
         yield from self.values.items()

@@ -103,9 +103,16 @@ class SliceUpdate:
                 }
             )
 
-    def read(self, state: str) -> torch.Tensor | None:
-        """One state, flat where it has the slice's shape; None before the first update."""
-        return None if self.updater is None else self.updater.read(state)
+    def read(self, state: str, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """A copy of one state, flat where it has the slice's shape; None before the first update.
+
+        ``out``: flat, of its size and dtype: where the copy is made.
+        """
+        return None if self.updater is None else self.updater.read(state, out)
+
+    def dtype_of(self, state: str) -> torch.dtype | None:
+        """Of one state; None before the first update."""
+        return None if self.updater is None else self.updater.dtype_of(state)
 
     @property
     def bytes_held(self) -> int:

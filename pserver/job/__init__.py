@@ -33,7 +33,11 @@ In reading order::
     quiesce            no step changes a value during a save, a load or a shrink
     memory_budget      the memory that slices leave to tables
     locked_table       a sparse table with its lock and its clock
+    last_save          the save that a later one may continue
+    locked_cut         a table of one moment, read beside the steps that change it
+    server_cut         all that a server holds, of one moment
     job_files          Save and Load
+    background_saves   saves that are written while the job goes on
     job_trace          a server's part in traces
     held_values        what a server starts with, and what it ends with
     status_report      Status

@@ -19,6 +19,7 @@ from pserver.errors import Refused, Unprepared
 from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.decisions import Decisions
 from pserver.job.lane_executor import LaneExecutor
+from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.memory_budget import MemoryBudget
@@ -68,6 +69,7 @@ class InstalledProgram:
         budget: the memory for their rows.
         quiesce: keeps steps from changing values during a save, a load or a shrink.
         steps: what is measured of them.
+        last_save: which save a later one may continue; None: none.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class InstalledProgram:
         self._job = job
         self.decisions = decisions
         self.steps = JobSteps(spans)
+        self.last_save: LastSave | None = None
         self.quiesce = Quiesce(job, self.steps.pause.observe)
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
@@ -217,12 +220,14 @@ class InstalledProgram:
 
         Raises:
             Unprepared: there is no such table.
+            Busy: a save is being written, and does not end.
         """
         unknown = set(names) - set(self.tables)
         if unknown:
             raise Unprepared(
                 f"the plan has no table {min(unknown)!r}; it has {', '.join(self.tables) or 'none'}"
             )
+        self.quiesce.await_cut()
         with self.quiesce.paused():
             return {
                 name: self.tables[name].shrink(days, threshold, call)

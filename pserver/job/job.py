@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -21,6 +22,7 @@ from pserver.errors import (
 )
 from pserver.job import held_values, job_files, reports
 from pserver.job.attendance import Attendance
+from pserver.job.background_saves import BackgroundSaves
 from pserver.job.decisions import Decisions, Links, process_of
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
@@ -33,6 +35,7 @@ from pserver.job.status_report import (
     lane_statuses,
     observed,
     program_status,
+    save_status,
     trainer_statuses,
 )
 from pserver.memory.resident import resident_bytes
@@ -61,6 +64,7 @@ class Job(Attendance):
         traffic: payload bytes of the present job's frames, by name on the wire.
         received, sent: payload bytes of all frames since the server's start, by transport.
         tracing: what a trace has of this server.
+        saves: those that are written while the job goes on.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Job(Attendance):
         self.tracing = JobTrace()
         self.received = Counter[str]()
         self.sent = Counter[str]()
+        self.saves = BackgroundSaves(self.condition, self.log, clock)
         self._started = clock()
         self._preset: tuple[Program, Storage] | None = None
         self._left: tuple[InstalledProgram | None, Membership] = None, self._members
@@ -313,18 +318,50 @@ class Job(Attendance):
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
         self.member(request.session)
-        installed = self.installed()
+        installed, path = self.installed(), self._directory(request.path)
+        if request.background:
+            return self._save_in_background(request, installed, path)
+        if request.base or request.number:
+            raise Refused("a save that has a number or a base is one in the background")
         with installed.steps.checkpoint.time():
-            path = job_files.save(self._directory(request.path), installed, self._members)
+            job_files.save(path, installed, self._members)
         self.lifecycle.events.add("saved", f"saved to {shown(path)}")
-        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held)
+        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
+
+    def _save_in_background(
+        self, request: wire.SaveRequest, installed: InstalledProgram, path: str
+    ) -> wire.SaveReply:
+        base = self._directory(request.base) if request.base else ""
+        progress = self.saves.begin(
+            request.session,
+            request.number,
+            path,
+            lambda: job_files.Saving(path, installed, self._members, base, continues=True),
+            installed.steps.checkpoint.observe,
+        )
+        return wire.SaveReply(
+            file=shown(path),
+            bytes=progress.bytes,
+            done=progress.done,
+            failure=progress.failure,
+            seconds=progress.seconds,
+            pause_seconds=progress.pause_seconds,
+        )
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
         """Reads what :meth:`save` wrote, for the same plan."""
         self.member(request.session)
-        path = job_files.load(self._directory(request.path), self.installed(), self._members)
+        path, root = self._directory(request.path), self._root
+        job_files.load(path, self.installed(), self._members, root)
         self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
         return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
+
+    @property
+    def _root(self) -> str:
+        """Where this server keeps its files."""
+        if self.config.store is not None:
+            return self.config.store
+        return str(Path(str(self.config.data_dir)).resolve())
 
     def _directory(self, path: str) -> str:
         index = self._identity.server_index
@@ -361,6 +398,8 @@ class Job(Attendance):
                 trainers_expected=self._members.expected,
                 run=self.run,
             )
+            if (save := self.saves.present) is not None:
+                reply.save.CopyFrom(save_status(save))
             if self.failure is not None:
                 reply.failed_seconds = self._clock() - self.lifecycle.failed_at
                 reply.kept_seconds = self.kept_seconds

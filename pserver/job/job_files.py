@@ -6,20 +6,20 @@ link that leads out, no URL.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pserver.checkpoint import checkpoint, manifest
-from pserver.checkpoint.table_files import Chunk
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job.installed_program import InstalledProgram
+from pserver.job.last_save import LastSave
 from pserver.job.membership import Membership
+from pserver.job.quiesce import CUT_SECONDS
+from pserver.job.server_cut import ServerCut
 from pserver.storage.place import place_at
 from transpiler.files.local_path import local_path, shown
-
-if TYPE_CHECKING:
-    from pserver.job.locked_table import LockedTable
 
 Named = TypeVar("Named", str, Path)
 
@@ -78,58 +78,144 @@ def save(path: Named, installed: InstalledProgram, members: Membership) -> Named
     """Writes slices, states, tables, the plan's fingerprint and the trainers' watermarks, all of
     one moment between two steps.
 
-    Steps wait until it is written.
+    Steps wait until that moment is fixed (server_cut.py), and not until it is written.
 
     Returns:
         ``path``.
 
     Raises:
+        Busy: another save is being written.
         Refused: the disk does not take it, or another job writes there; what was saved before
             stays.
     """
-    with installed.quiesce.paused():
-        meta = {
-            "fingerprint": installed.plan.fingerprint(),
-            "versions": [lane.version for lane in installed.lanes],
-            "watermarks": members.watermarks(),
-        }
-        try:
-            with checkpoint.writing(path) as writer:
-                writer.tensors(dict(installed.slices.tensors()))
-                for name, table in installed.tables.items():
-                    writer.chunks(name, _chunks(table))
-                tables = {name: table.metadata() for name, table in installed.tables.items()}
-                writer.commit(meta | {"tables": tables})
-        except OSError as error:
-            raise Refused(f"cannot save to {shown(str(path))}: {error}") from error
+    saving = Saving(str(path), installed, members, wait_seconds=CUT_SECONDS)
+    saving.write()
     return path
 
 
-def load(path: Named, installed: InstalledProgram, members: Membership) -> Named:
+class Saving:
+    """A save whose moment is fixed when this is made, and that is written by :meth:`write`.
+
+    Args:
+        path: a directory or a URL.
+        installed, members: what is saved.
+        base: the directory or URL of the save that this one continues: of tables it has only the
+            rows that changed since; "": none.
+        continues: a later save may continue this one.
+        wait_seconds: for how long to wait for another save that is being written.
+
+    Attributes:
+        pause_seconds: for how long steps waited.
+
+    Raises:
+        Busy: another save is being written.
+        Refused: another job writes there, or the base is not the last save that was written here,
+            or something else has counted changes as saved since.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        installed: InstalledProgram,
+        members: Membership,
+        base: str = "",
+        continues: bool = False,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        self._path, self._installed, self._continues = path, installed, continues
+        with ExitStack() as stack:
+            installed.quiesce.begin_cut(wait_seconds)
+            stack.callback(installed.quiesce.end_cut)
+            before = _base_of(base, installed) if base else None
+            with _refusing(path):
+                self._writer = stack.enter_context(checkpoint.writing(path, before))
+            self._cut = ServerCut(installed, members, bool(base), continues or bool(base))
+            stack.callback(self._cut.close)
+            self._stack = stack.pop_all()
+        if continues or base:
+            self._epochs = _epochs(installed)
+            installed.last_save = None  # until this one is written
+        self.pause_seconds = self._cut.pause_seconds
+
+    def write(self, wrote: Callable[[int], None] = lambda size: None) -> int:
+        """Writes it; once.
+
+        Args:
+            wrote: told the bytes that are written so far.
+
+        Returns:
+            How many bytes its files have.
+
+        Raises:
+            Refused: the disk does not take it; what was saved before stays.
+        """
+        with _refusing(self._path), self._stack:
+            self._cut.write(self._writer, wrote)
+            saved = self._writer.commit(self._cut.meta)
+        if self._continues:
+            self._installed.last_save = LastSave(saved, self._epochs)
+        return self._writer.size
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot save to {shown(path)}: {error}") from error
+
+
+def _epochs(installed: InstalledProgram) -> dict[str, int]:
+    return {name: table.epoch for name, table in installed.tables.items()}
+
+
+def _base_of(path: str, installed: InstalledProgram) -> checkpoint.Saved:
+    """The save at a path, if what has changed since is known.
+
+    Raises:
+        Refused: it is not.
+    """
+    last = installed.last_save
+    if last is None or last.saved.path != place_at(path).path:
+        known = "none" if last is None else shown(last.saved.path)
+        raise Refused(f"base: expected the last save that was written here, {known}, got {path}")
+    if last.epochs != _epochs(installed):
+        raise Refused(
+            "base: rows that have changed since were counted as saved by another save: save all"
+        )
+    return last.saved
+
+
+def load(path: Named, installed: InstalledProgram, members: Membership, root: str = "") -> Named:
     """Reads what :func:`save` wrote.
 
     A trainer's watermarks count for the same incarnation only, whether it has joined or joins
     later, and never go back: a trainer that runs on keeps its step numbers, and one that was
     started again counts from 1.  Versions never go back either.
 
+    Args:
+        root: the server's directory or store: a save that continues others may name none outside.
+
     Returns:
         ``path``.
 
     Raises:
+        Busy: a save is being written.
         Refused: there is no complete save, or a file of it is torn.
         FingerprintMismatch: it was written by a job with another plan.
     """
     try:
         if manifest.read(place_at(path)).base is not None:
-            # it may lie anywhere, and no server writes such a file
-            raise ValueError("expected a checkpoint that continues no other")
+            _check_inside(path, root)
         reader = checkpoint.reading(path)
         tensors, meta = reader.tensors(), reader.meta
     except (OSError, ValueError) as error:
         raise Refused(f"cannot load from {shown(str(path))}: {error}") from error
     if meta.get("fingerprint") != installed.plan.fingerprint():
         raise FingerprintMismatch(f"{shown(str(path))} was saved by a job with another plan")
+    installed.quiesce.await_cut()
     with installed.quiesce.paused():
+        installed.last_save = None
         installed.slices.load(tensors)
         installed.discard_snapshots()
         for name, table in installed.tables.items():
@@ -142,9 +228,13 @@ def load(path: Named, installed: InstalledProgram, members: Membership) -> Named
     return path
 
 
-def _chunks(table: LockedTable) -> Iterator[Chunk]:
-    """All rows of a table that this server holds."""
-    cursor = 0
-    while cursor >= 0:
-        chunk, cursor = table.scan(cursor, 0, changed_since_save=False, materialized=False)
-        yield chunk
+def _check_inside(path: Named, root: str) -> None:
+    """Returns if a save, and all that it continues, lie in the server's directory or store.
+
+    Raises:
+        ValueError: they do not, or one is missing.
+    """
+    for link in manifest.chain(manifest.read(place_at(path))):
+        inside = f"{link.place.path}/".startswith(f"{root.rstrip('/')}/")
+        if not root or not inside:
+            raise ValueError("expected a save that continues none outside of the server's files")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from pserver.errors import Refused
+from pserver.job.locked_cut import KEPT_BYTES, KEPT_PART, LockedCut
 from pserver.table.gradient import RowGradient
 from pserver.table.rows_read import RowsRead
 from pserver.table.sparse_table import compile_kernels
@@ -89,6 +90,8 @@ class LockedTable:
         self._clock = clock
         self._last_shrink = ("", 0), 0  # the last numbered call, and how many rows it dropped
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
+        self._cut_read = threading.Condition(self._lock)
+        self._cut: LockedCut | None = None
 
     @property
     def groups(self) -> set[int]:
@@ -142,6 +145,8 @@ class LockedTable:
         ids, values = gradient.ids.numpy(), gradient.rows.numpy()
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         with self._lock:
+            if self._cut is not None:
+                self._cut.make_room()
             counted = statistics, self._clock() if now is None else now
             if self._adds:
                 self.rows.add(ids, values, *counted)
@@ -203,6 +208,26 @@ class LockedTable:
         """Counts all changes until now as saved."""
         with self._lock:
             self.rows.mark_saved()
+
+    @property
+    def epoch(self) -> int:
+        """How often all changes were counted as saved."""
+        with self._lock:
+            return self.rows.epoch
+
+    def cut(self, changed_since_save: bool = False, marks: bool = False) -> LockedCut:
+        """The table as it is now, to be read beside the steps that change it.
+
+        Args:
+            changed_since_save: only what has changed since :meth:`mark_saved`.
+            marks: see :meth:`SparseTable.cut`.
+        """
+        with self._lock:
+            most = max(KEPT_BYTES, self.rows.bytes_held // KEPT_PART)
+            cut = self.rows.cut(changed_since_save, marks)
+            metadata = json.dumps(cut.metadata)
+            self._cut = LockedCut(cut, metadata, self._cut_read, most)
+            return self._cut
 
     def load(self, chunk: Chunk) -> None:
         """Takes over those rows of a chunk that this server holds.  A chunk of ids and values alone

@@ -3,6 +3,8 @@
 A step counts as running from the first change of a tensor to the change of its watermark.  A pause
 waits until no step runs, and no step begins before the pause ends.  Values and watermarks are then
 of one moment, between two steps.
+
+A save pauses for its cut only (server_cut.py), which it reads while steps go on.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pserver.errors import Busy
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
+
+CUT_SECONDS = 600.0  # for which a load or a shrink waits for a save that is being written
 
 
 class Quiesce:
@@ -34,6 +39,7 @@ class Quiesce:
         self._since = 0.0  # when the pause began
         self._running = 0
         self._paused = False
+        self._cut = False  # one is read
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -64,6 +70,39 @@ class Quiesce:
             yield
         finally:
             self.resume()
+
+    def begin_cut(self, seconds: float = 0.0) -> None:
+        """From here on until :meth:`end_cut` a cut is read, and nobody begins another.
+
+        Args:
+            seconds: for how long to wait for a cut that is read now.
+
+        Raises:
+            Busy: it is read still.
+        """
+        with self._job.condition:
+            self.await_cut(seconds)
+            self._cut = True
+
+    def end_cut(self) -> None:
+        """The cut is not read any more."""
+        with self._job.condition:
+            self._cut = False
+            self._job.condition.notify_all()
+
+    def await_cut(self, seconds: float = CUT_SECONDS) -> None:
+        """Returns when no cut is read: for who changes more than a step does, of which a cut would
+        have to copy all.
+
+        Raises:
+            Busy: one is read still, after so many seconds.
+        """
+        end = time.monotonic() + seconds
+        with self._job.condition:
+            while self._cut:
+                if time.monotonic() >= end:
+                    raise Busy("a save is being written here: ask again when it is done")
+                self._job.condition.wait(WAKE_SECONDS)
 
     def pause(self) -> None:
         """Begins what :meth:`paused` does; :meth:`resume` ends it."""

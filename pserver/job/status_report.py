@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pserver import wire_pb2 as wire
+from pserver.job.background_saves import SaveProgress
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from transpiler.files.local_path import shown
 from transpiler.formats.plan_message import hparams_to_proto
 
 
@@ -67,6 +69,19 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         steps_refused_nonfinite=sum(lane.nonfinite.refused for lane in installed.lanes),
         steps_refused_outlier=sum(lane.outliers.refused for lane in installed.lanes),
         tables=tables,
+    )
+
+
+def save_status(save: SaveProgress) -> wire.SaveStatus:
+    """The last save in the background."""
+    return wire.SaveStatus(
+        number=save.number,
+        file=shown(save.path),
+        done=save.done,
+        failure=save.failure,
+        bytes=save.bytes,
+        seconds=save.seconds,
+        pause_seconds=save.pause_seconds,
     )
 
 

@@ -8,8 +8,9 @@
 
 [Note: draining]  In this order, within the grace: health checks say no; the job takes no new
 trainer and no new step; trainers that wait for others are told; answers under way are sent to their
-end; each stream gets a DRAIN frame; streams that are still open are cancelled; the control service
-ends last, so that trainers can still ask for the reason and leave.
+end; each stream gets a DRAIN frame; streams that are still open are cancelled; a save that is being
+written is waited for; the control service ends last, so that trainers can still ask for the reason
+and leave.
 """
 
 from __future__ import annotations
@@ -232,6 +233,7 @@ class Server:
         if self._stopping.is_set() or not self._ready.is_set():
             return
         self._stopping.set()
+        saved_by = time.monotonic() + grace_seconds
         if not self.job.busy:  # the streams of lost trainers say no BYE
             idle = AWAITED_GRACE_SECONDS if self.job.awaited else IDLE_GRACE_SECONDS
             grace_seconds = min(grace_seconds, idle)
@@ -244,6 +246,8 @@ class Server:
         deadline = min(deadline, time.monotonic() + GOODBYE_SECONDS)
         while (self.job.busy or self.job.awaited) and time.monotonic() < deadline:
             time.sleep(0.02)
+        if not self.job.saves.wait(saved_by - time.monotonic()):
+            log.warning("a save is not written, and what was saved before stays")
         self._control.stop(1.0)
         self._clock.join()
 

@@ -117,6 +117,8 @@ class TableService:
             name, _, key = full.rpartition("@")
             chunks.setdefault(name, {})[key] = array
         self._check_loader(header, chunks)
+        if header.commit.metadata:  # all rows go
+            self._job.installed().quiesce.await_cut()
         for name, metadata in header.commit.metadata.items():
             self._table(name).restore(metadata)
         installed = self._job.installed()

@@ -81,4 +81,5 @@ class SlotCut:
         """The index tells of no more changes, and what was copied is dropped."""
         if self._index.watcher is self:
             self._index.watcher = None
-        self._kept, self.bytes_kept, self._place = [], 0, len(self._done)
+        self._kept, self.bytes_kept = [], 0
+        self._place, self._done = 0, self._done[:0].copy()

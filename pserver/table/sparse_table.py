@@ -71,6 +71,11 @@ class SparseTable:
         return len(self._rows)
 
     @property
+    def epoch(self) -> int:
+        """How often :meth:`mark_saved` was called, or a cut marked."""
+        return self._rows.epoch
+
+    @property
     def layout(self) -> Layout:
         """The places of a record's parts."""
         return self._rows.layout
@@ -319,29 +324,34 @@ class SparseTable:
         """
         self._rows.mark_saved()
 
-    def cut(self, changed_since_save: bool = False) -> TableCut:
-        """The table as it is now, to be read while it changes; counts all changes until now as
-        saved, as :meth:`mark_saved` does.  One cut at a time: the one before must be closed.
+    def cut(self, changed_since_save: bool = False, marks: bool = True) -> TableCut:
+        """The table as it is now, to be read while it changes.  One cut at a time: the one before
+        must be closed.
 
         Costs no copy of the table.  From here until the cut is closed, a call that changes a row
         copies it first, unless the cut has it already.
 
         Args:
-            changed_since_save: only what has changed since :meth:`mark_saved` or the cut before.
+            changed_since_save: only what has changed since :meth:`mark_saved`.
+            marks: counts all changes until now as saved, as :meth:`mark_saved` does; always so
+                where ``changed_since_save``.
 
         Returns:
             The cut.  Its chunks, loaded into an empty table that has taken over its metadata, make
             the table of this moment.
         """
-        return self._cut(changed_since_save, ())
+        return self._cut(changed_since_save, marks, ())
 
-    def _cut(self, changed_since_save: bool, cold: Iterable[dict[str, Array]]) -> TableCut:
+    def _cut(
+        self, changed_since_save: bool, marks: bool, cold: Iterable[dict[str, Array]]
+    ) -> TableCut:
         removed = self._rows.removed if changed_since_save else None
         metadata = self.metadata()
         cut = TableCut(self._chunks, metadata, changed_since_save, removed, cold)
         if removed is not None:
             self._rows.removed = None  # the cut has it from here on
-        self.mark_saved()
+        if marks or changed_since_save:
+            self.mark_saved()
         return cut
 
     def load(self, chunk: Mapping[str, Array]) -> None:

@@ -253,7 +253,7 @@ class TieredTable(SparseTable):
         super().mark_saved()
         self._cold.mark_saved()
 
-    def cut(self, changed_since_save: bool = False) -> TableCut:
+    def cut(self, changed_since_save: bool = False, marks: bool = True) -> TableCut:
         """As of :class:`SparseTable`; of the rows on disk RocksDB keeps what they were."""
         cold = self._cold.cut(BLOCK, changed_since_save) if len(self._cold) else iter(())
         tracked_from = self._tracked_from  # as of this moment
@@ -263,7 +263,7 @@ class TieredTable(SparseTable):
                 chunk["step"] = np.maximum(chunk["step"], tracked_from)
                 yield chunk
 
-        return self._cut(changed_since_save, chunks())
+        return self._cut(changed_since_save, marks, chunks())
 
     def load(self, chunk: Mapping[str, Array]) -> None:
         """As of :class:`SparseTable`."""

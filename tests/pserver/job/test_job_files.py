@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,69 +11,7 @@ from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.locked_table import LockedTable
-from pserver.job.quiesce import Quiesce
-from pserver.table.gradient import RowGradient
-from pserver.table.ids import owners
-from transpiler.ir.rules import Rule
-from transpiler.ir.tables import CountFilterEntry, Segment, Table
-from transpiler.plan.plan import Lane, Plan
-
-DIM = 3
-# of the ids that are looked up, those of server 0
-OWN = np.flatnonzero(owners(np.arange(2000), 2) == 0)
-
-
-class Slices:
-    """Stands for the dense slices of a server."""
-
-    def __init__(self, value: float) -> None:
-        self.held = {"w.block0": torch.full((2,), value)}
-
-    def tensors(self) -> Any:
-        return self.held.items()
-
-    def load(self, tensors: Any) -> None:
-        self.held = dict(tensors)
-
-
-def plan(lr: float = 0.1, memory_bytes: int | None = None) -> Plan:
-    tables = (
-        Table("emb", DIM, (Segment(0, DIM, 0),), memory_bytes=memory_bytes),
-        Table("b/waits", DIM, (Segment(0, DIM, 0),), entry=CountFilterEntry(2)),
-    )
-    return Plan((Lane("async"),), 1, 2, (Rule("adagrad", {"lr": lr}),), (), tables=tables)
-
-
-def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
-    """Server 0 of 2, without its threads and connections."""
-    tables = {table.name: LockedTable(table, of, 0, scratch) for table in of.tables}
-    lanes = [SimpleNamespace(version=4)]
-    return SimpleNamespace(
-        plan=of,
-        quiesce=Quiesce(Lifecycle()),
-        lanes=lanes,
-        slices=Slices(value),
-        tables=tables,
-        discard_snapshots=lambda: None,
-    )
-
-
-MEMBERS: Any = SimpleNamespace(watermarks=lambda: {"0": 7}, load_watermarks=lambda saved: None)
-
-
-def train(installed: Any, steps: int, seed: int = 0) -> None:
-    random = np.random.default_rng(seed)
-    for _ in range(steps):
-        for held in installed.tables.values():
-            ids = torch.from_numpy(OWN[np.unique(random.integers(0, len(OWN), 200))])
-            rows = torch.from_numpy(random.standard_normal((len(ids), DIM)).astype(np.float32))
-            held.update(RowGradient(ids, rows), {0: {"lr": 0.1}}, {})
-
-
-def read(installed: Any) -> torch.Tensor:
-    return torch.cat([held.lookup(torch.arange(2000), 0) for held in installed.tables.values()])
+from tests.support.held_servers import MEMBERS, plan, read, server, train
 
 
 @pytest.mark.slow
@@ -165,7 +100,7 @@ def test_a_file_that_continues_another_is_not_loaded(tmp_path: Path) -> None:
     with checkpoint.writing(tmp_path / "data", saved) as writer:
         writer.commit({})
 
-    with pytest.raises(Refused, match="that continues no other"):
+    with pytest.raises(Refused, match="that continues none outside"):
         job_files.load(tmp_path / "data", server(plan(), tmp_path), MEMBERS)
 
 

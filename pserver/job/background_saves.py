@@ -1,0 +1,163 @@
+"""Saves that are written while the job goes on: one at a time, each by a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pserver.errors import PServerError, Refused
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.events import EventLog
+from pserver.job.job_files import Saving
+from pserver.memory.malloc import trim_memory
+from transpiler.files.local_path import shown
+
+
+@dataclass(slots=True)
+class SaveProgress:
+    """How far a save is.  The job's lock guards it.
+
+    Attributes:
+        number: of the call that began it, in its session; 0: that call waits for it.
+        path: where it is written.
+        bytes: that are written.
+        pause_seconds: for how long steps waited.
+        seconds: since it began; once it is done, how long it took.
+        done: it is whole, and may be read, or has failed.
+        failure: why it has failed; "": it has not.
+    """
+
+    number: int
+    path: str
+    bytes: int = 0
+    pause_seconds: float = 0.0
+    seconds: float = 0.0
+    done: bool = False
+    failure: str = ""
+
+
+class BackgroundSaves:
+    """The saves of one server.
+
+    Any thread may call it.
+
+    Args:
+        condition: the job's lock; notified when a save is done.
+        log: is told of saves.
+        clock: seconds that never go back.
+
+    Attributes:
+        last: the last save that was begun, or that goes on; None before the first.
+        bytes_written: of all saves, failed ones too.
+        failed: how many have failed.
+    """
+
+    def __init__(
+        self,
+        condition: threading.Condition,
+        log: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._condition, self._log, self._clock = condition, log, clock
+        self.last: SaveProgress | None = None
+        self.bytes_written = self.failed = 0
+        self._session = ""
+        self._beginning = threading.Lock()  # held while a save's moment is fixed
+        self._began = 0.0
+
+    def begin(
+        self,
+        session: str,
+        number: int,
+        path: str,
+        begin: Callable[[], Saving],
+        took: Callable[[float], None],
+    ) -> SaveProgress:
+        """Begins a save, or tells how far the one of this number is.
+
+        Args:
+            session: of the caller.
+            number: of the caller's saves, from 1; each has a higher one.
+            path: where it is written.
+            begin: fixes the save's moment.
+            took: told the seconds that it took, where it has not failed.
+
+        Raises:
+            Busy: another save is being written.
+            Refused: the number is not above that of the last save; and what ``begin`` raises.
+        """
+        with self._beginning:  # a call that came twice finds the save that the first began
+            with self._condition:
+                last = self.last
+                again = last is not None and session == self._session
+                if last is not None and again and number == last.number:
+                    return self._told(last)
+                if number < 1 or (last is not None and again and number < last.number):
+                    raise Refused(
+                        f"expected the number of a new save or of the last one, got {number}"
+                    )
+            began = self._clock()
+            saving = begin()
+            with self._condition:
+                progress = SaveProgress(number, path, pause_seconds=saving.pause_seconds)
+                self.last, self._session, self._began = progress, session, began
+            threading.Thread(
+                target=self._write, args=(saving, progress, took), name="save", daemon=True
+            ).start()
+            return self.present or progress
+
+    @property
+    def present(self) -> SaveProgress | None:
+        """A copy of ``last``, as of now."""
+        with self._condition:
+            return None if self.last is None else self._told(self.last)
+
+    def _told(self, progress: SaveProgress) -> SaveProgress:
+        seconds = progress.seconds if progress.done else self._clock() - self._began
+        return replace(progress, seconds=seconds)
+
+    def _write(self, saving: Saving, progress: SaveProgress, took: Callable[[float], None]) -> None:
+        def wrote(size: int) -> None:
+            with self._condition:
+                self.bytes_written += size - progress.bytes
+                progress.bytes = size
+
+        failure = ""
+        try:
+            wrote(saving.write(wrote))
+        except PServerError as error:
+            failure = str(error)
+        except Exception as error:  # whatever it is, the job goes on, and who asks is told
+            failure = f"{type(error).__name__}: {error}"
+        trim_memory()  # what was copied is free again
+        seconds = self._clock() - self._began
+        if failure:
+            self._log.say("unsaved", f"a save has failed: {failure}", logging.ERROR)
+        else:
+            took(seconds)
+            self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
+        with self._condition:
+            progress.seconds, progress.failure, progress.done = seconds, failure, True
+            self.failed += bool(failure)
+            self._condition.notify_all()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a save is being written."""
+        with self._condition:
+            return self.last is not None and not self.last.done
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the save that is being written.
+
+        Returns:
+            Whether none is any more.
+        """
+        end = time.monotonic() + seconds
+        with self._condition:
+            while self.under_way and time.monotonic() < end:
+                self._condition.wait(WAKE_SECONDS)
+            return not self.under_way

@@ -1,0 +1,95 @@
+"""All that a server holds, as of one moment between two steps, to be written while steps go on.
+
+[Note: a cut]  Steps wait only while what must be of one moment is fixed.  Slices and their states
+are copied, into memory that is there by then.  Tables are not: a step that is about to change a row
+copies it first (slot_cut.py).  Then steps go on, and the save reads copies and tables beside them.
+Every copy is given up when it is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pserver.checkpoint.checkpoint import Writer
+from pserver.checkpoint.table_files import Chunk
+from pserver.dense.slice_copies import SliceCopies
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.membership import Membership
+
+if TYPE_CHECKING:
+    from pserver.job.locked_cut import LockedCut
+
+
+class ServerCut:
+    """What a server holds at the moment in which this is made.
+
+    The caller has reserved the quiesce's cut.  One thread uses it.
+
+    Args:
+        installed: the program, whose steps wait while this is made.
+        members: its trainers.
+        changed_since_save: of tables only the rows that changed since the last cut that marked.
+        marks: what changes in tables from here on is noted, for the next such cut.
+
+    Attributes:
+        meta: the metadata of a save: the plan's fingerprint, versions, watermarks and what tables
+            know besides their rows.
+        pause_seconds: for how long steps waited.
+    """
+
+    def __init__(
+        self,
+        installed: InstalledProgram,
+        members: Membership,
+        changed_since_save: bool = False,
+        marks: bool = False,
+    ) -> None:
+        self._tables: dict[str, LockedCut] = {}
+        self._slices = SliceCopies(installed.slices)
+        try:
+            with installed.quiesce.paused():
+                began = time.monotonic()
+                self._slices.take()
+                for name, table in installed.tables.items():
+                    self._tables[name] = table.cut(changed_since_save, marks)
+                self.meta: dict[str, Any] = {
+                    "fingerprint": installed.plan.fingerprint(),
+                    "versions": [lane.version for lane in installed.lanes],
+                    "watermarks": members.watermarks(),
+                    "tables": {name: cut.metadata for name, cut in self._tables.items()},
+                }
+                self.pause_seconds = time.monotonic() - began
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, writer: Writer, wrote: Callable[[int], None] = lambda size: None) -> None:
+        """Writes all of it but the manifest.
+
+        Args:
+            wrote: told the bytes that are written so far.
+
+        Raises:
+            OSError: the disk is full, or refuses.
+        """
+        for part in self._slices.parts():
+            writer.tensors(part)
+            wrote(writer.size)
+        for name, cut in self._tables.items():
+            writer.chunks(name, self._told(cut, writer, wrote))
+            wrote(writer.size)
+            cut.close()
+
+    def _told(
+        self, cut: LockedCut, writer: Writer, wrote: Callable[[int], None]
+    ) -> Iterator[Chunk]:
+        for chunk in cut.chunks():
+            wrote(writer.size)  # those before this one
+            yield chunk
+
+    def close(self) -> None:
+        """It is not read any more; steps copy nothing for it."""
+        for cut in self._tables.values():
+            cut.close()

@@ -1,0 +1,71 @@
+"""Promises of the copies that a save makes of slices and their states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pserver.dense.slice_copies import SliceCopies
+from pserver.dense.slice_store import SliceStore
+from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment
+
+ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+RULES = {
+    "adam": Rule("adam", ADAM, {"amsgrad": False, "maximize": False}),
+    "momentum": Rule(
+        "momentum",
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0},
+        {"nesterov": False},
+    ),
+}
+
+
+def store(rule: Rule) -> SliceStore:
+    named = [
+        ("w", (700, 110), "float32", 0),
+        ("h", (41, 3), "bfloat16", 0),
+        ("mean", (3,), "float64", None),
+    ]
+    plan = plan_parameters(named, [rule], mode="sync", trainers=1, servers=1)
+    return SliceStore(pserver_program(Deployment(plan, ("h:1",), server_index=0)))
+
+
+def step(of: SliceStore, rule: Rule, seed: int) -> None:
+    torch.manual_seed(seed)
+    for update in of.updates.values():
+        update.update(torch.randn_like(update.value), rule.hparams)
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_copies_are_of_the_moment_in_which_they_are_taken(kind: str, steps_before: int) -> None:
+    """Updates between the making of the memory and the copies are in them, later ones are not; a
+    state that came into being meanwhile is there, too.
+    """
+    of = store(RULES[kind])
+    for seed in range(steps_before):
+        step(of, RULES[kind], seed)
+    copies = SliceCopies(of)
+    step(of, RULES[kind], 7)
+    expected = {name: tensor.clone() for name, tensor in of.tensors()}
+    copies.take()
+    held = copies.bytes_held
+    step(of, RULES[kind], 8)
+    found = {name: tensor for part in copies.parts() for name, tensor in part.copy().items()}
+
+    assert found.keys() == expected.keys() and len(expected) > 3
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    assert held == sum(tensor.nbytes for tensor in expected.values())
+
+
+def test_what_was_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part by part: memory falls as a save is written."""
+    monkeypatch.setattr("pserver.dense.slice_copies.LEAST_BYTES", 1)
+    copies = SliceCopies(store(RULES["adam"]))
+    copies.take()
+    left = [copies.bytes_held for part in copies.parts() if part]
+
+    assert len(left) == 2 and left == sorted(left, reverse=True) and left[-1] == 0
