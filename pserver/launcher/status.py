@@ -22,7 +22,7 @@ from pserver.errors import PServerError, Refused
 from pserver.security import tls
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.certificates import Bearer
-from pserver.wire_pb2 import StatusReply, StatusRequest, TableStatus, TrainerStatus
+from pserver.wire_pb2 import SaveStatus, StatusReply, StatusRequest, TableStatus, TrainerStatus
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
 ASK_SECONDS = 5.0
@@ -219,6 +219,8 @@ def more(reply: StatusReply) -> Iterator[str]:
     """The lines of a server, below the table."""
     yield from map(trainer_line, reply.trainers)
     yield from map(table_line, reply.tables)
+    if reply.HasField("save"):
+        yield save_line(reply.save)
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
     if refused := reply.steps_refused_outlier:
@@ -249,6 +251,14 @@ def table_line(table: TableStatus) -> str:
         if count and name != "rows"
     )
     return f"table {table.name}: {table.rows} rows, {size(table.bytes_held)}{counted}"
+
+
+def save_line(save: SaveStatus) -> str:
+    """The last save in the background, in one line."""
+    how = f"{size(save.bytes)} in {save.seconds:.1f} s, steps waited {save.pause_seconds:.3f} s"
+    if save.failure:
+        return f"a save has failed: {save.failure}"
+    return f"saved to {save.file}: {how}" if save.done else f"saves to {save.file}: {how}"
 
 
 def size(count: float) -> str:

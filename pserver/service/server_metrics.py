@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pserver import wire_pb2 as wire
+from pserver.job.background_saves import BackgroundSaves
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.job import Job
 from pserver.job.lifecycle import JobState
@@ -87,6 +88,7 @@ class ServerMetrics(Collector):
                 "When this server's certificate expires.",
                 {(): self._keys.bearer.until.timestamp()},
             )
+        yield from _of_saves(job.saves)
         if (installed := job.program) is not None:
             yield from _of_lanes(installed)
         if status.tables:
@@ -106,6 +108,24 @@ def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
         "Since a trainer's last call or frame.",
         {(str(t.trainer_id),): t.silence_seconds for t in trainers if t.state == "joined"},
         "trainer",
+    )
+
+
+def _of_saves(saves: BackgroundSaves) -> Iterator[Metric]:
+    yield current(
+        "pserver_checkpoint_in_progress",
+        "1 while a save is being written beside the steps, else 0.",
+        {(): float(saves.under_way)},
+    )
+    yield current(
+        "pserver_checkpoint_bytes_total",
+        "Bytes of saves that were written beside the steps.",
+        {(): float(saves.bytes_written)},
+    )
+    yield current(
+        "pserver_checkpoint_failures_total",
+        "Saves beside the steps that have failed.",
+        {(): float(saves.failed)},
     )
 
 
