@@ -35,6 +35,7 @@ GROUPS = (
         "resources",
         "links",
         "tables",
+        "saves",
         "sampled",
         "ctr",
         "parsing",
