@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
+import torch
 
 from pserver.storage.place import Place
 
@@ -58,17 +59,10 @@ def write(place: Place, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[str,
         OSError: the disk is full, or refuses; no file is left.
     """
     _check(chunk)
-    content = safetensors.numpy.save(
-        {name: np.ascontiguousarray(column) for name, column in chunk.items()}
-    )
     name = f"rows-{secrets.token_hex(8)}.safetensors"
-    place.write(name, content)
-    metadata = {
-        "size": len(content),
-        "blake2b": _checksum(content),
-        "ids": rows(chunk),
-    }
-    return name, metadata
+    columns = {key: torch.from_numpy(np.ascontiguousarray(each)) for key, each in chunk.items()}
+    size, checksum = place.write_tensors(name, columns)
+    return name, {"size": size, "blake2b": checksum, "ids": rows(chunk)}
 
 
 def read(place: Place, name: str, metadata: Mapping[str, Any]) -> Chunk:

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from pserver.storage.path_lock import PathLock
-from transpiler.files.tensor_file import write_tensors
+from transpiler.files.tensor_stream import write_pieces
 from transpiler.files.whole_file import flush
 
 PARTIAL = "writing-"  # begins the names of what is being written
@@ -109,18 +109,15 @@ class LocalPlace:
         """Makes a new safetensors file of contiguous tensors on the CPU; gives its size and its
         checksum.
         """
-        data = self.directory / name
-        partial = self.directory / f"{PARTIAL}{secrets.token_hex(8)}"
-        partial.mkdir(parents=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / name
         try:
-            # in a directory of its own, because safetensors first writes under a name of its own
-            write_tensors(tensors, partial / name)
-            os.replace(partial / name, data)
-        finally:
-            shutil.rmtree(partial)
-        data.chmod(0o644)  # like the manifest: safetensors makes files that only their owner reads
-        flush(data)
-        return data.stat().st_size, self.checksum(name)
+            checksum = write_pieces(tensors, path)
+            flush(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path.stat().st_size, checksum
 
     def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
         """Puts a file in place of the one that may be there, in one moment; True."""

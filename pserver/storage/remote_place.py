@@ -24,7 +24,7 @@ import torch
 
 from pserver.storage.login import hidden, options_of
 from transpiler.files.local_path import shown
-from transpiler.files.tensor_file import write_tensors
+from transpiler.files.tensor_stream import write_pieces
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
 _CONDITIONS = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
@@ -192,11 +192,9 @@ class RemotePlace:
         """
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / name
-            write_tensors(tensors, source)
-            with source.open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            checksum = write_pieces(tensors, source)
             self.store(source, name)
-            return source.stat().st_size, digest.hexdigest()
+            return source.stat().st_size, checksum
 
     def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
         """Puts a file in place of the one that is there.  See [Note: replacing an object].

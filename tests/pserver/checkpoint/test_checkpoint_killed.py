@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
+from pserver.storage import local_place
 
 ROWS = 20
 
@@ -113,7 +113,7 @@ class Stopped(BaseException):
     """Stands for a process that stops: no ``except Exception`` may swallow it."""
 
 
-STAGES = [(os, "fsync"), (os, "replace"), (Path, "write_bytes"), (safetensors.torch, "save_file")]
+STAGES = [(os, "fsync"), (os, "replace"), (Path, "write_bytes"), (local_place, "write_pieces")]
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["before", "after"])

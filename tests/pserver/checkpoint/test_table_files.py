@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from pserver.checkpoint import checkpoint, manifest, table_files
 from pserver.checkpoint.checkpoint import Saved
 from pserver.checkpoint.manifest_bytes import packed
 from pserver.checkpoint.table_files import Chunk
+from pserver.storage import local_place
 from pserver.storage.place import place_at
 
 DENSE = {"w": torch.arange(3.0)}
@@ -333,7 +334,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
     """
     full = write(tmp_path, [chunk([1, 2], 1.0)])
     before = sorted(path.name for path in tmp_path.iterdir())
-    real, calls = Path.write_bytes, 0
+    real, written, calls = Path.write_bytes, local_place.write_pieces, 0
 
     def fails(self: Path, content: bytes) -> int:
         nonlocal calls
@@ -343,7 +344,13 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
             raise OSError(28, "No space left on device")
         return real(self, content)
 
+    def fails_to_stream(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+        checksum = written(tensors, path)
+        fails(path, path.read_bytes())
+        return checksum
+
     monkeypatch.setattr(Path, "write_bytes", fails)
+    monkeypatch.setattr(local_place, "write_pieces", fails_to_stream)
     for base in (None, full):
         calls = 0
         with pytest.raises(OSError, match="No space left"):
