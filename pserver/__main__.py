@@ -23,6 +23,7 @@ from pserver.command_line.settings import UsageError, checked, server_config
 from pserver.config import (
     check_protected,
     check_seconds,
+    check_store,
     is_loopback,
     refuse_url,
     split_endpoint,
@@ -151,7 +152,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.log_dir,
         devices,
         arguments.start_timeout,
-        arguments.store,
+        _store(arguments),
         arguments.metrics,
         arguments.job or "",
         arguments.web,
@@ -159,6 +160,18 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         least,
         arguments.grace,
     )
+
+
+def _store(arguments: argparse.Namespace) -> str | None:
+    """Where servers keep files: where the job saves by itself, unless another place is named."""
+    if arguments.store is not None or arguments.nccl2 or not arguments.checkpoint:
+        return None if arguments.store is None else str(arguments.store)
+    path = _whole_path(arguments.checkpoint)
+    try:
+        check_store("--checkpoint", path)
+    except ValueError:
+        return None  # trainer 0 can write there, and no server
+    return path
 
 
 def run_plan(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,8 @@ class ServerConfig:
             name is the only transport offered.
         data_dir: the directory for the files of Save and Load, and for rows on disk, on this
             machine.  Without it and without a store both calls are refused.
-        store: the URL of a prefix for the files of Save and Load, in place of ``data_dir``.
+        store: the URL of a prefix for the files of Save and Load, in place of ``data_dir``; or the
+            whole path of a directory that trainers reach, too.
         heartbeat_timeout_seconds: seconds without a heartbeat after which a trainer is declared
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
@@ -311,16 +312,21 @@ def check_job_name(name: str, job: str) -> None:
 
 
 def check_store(name: str, url: str) -> None:
-    """Returns if a URL is one of a store's prefix.
+    """Returns if a URL is one of a store's prefix, or a whole path: of a directory that others
+    reach, too.
 
     Raises:
-        ValueError: it is a path, a chain of several URLs, or leads out of itself.
+        ValueError: it is another path, a chain of several URLs, or leads out of itself.
     """
+    if url.startswith("/") and ".." not in url.split("/"):
+        return
     shown = re.sub(r"://[^/@\s]*@", "://***@", url)
     if "::" in url:
         raise ValueError(f"{name}: expected one URL, got the chain {shown!r}")
     if not re.match(r"[A-Za-z][A-Za-z0-9+.\-]+://[^/]", url) or ".." in url.split("/"):
-        raise ValueError(f"{name}: expected a URL like s3://bucket/jobs, got {shown!r}")
+        raise ValueError(
+            f"{name}: expected a URL like s3://bucket/jobs, or a whole path, got {shown!r}"
+        )
     if re.match(r"(file|local)://", url):
         raise ValueError(f"{name}: expected a URL of a store, got {shown!r}: use --data-dir")
 

@@ -106,7 +106,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class JoinReply(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     transport: str
@@ -123,7 +124,8 @@ class JoinReply(_message.Message):
     steps: _containers.RepeatedScalarFieldContainer[int]
     session: str
     run: str
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
+    store: str
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program", "part", "number", "parts")
@@ -347,20 +349,22 @@ class SaveRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ..., background: _Optional[bool] = ..., number: _Optional[int] = ..., base: _Optional[str] = ...) -> None: ...
 
 class SaveReply(_message.Message):
-    __slots__ = ("file", "bytes", "done", "failure", "seconds", "pause_seconds")
+    __slots__ = ("file", "bytes", "done", "failure", "seconds", "pause_seconds", "identity")
     FILE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     file: str
     bytes: int
     done: bool
     failure: str
     seconds: float
     pause_seconds: float
-    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ..., done: _Optional[bool] = ..., failure: _Optional[str] = ..., seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
+    identity: str
+    def __init__(self, file: _Optional[str] = ..., bytes: _Optional[int] = ..., done: _Optional[bool] = ..., failure: _Optional[str] = ..., seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("session", "path")

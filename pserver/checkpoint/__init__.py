@@ -6,6 +6,7 @@ In reading order::
     manifest        ``checkpoint.json``, chains of checkpoints, which old files stay
     manifest_bytes  its bytes, and the checksum that they carry of themselves
     table_files     a table's rows as files; merging the rows of a chain
+    whole_tensor    a tensor whose slices are in several parts
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.
 

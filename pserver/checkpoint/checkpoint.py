@@ -31,18 +31,21 @@ import json
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from pserver.checkpoint import manifest, table_files
-from pserver.checkpoint.manifest import Base, Manifest
+from pserver.checkpoint.manifest import Base, Manifest, Parts
 from pserver.checkpoint.manifest_bytes import identity_of
 from pserver.checkpoint.table_files import Chunk, Layer
+from pserver.checkpoint.whole_tensor import WholeTensor
+from pserver.storage.local_place import LocalPlace
 from pserver.storage.path_lock import PathLock
 from pserver.storage.place import Place, place_at, relative
 from transpiler.files.local_path import shown
@@ -195,10 +198,14 @@ def reading(path: str | os.PathLike[str]) -> Reader:
         ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or
             changed.
     """
-    links = list(manifest.chain(manifest.read(place_at(path))))
+    return _reader(manifest.read(place_at(path)))
+
+
+def _reader(newest: Manifest) -> Reader:
+    links = list(manifest.chain(newest))
     for link in links:
         manifest.check(link)
-    return Reader(links)
+    return Reader(links, [_reader(part) for part in manifest.parts_of(links[-1])])
 
 
 def saved_in(path: str | os.PathLike[str]) -> Saved:
@@ -249,6 +256,7 @@ class Writer:
         self._place, self._base, self._before = place, base, before
         self._files: dict[str, Any] = {}
         self._tables: dict[str, list[str]] = {}
+        self._parts: Parts | None = None
         self._content: bytes | None = None
         self.saved: Saved | None = None
 
@@ -256,6 +264,24 @@ class Writer:
     def size(self) -> int:
         """Bytes of the files that were written."""
         return sum(file["size"] for file in self._files.values() if file is not None)
+
+    def parts(self, written: Sequence[Saved], tensors: Mapping[str, WholeTensor]) -> None:
+        """Names the parts that others have written.  See [Note: parts that others have written] in
+        manifest.py.
+
+        Args:
+            written: the parts, in their order.
+            tensors: by name, the slices of which each is put together.  A tensor that this writer
+                adds itself takes the place of one of the same name.
+
+        Raises:
+            ValueError: this checkpoint continues another one, which is what its parts may do; or a
+                part is on this machine, and the checkpoint is not.
+        """
+        if self._base is not None:
+            raise ValueError(f"{self._place}: expected parts of a checkpoint without a base")
+        places = tuple(Base(_path_of_part(self._place, each), each.identity) for each in written)
+        self._parts = Parts(places, dict(tensors))
 
     def tensors(self, named: Mapping[str, torch.Tensor]) -> None:
         """Adds tensors, by name, on any device and of any dtype and strides.
@@ -303,7 +329,7 @@ class Writer:
             OSError: the disk is full, or refuses.  The old checkpoint is still the one that is
                 read.
         """
-        self._content = manifest.encode(meta, self._files, self._tables, self._base)
+        self._content = manifest.encode(meta, self._files, self._tables, self._base, self._parts)
         written = manifest.commit(self._place, self._content, self._before)
         self.saved = Saved(self._place.path, written.identity)
         return self.saved
@@ -328,14 +354,37 @@ class Reader:
         saved: the checkpoint, to be named as a base.
     """
 
-    def __init__(self, links: list[Manifest]) -> None:
-        self._links = links
+    def __init__(self, links: list[Manifest], parts: Sequence[Reader] = ()) -> None:
+        self._links, self._parts = links, parts
         self.meta: dict[str, Any] = links[0].meta
-        self.tables: list[str] = list(links[0].tables)
+        theirs = (name for part in parts for name in part.tables)
+        self.tables: list[str] = list(dict.fromkeys([*links[0].tables, *theirs]))
         self.saved = Saved(links[0].place.path, links[0].identity)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, on the CPU."""
+        """All tensors, on the CPU.
+
+        Raises:
+            ValueError: a slice is in none of the parts.
+        """
+        return self._assembled() | self._own()
+
+    def _assembled(self) -> dict[str, torch.Tensor]:
+        """Those that are put together from slices in the parts."""
+        described = self._links[0].parts
+        if described is None:
+            return {}
+        parts, found = [part.tensors() for part in self._parts], {}
+        for name, whole in described.tensors.items():
+            try:
+                tensor = whole.assembled(name, parts)
+            except ValueError as error:
+                raise ValueError(f"{shown(self.saved.path)}: {error}") from error
+            if tensor is not None:
+                found[name] = tensor
+        return found
+
+    def _own(self) -> dict[str, torch.Tensor]:
         newest = self._links[0]
         rows = {name for names in newest.tables.values() for name in names}
         found: dict[str, torch.Tensor] = {}
@@ -361,9 +410,11 @@ class Reader:
                 f"{self.saved.path}: no table {table!r}; expected one of "
                 f"{', '.join(self.tables) or 'none'}"
             )
-        return table_files.merged(
-            [_layer(link, link.tables.get(table, [])) for link in self._links], max_ids
-        )
+        layers = [_layer(link, link.tables.get(table, [])) for link in self._links]
+        holders = [part for part in self._parts if table in part.tables]
+        if holders:  # the oldest checkpoint of the chain has its rows in them
+            layers.append(Layer(lambda: chain(*(each.chunks(table) for each in holders)), 0))
+        return table_files.merged(layers, max_ids)
 
 
 def _layer(link: Manifest, names: list[str]) -> Layer:
@@ -383,6 +434,21 @@ def _named(place: Place, base: Saved) -> Base:
     for _ in manifest.chain(manifest.resolve(place, named)):
         pass
     return named
+
+
+def _path_of_part(place: Place, part: Saved) -> str:
+    """A part's path relative to the checkpoint's; its URL, where it is in another store.
+
+    Raises:
+        ValueError: it is on this machine, and the checkpoint is not.
+    """
+    there = place_at(part.path)
+    try:
+        return relative(place, there)
+    except ValueError:
+        if isinstance(there, LocalPlace):
+            raise
+        return there.path
 
 
 def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

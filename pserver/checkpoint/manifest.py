@@ -13,6 +13,14 @@ a delta in another place.  It first gives the old manifest a second name,
 base's place holds a note, ``needed-by-....json``, with the delta's path, relative to its own.  When
 the checkpoint there no longer continues a checkpoint of this one, the note is removed, and the next
 save removes the files.  A note that is damaged keeps all files.
+
+[Note: parts that others have written]  Every server of a job may write what it holds by itself, as
+a checkpoint of its own: a part.  The manifest that names the parts is written last, by the one who
+asked for them.  It names each by its path, relative to its own or, in another store, as a URL, and
+by its identity; and it says of which slices in which parts each tensor is put together.  The tables
+of a part are those rows of the tables that its server holds.  So any number of servers can go on.
+Each part has a chain of its own; the checkpoint that names them has none, but another one may
+continue it.
 """
 
 from __future__ import annotations
@@ -25,9 +33,11 @@ from fnmatch import fnmatch
 from typing import Any
 
 from pserver.checkpoint.manifest_bytes import identity_of, packed, unpacked
+from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.storage.in_use import InUse, myself
 from pserver.storage.local_place import LocalPlace
-from pserver.storage.place import Place, relative
+from pserver.storage.place import Place, place_at, relative
+from transpiler.files.local_path import is_url
 
 MANIFEST = "checkpoint.json"
 _WRITTEN = ("tensors-*.safetensors", "rows-*.safetensors", f"{MANIFEST}.*", "checkpoint-*.json")
@@ -49,6 +59,19 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a checkpoint.  See [Note: parts that others have written].
+
+    Attributes:
+        places: of each part its path, relative to the checkpoint's or a URL, and its identity.
+        tensors: by name, the slices of which each is put together.
+    """
+
+    places: tuple[Base, ...]
+    tensors: Mapping[str, WholeTensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """One complete checkpoint.
 
@@ -60,6 +83,7 @@ class Manifest:
         tables: name -> names of its files, in order.
         base: the checkpoint that this one continues, if any.
         by: the process that wrote it; "" in old files.
+        parts: that others have written, if any.
     """
 
     place: Place
@@ -69,6 +93,7 @@ class Manifest:
     tables: dict[str, list[str]] = field(default_factory=dict)
     base: Base | None = None
     by: str = ""
+    parts: Parts | None = None
 
 
 def encode(
@@ -76,6 +101,7 @@ def encode(
     files: Mapping[str, Any],
     tables: Mapping[str, list[str]],
     base: Base | None,
+    parts: Parts | None = None,
 ) -> bytes:
     """The bytes of a ``checkpoint.json``.
 
@@ -86,8 +112,17 @@ def encode(
     if tables or base is not None:
         content["tables"] = dict(tables)
     if base is not None:
-        content["base"] = {"path": base.path, "identity": base.identity}
+        content["base"] = _plain_base(base)
+    if parts is not None:
+        content["parts"] = {
+            "places": [_plain_base(each) for each in parts.places],
+            "tensors": {name: whole.plain() for name, whole in parts.tensors.items()},
+        }
     return packed(content)
+
+
+def _plain_base(base: Base) -> dict[str, str]:
+    return {"path": base.path, "identity": base.identity}
 
 
 def read(place: Place) -> Manifest:
@@ -114,6 +149,31 @@ def chain(manifest: Manifest) -> Iterator[Manifest]:
         yield manifest
 
 
+def part_places(manifest: Manifest) -> list[Place]:
+    """Where the parts of a checkpoint are."""
+    parts = () if manifest.parts is None else manifest.parts.places
+    return [
+        place_at(part.path) if is_url(part.path) else manifest.place.at(part.path) for part in parts
+    ]
+
+
+def parts_of(manifest: Manifest) -> list[Manifest]:
+    """The parts of a checkpoint.
+
+    Raises:
+        ValueError: one is missing, was replaced, or is damaged.
+    """
+    if manifest.parts is None:
+        return []
+    found = []
+    for there, part in zip(part_places(manifest), manifest.parts.places, strict=True):
+        try:
+            found.append(_identified(there, part.identity))
+        except LookupError as error:
+            raise ValueError(f"{manifest.place}: its part in {there} {error.args[0]}") from error
+    return found
+
+
 def resolve(place: Place, base: Base) -> Manifest:
     """The base of a checkpoint in this place.
 
@@ -121,17 +181,31 @@ def resolve(place: Place, base: Base) -> Manifest:
         ValueError: it is missing, was replaced, or is damaged.
     """
     there = place.at(base.path)
+    try:
+        return _identified(there, base.identity)
+    except LookupError as error:
+        raise ValueError(
+            f"{place}: it continues the checkpoint in {there}, and that {error.args[0]}"
+        ) from error
+
+
+def _identified(there: Place, identity: str) -> Manifest:
+    """The checkpoint of this identity in a place.
+
+    Raises:
+        LookupError: it is missing, or was replaced.
+        ValueError: it is damaged.
+    """
     found = None
-    for name in (MANIFEST, _kept(base.identity)):
+    for name in (MANIFEST, _kept(identity)):
         if there.size(name) is not None:
             content = there.read(name)
             found = identity_of(content)
-            if found == base.identity:
+            if found == identity:
                 return _parse(there, content, name)
     if found is None:
-        raise ValueError(f"{place}: it continues the checkpoint in {there}, and that is missing")
-    where = f"{place}: it continues the checkpoint in {there}, and that was replaced"
-    raise ValueError(f"{where}: expected identity {base.identity}, got {found}")
+        raise LookupError("is missing")
+    raise LookupError(f"was replaced: expected identity {identity}, got {found}")
 
 
 def check(manifest: Manifest) -> None:
@@ -324,7 +398,27 @@ def _parse(place: Place, content: bytes, name: str) -> Manifest:
         tables,
         _base(found.get("base"), where),
         str(found.get("by", "")),
+        _parts(found.get("parts"), found.get("base"), where),
     )
+
+
+def _parts(found: Any, base: Any, where: str) -> Parts | None:
+    if found is None:
+        return None
+    try:
+        named = found["places"], found["tensors"].items()
+        places = tuple(Base(str(each["path"]), str(each["identity"])) for each in named[0])
+        tensors = {str(name): WholeTensor.of(each, len(places)) for name, each in named[1]}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{where}: expected places and tensors of parts ({error})") from error
+    if base is not None:
+        raise ValueError(f"{where}: expected parts, or a base, got both")
+    if any(each.path.startswith("/") or not each.identity.isalnum() for each in places):
+        raise ValueError(
+            f"{where}: expected relative paths of parts, or URLs, and their identities, got "
+            f"{found['places']!r}"
+        )
+    return Parts(places, tensors)
 
 
 def _base(found: Any, where: str) -> Base | None:

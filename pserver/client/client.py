@@ -330,6 +330,11 @@ class Client:
         return dict(self._control.shrink(request, meanwhile=self.check).removed)
 
     @property
+    def store(self) -> str:
+        """The directory, or the URL, below which the server keeps files; "": it keeps none."""
+        return self._reply.store
+
+    @property
     def saves(self) -> SaveCalls:
         """The calls that have the server write what it holds."""
         return SaveCalls(self._control, self._reply.session)

@@ -19,6 +19,7 @@ class SaveState:
         failure: why it has failed; "": it has not.
         seconds: since it began; once it is done, how long it took.
         pause_seconds: for how long steps waited for it.
+        identity: of what is whole; "": it is not.
     """
 
     file: str
@@ -27,12 +28,13 @@ class SaveState:
     failure: str
     seconds: float
     pause_seconds: float
+    identity: str = ""
 
     @classmethod
     def from_message(cls, reply: SaveReply) -> SaveState:
         """The state that a reply tells."""
         measured = reply.seconds, reply.pause_seconds
-        return cls(reply.file, reply.bytes, reply.done, reply.failure, *measured)
+        return cls(reply.file, reply.bytes, reply.done, reply.failure, *measured, reply.identity)
 
 
 class SaveCalls:

@@ -67,7 +67,12 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         "go on without it (default: 0, the job ends)",
     )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
-    add("--store", metavar="URL", help="the prefix below which they do, in place of --data-dir")
+    add(
+        "--store",
+        metavar="URL",
+        help="the prefix below which they do, in place of --data-dir (default: "
+        "that of --checkpoint)",
+    )
     add_checkpoints(sub)
     add_restarts(sub)
     add_protection(sub)

@@ -18,7 +18,7 @@ from pserver.errors import (
     JobFailed,
     TrainerLost,
 )
-from pserver.job import reports
+from pserver.job import job_files, reports
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decisions import process_of
 from pserver.job.endings import Endings
@@ -130,6 +130,7 @@ class Attendance(Endings):
                 steps=[member.step(lane) for lane in range(len(lanes))],
                 session=member.session,
                 run=self._members.run,
+                store=job_files.place_of(self.config.data_dir, self.config.store),
             )
 
     def _begin(self, request: wire.JoinRequest) -> None:

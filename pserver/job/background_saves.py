@@ -28,6 +28,7 @@ class SaveProgress:
         seconds: since it began; once it is done, how long it took.
         done: it is whole, and may be read, or has failed.
         failure: why it has failed; "": it has not.
+        identity: of what is whole; "": it is not.
     """
 
     number: int
@@ -37,6 +38,7 @@ class SaveProgress:
     seconds: float = 0.0
     done: bool = False
     failure: str = ""
+    identity: str = ""
 
 
 class BackgroundSaves:
@@ -141,6 +143,7 @@ class BackgroundSaves:
             self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
         with self._condition:
             progress.seconds, progress.failure, progress.done = seconds, failure, True
+            progress.identity = "" if failure else saving.identity
             self.failed += bool(failure)
             self._condition.notify_all()
 

@@ -346,6 +346,7 @@ class Job(Attendance):
             failure=progress.failure,
             seconds=progress.seconds,
             pause_seconds=progress.pause_seconds,
+            identity=progress.identity,
         )
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:

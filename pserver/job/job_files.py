@@ -19,7 +19,7 @@ from pserver.job.membership import Membership
 from pserver.job.quiesce import CUT_SECONDS
 from pserver.job.server_cut import ServerCut
 from pserver.storage.place import place_at
-from transpiler.files.local_path import local_path, shown
+from transpiler.files.local_path import is_url, local_path, shown
 
 Named = TypeVar("Named", str, Path)
 
@@ -31,19 +31,29 @@ def check_place(data_dir: str | None, store: str | None) -> None:
     Raises:
         OSError: it cannot; one sentence.
     """
-    if store is not None:
+    if store is not None and is_url(store):
         try:
             place_at(store)
         except (ValueError, ImportError) as error:
             raise OSError(f"store: {error}") from error
         return
-    path = Path(str(data_dir))
+    name, path = ("data_dir", str(data_dir)) if store is None else ("store", store)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"data_dir: {path}: {error.strerror or error}") from error
+        raise OSError(f"{name}: {path}: {error.strerror or error}") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise OSError(f"data_dir: {path}: expected a directory that this user may write to")
+        raise OSError(f"{name}: {path}: expected a directory that this user may write to")
+
+
+def place_of(data_dir: str | None, store: str | None) -> str:
+    """The directory, or the URL without a login, below which a server keeps files; "": it keeps
+    none.
+    """
+    if store is not None and is_url(store):
+        return shown(store)
+    path = data_dir if store is None else store
+    return "" if path is None else str(Path(path).resolve())
 
 
 def directory(data_dir: str | None, path: str, server_index: int, store: str | None = None) -> str:
@@ -51,7 +61,7 @@ def directory(data_dir: str | None, path: str, server_index: int, store: str | N
 
     Args:
         data_dir: the server's, on its machine.
-        store: a URL, which takes the place of ``data_dir``.
+        store: a URL, or a directory, which takes the place of ``data_dir``.
 
     Raises:
         Refused: the server keeps no files, or the path leads out of what it was given, or is a URL.
@@ -62,12 +72,12 @@ def directory(data_dir: str | None, path: str, server_index: int, store: str | N
         local_path(path or ".", "a server's files")
     except ValueError as error:
         raise Refused(str(error)) from error
-    if store is not None:
+    if store is not None and is_url(store):
         parts = PurePosixPath(path).parts
         if ".." in parts or path.startswith("/") or "::" in path or "\\" in path:
             raise Refused(f"expected a path below the server's store, got {path!r}")
         return "/".join((store.rstrip("/"), *parts, f"server-{server_index}"))
-    root = Path(str(data_dir)).resolve()
+    root = Path(str(data_dir if store is None else store)).resolve()
     target = (root / path / f"server-{server_index}").resolve()
     if not target.is_relative_to(root):
         raise Refused(f"expected a path below the data directory, got {path!r}")
@@ -106,6 +116,7 @@ class Saving:
 
     Attributes:
         pause_seconds: for how long steps waited.
+        identity: of what is written, once it is whole.
 
     Raises:
         Busy: another save is being written.
@@ -135,7 +146,7 @@ class Saving:
         if continues or base:
             self._epochs = _epochs(installed)
             installed.last_save = None  # until this one is written
-        self.pause_seconds = self._cut.pause_seconds
+        self.pause_seconds, self.identity = self._cut.pause_seconds, ""
 
     def write(self, wrote: Callable[[int], None] = lambda size: None) -> int:
         """Writes it; once.
@@ -152,6 +163,7 @@ class Saving:
         with _refusing(self._path), self._stack:
             self._cut.write(self._writer, wrote)
             saved = self._writer.commit(self._cut.meta)
+            self.identity = saved.identity
         if self._continues:
             self._installed.last_save = LastSave(saved, self._epochs)
         return self._writer.size

@@ -35,8 +35,9 @@ CALLS: Mapping[str, Role] = {
 
 # Calls of trainers that need an operator's key where the request says more.
 OPERATOR_WHERE: Mapping[str, Callable[[Any], bool]] = {
-    # a path of the caller's choice; without one the server's own directory is meant
-    "Save": lambda request: bool(request.path),
+    # a path of the caller's choice; without one the server's own directory is meant, and a save
+    # in the background is a part of the trainers' checkpoint, below what the operator allows
+    "Save": lambda request: bool(request.path) and not request.background,
     "Load": lambda request: bool(request.path),
     # the end of a process that does not speak for itself
     "Announce": lambda request: bool(request.failure) and not request.incarnation,

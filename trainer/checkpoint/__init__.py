@@ -4,6 +4,7 @@ In reading order::
 
     resume        parameters, optimizer state, groups and step: saved, and taken up again
     table_store   the rows of tables, on servers or in this process, chunk by chunk (imports numba)
+    server_parts  a checkpoint of which every server writes its part
     joint_call    what all trainers call: it succeeds on all, or raises on all
     checkpoint_folder
                   the checkpoints that a job writes by itself: which stay, and which go

@@ -12,7 +12,9 @@ import logging
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pserver.checkpoint import manifest
@@ -141,6 +143,16 @@ class CheckpointFolder:
             if each.name not in needed:
                 self._remove(each.name)
 
+    def discard(self, name: str, servers: int) -> None:
+        """Removes what so many servers have written of a checkpoint that did not become one."""
+        place = self._place.at(name)
+        try:
+            if name not in {each.name for each in self._kept}:
+                for each in (*(place.at(f"server-{number}") for number in range(servers)), place):
+                    _clear(each)
+        except OSError as error:
+            log.warning("what is left of %s could not be removed: %s", place, error)
+
     def _list(self, kept: list[Kept]) -> None:
         content = json.dumps(
             {"format": 1, "checkpoints": [{"name": k.name, "base": k.base} for k in kept]}, indent=1
@@ -154,13 +166,33 @@ class CheckpointFolder:
         """Removes the files of a checkpoint.  What cannot be removed is no reason to stop."""
         place = self._place.at(name)
         try:
-            # first what makes it one: what is left behind is then no checkpoint
-            for file in sorted(place.names(), key=lambda file: file != manifest.MANIFEST):
-                place.remove(file)
-            if isinstance(place, LocalPlace):
-                os.rmdir(place.path)
+            parts = _part_places(place)
+            place.remove(manifest.MANIFEST)  # what is left behind is then no checkpoint
+            for each in (*parts, place):
+                _clear(each)
+            for each in parts:
+                if isinstance(each, LocalPlace) and each.directory.parent != Path(place.path):
+                    with suppress(OSError):  # in a server's own store, which has other jobs' parts
+                        os.rmdir(each.directory.parent)
         except OSError as error:
             log.warning("the old checkpoint %s could not be removed: %s", place, error)
+
+
+def _part_places(place: Place) -> list[Place]:
+    """Where servers have written their parts of a checkpoint."""
+    try:
+        return manifest.part_places(manifest.read(place))
+    except (OSError, ValueError):
+        return []
+
+
+def _clear(place: Place) -> None:
+    """Removes all files, and the directory."""
+    for file in sorted(place.names(), key=lambda file: file != manifest.MANIFEST):
+        place.remove(file)
+    if isinstance(place, LocalPlace) and place.directory.is_dir():
+        place.tidy()
+        os.rmdir(place.path)
 
 
 def _parsed(content: bytes, where: str) -> list[Kept]:

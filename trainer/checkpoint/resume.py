@@ -83,22 +83,7 @@ def save(
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for optimizer in optimizers:
         named |= _states(optimizer)
-    meta: dict[str, Any] = {
-        "step": optimizers[0].steps,
-        "passes": passes,
-        "groups": [_plain(group) for each in optimizers for group in each.param_groups],
-    }
-    if len(optimizers) > 1:
-        meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
-    if scheduler is not None:
-        meta["scheduler"] = packed(_state_of(scheduler))
-    if place is not None:
-        meta["place"] = dict(place)
-    scales = [
-        None if each.loss_scaling is None else each.loss_scaling.state() for each in optimizers
-    ]
-    if any(scales):
-        meta["loss_scaling"] = scales
+    meta = described(optimizers, scheduler, passes, place)
     names = [] if tables is None else tables.names()
     with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)
@@ -117,6 +102,32 @@ def save(
         assert tables is not None
         tables.mark_saved(name)
     return saved
+
+
+def described(
+    optimizers: Sequence[Trained],
+    scheduler: Any | None = None,
+    passes: int = 0,
+    place: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The metadata of a checkpoint, without the tables'; arguments as in :func:`save`."""
+    meta: dict[str, Any] = {
+        "step": optimizers[0].steps,
+        "passes": passes,
+        "groups": [_plain(group) for each in optimizers for group in each.param_groups],
+    }
+    if len(optimizers) > 1:
+        meta["optimizers"] = [[len(each.param_groups), each.steps] for each in optimizers]
+    if scheduler is not None:
+        meta["scheduler"] = packed(_state_of(scheduler))
+    if place is not None:
+        meta["place"] = dict(place)
+    scales = [
+        None if each.loss_scaling is None else each.loss_scaling.state() for each in optimizers
+    ]
+    if any(scales):
+        meta["loss_scaling"] = scales
+    return meta
 
 
 def _states(optimizer: Trained) -> dict[str, torch.Tensor]:

@@ -75,6 +75,13 @@ class TableStore(Protocol):
     def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
         """Replaces them, with their states; the first lookup of each brings its values."""
 
+    def described(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        """A table's metadata in a checkpoint.
+
+        Args:
+            known: what a server knows of the table besides its rows.
+        """
+
     def check(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Compares a table with the metadata of a saved one.
 
@@ -99,10 +106,8 @@ class ServedTableStore:
         return list(self._lookups.tables)
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
-        table = self._plan.table(name)
         for chunk, known in self._lookups.scan(name, changed):
-            # all servers have taken the same steps
-            metadata.update(_metadata(table, _by_columns(table, self._plan), known))
+            metadata.update(self.described(name, known))  # all servers have taken the same steps
             yield chunk
 
     def materialized(self, name: str) -> Iterator[Chunk]:
@@ -121,6 +126,10 @@ class ServedTableStore:
         self._lookups.mark_saved(name)
         if name in self._stepped():
             self._stepped()[name].mark_saved()
+
+    def described(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        table = self._plan.table(name)
+        return _metadata(table, _by_columns(table, self._plan), known)
 
     def _stepped(self) -> dict[str, SparseTable]:
         return {
@@ -185,7 +194,7 @@ class LocalTableStore:
 
     def chunks(self, name: str, changed: bool, metadata: dict[str, Any]) -> Iterator[Chunk]:
         whole, known = self._rows(name).state(changed)
-        metadata.update(_width(self._tables.embedding(name).settings.table(name)) | known)
+        metadata.update(self.described(name, known))
         yield whole
 
     def reader(self, name: str) -> Reader | None:
@@ -194,6 +203,9 @@ class LocalTableStore:
 
     def mark_saved(self, name: str) -> None:
         self._rows(name).rows.mark_saved()
+
+    def described(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        return _width(self._tables.embedding(name).settings.table(name)) | dict(known)
 
     def stepped(self) -> list[str]:
         return []

@@ -79,6 +79,7 @@ class Communicator:
         roll: which trainers are still there.
         written: what the script has written into parameters.
         buffers: of models, which travel with steps.
+        slice_states: of each server the variables of its slices' optimizer states.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
         page: its metrics for Prometheus.
     """
@@ -112,6 +113,7 @@ class Communicator:
         self._transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
+        self.slice_states = self._transfer.slice_states
         self.lanes = senders_of(
             self.plan, tensors, self._options, self.roll, held_back, self.buffers
         )
@@ -447,6 +449,18 @@ class Communicator:
         what it wrote.
         """
         return self._transfer.served(self.lanes)
+
+    def unserved(self) -> dict[str, torch.Tensor]:
+        """The variables that are not on servers as they are here, by name: those that servers only
+        hold, and what the script may have written since its last step; with the servers' values of
+        the buffers that travel with steps taken here.
+        """
+        written = self.written.suspected()
+        placed = [p for p in self.plan.placements if p.group is None or p.name in written]
+        found = {placement.name: self._tensors[placement.name] for placement in placed}
+        if self.plan.lanes[self.buffers.lane].kind.steps_on_trainer:
+            found |= self._transfer.values(self.buffers.placements)
+        return found
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never

@@ -37,6 +37,9 @@ class StateTransfer:
         tensors: the live variables by name.
         optimizers: the script's, whose states may be the servers' first ones.
         buffers: of models, which come with the answers to steps.
+
+    Attributes:
+        slice_states: of each server the variables of its slices' optimizer states.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class StateTransfer:
         self._slices = slices
         self._tensors = tensors
         self._optimizers = optimizers
-        self._states = [slice_states(program.blocks) for program in programs]
+        self.slice_states = [slice_states(program.blocks) for program in programs]
         # what arrives in new tensors: optimizer states, or values beside the live ones
         self._wanted: frozenset[str] = frozenset()
         self._collected: dict[str, torch.Tensor] = {}
@@ -123,7 +126,7 @@ class StateTransfer:
         self, server: int, optimizers: Sequence[torch.optim.Optimizer]
     ) -> Iterable[tuple[str, torch.Tensor]]:
         """Those states of the script's optimizers that live on a server, by variable name."""
-        for slice_name, states in self._states[server].items():
+        for slice_name, states in self.slice_states[server].items():
             placement, slice_ = self._slices.owner(slice_name)
             parameter = self._tensors[placement.name]
             owner = next((each for each in optimizers if parameter in each.state), None)
@@ -231,7 +234,7 @@ class StateTransfer:
         """
         collected = self._collect(
             lambda server: (
-                [name for states in self._states[server].values() for name in states.values()]
+                [name for states in self.slice_states[server].values() for name in states.values()]
                 or None
             )
         )
@@ -250,7 +253,7 @@ class StateTransfer:
         self, placement: Placement, collected: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         states: dict[str, torch.Tensor] = {}
-        names = [self._states[slice_.server][slice_.name] for slice_ in placement.slices]
+        names = [self.slice_states[slice_.server][slice_.name] for slice_ in placement.slices]
         for state in names[0]:
             parts = [collected[name[state]] for name in names if name[state] in collected]
             if parts and parts[0].dim() == 0:  # a number that every slice has: the count of steps

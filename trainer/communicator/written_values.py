@@ -189,6 +189,18 @@ class WrittenValues:
         self._held_back.difference_update(asked)
         self._held_back.update(landed.slices.variable(name) for name in found)
 
+    def suspected(self) -> set[str]:
+        """The variables that may have been written since their lane's last step, some of which have
+        not.
+        """
+        if self._uncounted:
+            return set(self._names)
+        found = set(self._held_back)
+        for lane in self._lanes:
+            counted, uncounted = self._suspects(lane)
+            found.update(counted, uncounted)
+        return found
+
     def start(self) -> None:
         """The servers' values have landed in all variables."""
         self.release()

@@ -28,6 +28,7 @@ from trainer.checkpoint.joint_call import jointly
 from trainer.environment.connection import Connection
 from trainer.job.found_schedulers import schedulers_of
 from trainer.job.job import Job
+from trainer.job.part_saves import PartSaves
 from trainer.job.pass_log import NOTHING, Pass, PassLog, SavedPasses
 from trainer.job.random_states import random_states, restore_random_states
 from trainer.job.save_load import read, write
@@ -180,8 +181,10 @@ class AutomaticSaves:
 
     def __init__(self, job: Job, settings: CheckpointSettings) -> None:
         self._job, self._settings = job, settings
-        # the others neither write nor choose, while it is there
-        self._folder = self._held() if job.is_first else None
+        self._folder: CheckpointFolder | None = None
+        self._parts: PartSaves | None = None
+        if job.is_first:  # the others neither write nor choose, while it is there
+            self._hold()
         self.passes = PassLog()
         self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._steps = 0  # at the last place where the trainers could have saved
@@ -192,9 +195,10 @@ class AutomaticSaves:
         self._there = NOTHING  # this trainer's passes until then
         self._missing: set[tuple[str, int]] = set()  # passes that were under way there
 
-    def _held(self) -> CheckpointFolder:
+    def _hold(self) -> CheckpointFolder:
         """The folder, which no other job uses from here on."""
-        folder = CheckpointFolder(self._settings.path, self._settings.keep)
+        folder = self._folder = CheckpointFolder(self._settings.path, self._settings.keep)
+        self._parts = PartSaves(self._job, folder, self._settings.path)
         if (lock := folder.hold()) is not None:
             self._job.undo.callback(lock.release)
         return folder
@@ -394,16 +398,34 @@ class AutomaticSaves:
                 if not job.is_first:
                     return
                 # trainer 0 may have been preempted since the last save
-                folder = self._folder = self._folder or self._held()
+                folder = self._folder or self._hold()
                 optimizer.flush()  # the others' last steps too
                 states = {name: each.state_dict() for name, each in self._schedulers().items()}
                 trainers = {trainer: json.loads(text) for trainer, text in told.items()}
                 place = ScriptPlace(job.passes.count, states, trainers)
+                if self._left_to_servers(steps, place):
+                    return
                 base = folder.continued(job.saved, DELTAS) if job.tables is not None else ""
                 name = folder.name_at(steps)
                 write(job, folder.path_of(name), None, bool(base), place.plain())
                 folder.add(name, base)
                 log.info("saved %s", folder.path_of(name))
+
+    def _left_to_servers(self, steps: int, place: ScriptPlace) -> bool:
+        """Whether the servers save, or a save of theirs is still under way."""
+        parts = self._parts
+        if parts is None or not parts.possible():
+            return False
+        if parts.under_way:
+            log.warning("no checkpoint after step %d: the one before is being written", steps)
+        else:
+            parts.begin(steps, place.plain(), DELTAS)
+        return True
+
+    def finish(self) -> None:
+        """Waits for a save that is under way."""
+        if self._parts is not None:
+            self._parts.finish()
 
 
 def _without_parameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -156,6 +156,8 @@ class Job:
         TRACING.finish(failed=sys.exc_info()[0] is not None)
         for each in self.optimizers:
             each.end()
+        if self.saves is not None:
+            self.saves.finish()
         if self.communicator is not None:
             self.communicator.finish()
         connect_batch_norms(self.models, None, 1)

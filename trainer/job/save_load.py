@@ -96,7 +96,7 @@ def write(
         tensors,
         job.optimizers,
         scheduler,
-        _store(job),
+        store_of_tables(job),
         job.saved if delta else None,
         job.passes.count,
         job.claims,
@@ -140,7 +140,7 @@ def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("load")
-    store, first = _store(job), job.is_first
+    store, first = store_of_tables(job), job.is_first
     with jointly(optimizer, "fleet.load", "opened") as part:
         found = resume.opened(path, job.tensors(), job.optimizers, scheduler, store)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
@@ -170,7 +170,7 @@ def _agree_on(path: str, optimizer: DistributedOptimizer, call: str) -> None:
         part.fact = f"the path {str(path)!r}"
 
 
-def _store(job: Job) -> TableStore | None:
+def store_of_tables(job: Job) -> TableStore | None:
     """The rows of the job's tables, on servers or here; None where it has none."""
     if job.tables is None:
         return None
@@ -245,7 +245,7 @@ def _export_model(job: Job, path: str, rows: str | None) -> None:
 
 def _table_rows(job: Job, tables: Tables) -> dict[str, TableRows]:
     """The tables to export, by the names of the modules that look them up."""
-    store = _store(job)
+    store = store_of_tables(job)
     assert store is not None, "a job with tables has a place for them"
     return {
         path: TableRows(

@@ -28,5 +28,8 @@ class Saves(Protocol):
     def ready(self, begun: Pass) -> None:
         """A pass is about to give its first batch."""
 
+    def finish(self) -> None:
+        """The job is about to end."""
+
     def between(self, asked: Pass | None) -> None:
         """The script asks for the next batch of a pass; None: of one that has not begun."""

@@ -145,7 +145,7 @@ def test_a_load_and_a_second_save_wait_for_one_that_is_written(tmp_path: Path) -
 class SlowSaving:
     """A save that is written when a test says so."""
 
-    pause_seconds = 0.25
+    pause_seconds, identity = 0.25, "1f"
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.goes_on, self.failure = threading.Event(), failure

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,22 @@ def test_a_trainer_saves_where_the_server_keeps_files(
 
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["server-0"]
     assert_it_trains(trainer)
+
+
+def test_a_trainer_has_parts_written_below_where_the_server_keeps_files(
+    server: Server, trainer: Trainer, secret: Secret, tmp_path: Path
+) -> None:
+    """In the background, and nowhere else."""
+    session = trainer.client._reply.session
+    with Caller(server.endpoint, secret.of(Role.TRAINER)) as caller:
+        for path, number in (("step-1", 1), ("../x", 2)):
+            request = wire.SaveRequest(session=session, path=path, number=number, background=True)
+            with nullcontext() if number == 1 else pytest.raises(Refused, match="below the data"):
+                caller.call("Save", request)
+    assert server.job.saves.wait(SECONDS)
+
+    assert [path.name for path in tmp_path.glob("data/*/*")] == ["server-0"]
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("key", STRANGERS)

@@ -1,0 +1,298 @@
+"""Saves of which every server writes its part, while the job goes on.
+
+[Note: who waits for a save]  The trainers meet for the cut: between two steps trainer 0 copies what
+no server has, and every server fixes what it holds.  Then all go on.  A thread of trainer 0 waits
+until the parts are written, writes the manifest that names them, and lists the checkpoint.  Until
+then a reader finds the checkpoint before.  While a save is under way no other one begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pserver.checkpoint import manifest
+from pserver.checkpoint.checkpoint import Saved
+from pserver.client.client import Client
+from pserver.client.save_calls import SaveState
+from pserver.errors import PServerError, Refused
+from pserver.storage.place import place_at, relative
+from pserver.storage.single_file import joined
+from trainer.checkpoint import resume, server_parts
+from trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from trainer.checkpoint.server_parts import Rest
+from trainer.communicator.communicator import Communicator
+from trainer.job.job import Job
+from trainer.job.save_load import store_of_tables
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.table_store import TableStore
+
+FINISH_SECONDS = 600.0  # that the end of a job waits for a save
+WRITE_SECONDS = 3600.0  # that a part may take
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two questions whether it is written
+
+log = logging.getLogger(__name__)
+
+
+class Elsewhere(OSError):
+    """A server writes where trainer 0 cannot read."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A server's part of a save.
+
+    Attributes:
+        path: of the checkpoint, as the server is told it.
+        base: of the one that it continues; "": none.
+        where: where the checkpoint is for trainer 0; "": where the server says.
+        state: how far it is; None: it has not begun.
+        failure: why it has not.
+    """
+
+    client: Client
+    path: str
+    base: str
+    where: str
+    state: SaveState | None = None
+    failure: PServerError | None = None
+
+    def begin(self, number: int) -> None:
+        """Has the server fix what it holds."""
+        saves = self.client.saves
+        try:
+            try:
+                self.state = saves.in_background(self.path, number, self.base)
+            except Refused:
+                if not self.base:
+                    raise
+                self.state = saves.in_background(self.path, number)  # what changed is not known
+        except PServerError as error:
+            self.failure = error
+
+    def wait(self, number: int) -> None:
+        """Returns when it is written.
+
+        Raises:
+            OSError: it is not.
+            PServerError: the server does not answer.
+        """
+        end, pause = time.monotonic() + WRITE_SECONDS, FIRST_PAUSE
+        while self.state is None or not self.state.done:
+            if time.monotonic() > end:
+                raise OSError(f"{self.client}: no part is written after {WRITE_SECONDS:.0f} s")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self.state = self.client.saves.in_background(self.path, number, self.base)
+        if self.state.failure:
+            raise OSError(f"{self.client}: {self.state.failure}")
+
+    def found(self) -> manifest.Manifest:
+        """What the server has written, as trainer 0 finds it.
+
+        Raises:
+            Elsewhere: it is not there.
+            OSError, ValueError: it cannot be read.
+        """
+        assert self.state is not None, "it is written"
+        own = f"server-{self.client.index}"
+        place = place_at(joined(self.where, own) if self.where else self.state.file)
+        try:
+            found = manifest.read(place)
+        except FileNotFoundError as error:
+            raise Elsewhere(
+                f"expected a part in {place}, where trainer 0 reads, got none: {self.client} wrote "
+                f"{self.state.file}"
+            ) from error
+        if found.identity != self.state.identity:
+            raise Elsewhere(f"expected the part of {self.client} in {place}, got another one")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A save whose cut is taken.
+
+    Attributes:
+        name, base: of the checkpoint, and of the one that its parts continue; "": none.
+        number: by which servers know it.
+        rest: what trainer 0 adds.
+        parts: by server.
+        failed: a part has not begun, so that the others are for nothing.
+    """
+
+    name: str
+    base: str
+    number: int
+    rest: Rest
+    parts: Sequence[_Part]
+    failed: bool
+    communicator: Communicator
+    store: TableStore | None
+
+
+class PartSaves:
+    """Trainer 0's side of such saves.  See [Note: who waits for a save].
+
+    The script's thread calls it.
+
+    Args:
+        job: that saves.
+        folder: of its checkpoints, which the thread of a save uses while one is under way.
+        path: of the folder.
+    """
+
+    def __init__(self, job: Job, folder: CheckpointFolder, path: str) -> None:
+        self._job, self._folder, self._path = job, folder, path
+        self._thread: threading.Thread | None = None
+        self._saved: Saved | None = None  # by the thread
+        self._number = 0  # of the last save
+        self._newest = ""  # the checkpoint that these servers have written last
+        self._said = ""  # why servers do not save
+        self._elsewhere = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a save has begun that is neither complete nor has failed."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def possible(self) -> bool:
+        """Whether every server keeps files, where trainer 0 can read them.  Says once why not."""
+        communicator, why = self._job.communicator, ""
+        if communicator is None:
+            return False
+        lacking = [client for client in communicator.clients if not client.store]
+        if lacking:
+            why = f"{lacking[0]} was started without --store or --data-dir"
+        elif self._elsewhere:
+            why = "servers keep files where trainer 0 cannot read them"
+        if why and why != self._said:
+            log.warning("trainer 0 writes the checkpoints, and the job waits meanwhile: %s", why)
+            self._said = why
+        return not why
+
+    def begin(self, steps: int, place: Mapping[str, Any], deltas: int) -> None:
+        """Takes the cut after so many steps, and goes on writing in a thread; all trainers wait,
+        and have sent what they have.
+
+        Args:
+            place: where the script is.
+            deltas: so many in a row may have only what changed of tables.
+
+        Raises:
+            OSError, ValueError: no save has begun.
+        """
+        job = self._job
+        self.collect()
+        communicator = job.communicator
+        assert communicator is not None, "it is possible"
+        base = "" if job.tables is None else self._folder.continued(job.saved, deltas)
+        if base != self._newest:
+            base = ""
+        name, store = self._folder.name_at(steps), store_of_tables(job)
+        layout = server_parts.layout_of(communicator.plan, communicator.slice_states)
+        tensors = {n: t for n, t in job.tensors().items() if f"model/{n}" not in layout}
+        rest = Rest.of(
+            tensors | communicator.unserved(),
+            job.optimizers,
+            communicator.plan,
+            resume.described(job.optimizers, None, job.passes.count, place),
+            store,
+        )
+        job.saved, self._newest = None, ""  # until this one is complete
+        self._number += 1
+        parts = [self._part(client, name, base) for client in communicator.clients]
+        with ThreadPoolExecutor(len(parts), "save") as pool:
+            list(pool.map(lambda part: part.begin(self._number), parts))
+        failure = next((part.failure for part in parts if part.failure is not None), None)
+        begun = _Begun(
+            name, base, self._number, rest, parts, failure is not None, communicator, store
+        )
+        self._thread = threading.Thread(
+            target=self._complete, args=(begun,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+        if failure is not None:
+            raise OSError(f"a server cannot save its part: {failure}") from failure
+
+    def _part(self, client: Client, name: str, base: str) -> _Part:
+        path, where = self._place_of(client.store, name)
+        before = self._place_of(client.store, base)[0] if base else ""
+        return _Part(client, path, before, where)
+
+    def _place_of(self, store: str, name: str) -> tuple[str, str]:
+        """The path below a server's store that the server is told, and where the checkpoint is for
+        trainer 0; "": where the server says.
+        """
+        try:
+            below = relative(place_at(store), place_at(self._path))
+        except (ValueError, ImportError, OSError):
+            below = ".."
+        if below.split("/")[0] != "..":
+            return (name if below == "." else f"{below}/{name}"), self._folder.path_of(name)
+        own = hashlib.blake2b(str(self._path).encode(), digest_size=8).hexdigest()
+        return f"{own}/{name}", ""  # other jobs' parts may be there, too
+
+    # ---- in the thread ----
+
+    def _complete(self, begun: _Begun) -> None:
+        """Makes the checkpoint complete; what fails is logged."""
+        path = self._folder.path_of(begun.name)
+        try:
+            for part in begun.parts:
+                if part.failure is None:
+                    part.wait(begun.number)
+            if not begun.failed:
+                self._saved = self._written(path, begun)
+                self._folder.add(begun.name, begun.base)
+                self._newest = begun.name
+                log.info("saved %s", path)
+        except Exception as error:  # of whatever a store raises: nobody waits for this thread
+            self._saved = None
+            self._elsewhere = isinstance(error, Elsewhere)
+            log.error("no checkpoint %s, the job goes on: %s", path, error)
+        if self._saved is None:
+            self._folder.discard(begun.name, len(begun.parts))
+
+    def _written(self, path: str, begun: _Begun) -> Saved:
+        """Writes what trainer 0 adds, and the manifest."""
+        found = [part.found() for part in begun.parts]
+        return server_parts.write(
+            path,
+            begun.rest,
+            [Saved(each.place.path, each.identity) for each in found],
+            server_parts.layout_of(begun.communicator.plan, begun.communicator.slice_states),
+            _tables(found, begun.store),
+        )
+
+    # ---- afterwards ----
+
+    def collect(self) -> None:
+        """A save that is over counts; one that is under way is not waited for."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread.join()
+            self._job.saved, self._saved, self._thread = self._saved, None, None
+
+    def finish(self, seconds: float = FINISH_SECONDS) -> None:
+        """Waits for a save that is under way, up to so many seconds."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                log.error("a checkpoint is not complete after %.0f s: it is given up", seconds)
+        self.collect()
+
+
+def _tables(found: Sequence[manifest.Manifest], store: TableStore | None) -> dict[str, Any]:
+    """The tables' metadata, as the servers have written them."""
+    if store is None:
+        return {}
+    known = found[-1].meta["tables"]
+    return {name: store.described(name, json.loads(known[name])) for name in store.names()}
