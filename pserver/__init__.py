@@ -108,6 +108,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
     link/            small messages between server 0 and the other servers of a job
+    leases/          who trains on which samples of an epoch; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
@@ -309,6 +310,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     launcher/terminal.py             who owns the terminal
     link/link_end.py                 exactly once and in order
     link/link_end.py                 whoever sends takes all
+    leases/__init__.py               the life of a position
+    leases/__init__.py               trainers that step together
+    leases/__init__.py               the end of an epoch
+    leases/lease_table.py            calls that come twice
     memory/garbage_collector.py      frozen modules
     memory/malloc.py                 warm buffers
     memory/malloc.py                 holes

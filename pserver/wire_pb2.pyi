@@ -644,6 +644,72 @@ class ResetReply(_message.Message):
     state: str
     def __init__(self, state: _Optional[str] = ...) -> None: ...
 
+class LeaseRequest(_message.Message):
+    __slots__ = ("session", "number", "epoch", "most", "unstepped", "unused", "skipped", "stopped", "restored")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    UNSTEPPED_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    number: int
+    epoch: LeaseEpoch
+    most: int
+    unstepped: int
+    unused: _containers.RepeatedCompositeFieldContainer[LeaseRange]
+    skipped: _containers.RepeatedCompositeFieldContainer[LeaseRange]
+    stopped: _containers.RepeatedScalarFieldContainer[int]
+    restored: str
+    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ..., epoch: _Optional[_Union[LeaseEpoch, _Mapping]] = ..., most: _Optional[int] = ..., unstepped: _Optional[int] = ..., unused: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., stopped: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("ranges", "batches", "over", "left", "stripes", "table")
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[LeaseRange]
+    batches: int
+    over: bool
+    left: int
+    stripes: int
+    table: str
+    def __init__(self, ranges: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., batches: _Optional[int] = ..., over: _Optional[bool] = ..., left: _Optional[int] = ..., stripes: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
+
+class LeaseEpoch(_message.Message):
+    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    DROP_LAST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    loader: str
+    seed: str
+    samples: int
+    batch_size: int
+    stripes: int
+    drop_last: bool
+    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ...) -> None: ...
+
+class LeaseRange(_message.Message):
+    __slots__ = ("epoch", "start", "stop")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    start: int
+    stop: int
+    def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
 class TraceRequest(_message.Message):
     __slots__ = ("session", "action", "number", "trainer", "index", "parts", "part")
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -789,7 +855,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "leases", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -821,6 +887,7 @@ class Commit(_message.Message):
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -832,8 +899,9 @@ class Commit(_message.Message):
     nonfinite: _containers.RepeatedScalarFieldContainer[str]
     buffers: _containers.RepeatedScalarFieldContainer[str]
     norms: _containers.RepeatedCompositeFieldContainer[PushNorm]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRange]
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PushNorm(_message.Message):
     __slots__ = ("variable", "norm", "rows")

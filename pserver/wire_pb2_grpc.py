@@ -124,6 +124,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.FollowRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.FollowReply.FromString,
                 _registered_method=True)
+        self.Lease = channel.unary_unary(
+                '/pserver.ParameterServer/Lease',
+                request_serializer=pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.LeaseReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/pserver.ParameterServer/Exchange',
                 request_serializer=pserver_dot_wire__pb2.Frame.SerializeToString,
@@ -242,6 +247,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
         prefix of two lengths, the header and the payload: see pserver/transport/frame_socket.py.
@@ -342,6 +353,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=pserver_dot_wire__pb2.FollowRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.FollowReply.SerializeToString,
+            ),
+            'Lease': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lease,
+                    request_deserializer=pserver_dot_wire__pb2.LeaseRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.LeaseReply.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
@@ -835,6 +851,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Follow',
             pserver_dot_wire__pb2.FollowRequest.SerializeToString,
             pserver_dot_wire__pb2.FollowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Lease',
+            pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
+            pserver_dot_wire__pb2.LeaseReply.FromString,
             options,
             channel_credentials,
             insecure,

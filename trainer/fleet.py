@@ -55,6 +55,7 @@ from trainer.job.queries import (
     worker_num,
 )
 from trainer.job.report import report
+from trainer.job.sample_leases import SampleLeases
 from trainer.job.save_load import export, load, save
 from trainer.job.saved_batches import SavedBatches
 from trainer.job.searched_mode import searched
@@ -449,10 +450,16 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
         mine = job.shard(loader, seed, name)
     else:
         place, parts = job.place_in_data()
-        mine = _shard(loader, parts, place, seed, job.passes, name)
+        mine = _shard(loader, parts, place, seed, job.passes, name, lambda: _leases(job))
     if job.saves is not None:
         mine = SavedBatches(mine, name, job.saves)
     return counted(mine, job, progress)
+
+
+def _leases(job: Job) -> SampleLeases | None:
+    if not job.splits_data:
+        return None
+    return job.samples.leases(job.communicator, job.strategy, job.saves)
 
 
 # ---- the original's life-cycle calls ----

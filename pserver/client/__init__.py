@@ -10,6 +10,7 @@ In reading order::
     request_times     the spans of one request, for a trace
     trace_calls       the calls that belong to a trace, and the server's clock
     save_calls        the calls that have a server write what it holds
+    lease_calls       the calls about who trains on which samples
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there
@@ -18,6 +19,6 @@ In reading order::
     observer          reads what a server holds, without taking part
 
 The trainer imports these files and no generated message.  This room imports transports, the control
-calls, ``pserver.tracing``, errors and the pure gradient of rows; nothing of the server's service,
-job or tables.
+calls, ``pserver.tracing``, errors, the pure gradient of rows and the pure ``pserver.leases``;
+nothing of the server's service, job or tables.
 """

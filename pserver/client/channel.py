@@ -20,6 +20,7 @@ from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
 from pserver.client.request_times import RequestTimes
 from pserver.client.retrying_stream import NamedTensors, RetryingStream
+from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import SPANS, Fact
 from pserver.transport.array_assembler import row_parts
@@ -104,6 +105,7 @@ class Channel(RetryingStream):
         norms: Mapping[str, PushNorm] = MappingProxyType({}),
         last: bool = False,
         buffers: Collection[str] = (),
+        leases: Iterable[EpochRange] = (),
     ) -> None:
         """Queues the end of a step.
 
@@ -119,6 +121,8 @@ class Channel(RetryingStream):
                 where the lane's ``outlier_push`` is set.
             last: this trainer leaves after the step, and nobody is to wait for it.
             buffers: those of the assigned slices that are a model's buffers.
+            leases: the positions of epochs that the step has consumed; to server 0, in its first
+                lane.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
@@ -137,6 +141,7 @@ class Channel(RetryingStream):
             ],
             last=last,
             buffers=buffers,
+            leases=[wire.LeaseRange(epoch=n, start=a, stop=b) for n, a, b in leases],
         )
         if self.heard is not None:
             self._awaited.reply.add_done_callback(

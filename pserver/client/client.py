@@ -54,6 +54,7 @@ from functools import partial
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
 from pserver.client.install_requests import install_requests
+from pserver.client.lease_calls import LeaseCalls
 from pserver.client.replies import Absences, Joined, TableStatus
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
@@ -338,6 +339,11 @@ class Client:
     def saves(self) -> SaveCalls:
         """The calls that have the server write what it holds."""
         return SaveCalls(self._control, self._reply.session)
+
+    @property
+    def leases(self) -> LeaseCalls:
+        """The calls about who trains on which samples; server 0 answers them."""
+        return LeaseCalls(self._control, self._reply.session, self.check)
 
     @property
     def tracing(self) -> TraceCalls:

@@ -193,6 +193,19 @@ class ControlClient:
         """Gives the address at which trainers meet, or asks for it."""
         return self._call("Rendezvous", request, wire.RendezvousReply, timeout)
 
+    def lease(
+        self,
+        request: wire.LeaseRequest,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> wire.LeaseReply:
+        """Asks for samples to train on; waits a second at most.
+
+        Args:
+            meanwhile: as for :meth:`install`.
+        """
+        return self._call("Lease", request, wire.LeaseReply, timeout, meanwhile=meanwhile)
+
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
         """Writes what the server holds to its disk."""
         return self._call("Save", request, wire.SaveReply, timeout)

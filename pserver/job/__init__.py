@@ -18,6 +18,7 @@ In reading order::
     staged_steps       steps that wait for their record, and for their turn
     lane_waits         for whom a lane's steps wait
     update_batches     what of a lane one call updates
+    job_leases         the lease table, under the job's lock
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share
@@ -44,7 +45,8 @@ In reading order::
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 
-May import: ``pserver.job_log``, ``pserver.metrics``, ``pserver.tracing``, ``pserver.dense``,
+May import: ``pserver.job_log``, ``pserver.leases``, ``pserver.metrics``, ``pserver.tracing``,
+``pserver.dense``,
 ``pserver.table``, ``pserver.checkpoint``, ``pserver.transport`` (the codec's dtypes and the byte
 counters), the generated messages, and the files of the root.  No sockets and no gRPC.
 ``locked_table`` is imported when a program has tables, because it compiles their kernels.

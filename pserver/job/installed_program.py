@@ -18,6 +18,7 @@ from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
 from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.decisions import Decisions
+from pserver.job.job_leases import JobLeases
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
@@ -70,6 +71,7 @@ class InstalledProgram:
         quiesce: keeps steps from changing values during a save, a load or a shrink.
         steps: what is measured of them.
         last_save: which save a later one may continue; None: none.
+        leases: who trains on which samples; server 0's counts.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class InstalledProgram:
         self.quiesce = Quiesce(job, self.steps.pause.observe)
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
+        self.leases = JobLeases(members, job)
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.slices.values}
         self.lanes = [
@@ -106,6 +109,7 @@ class InstalledProgram:
                 members,
                 job,
                 decisions,
+                self.leases,
                 self.quiesce,
                 workers,
                 self._tables(index),

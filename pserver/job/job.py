@@ -313,6 +313,10 @@ class Job(Attendance):
             return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
         return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
+    def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
+        """Gives a trainer samples to train on, and takes back what it does not train on."""
+        return self.installed().leases.lease(self.member(request.session), request)
+
     # ---- files, tables, status, shutting down ----
 
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:

@@ -203,7 +203,8 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
 
     A trainer's watermarks count for the same incarnation only, whether it has joined or joins
     later, and never go back: a trainer that runs on keeps its step numbers, and one that was
-    started again counts from 1.  Versions never go back either.
+    started again counts from 1.  Versions never go back either.  Leases of samples count where
+    nobody has asked for one yet: a script that runs on knows itself where it is.
 
     Args:
         root: the server's directory or store: a save that continues others may name none outside.
@@ -237,6 +238,7 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
         for lane, version in zip(installed.lanes, meta.get("versions", []), strict=False):
             lane.version = max(lane.version, version)
         members.load_watermarks(meta.get("watermarks", {}))
+        installed.leases.restore(meta.get("leases", {}))
     return path
 
 

@@ -33,6 +33,7 @@ from pserver.errors import FingerprintMismatch, Refused, TrainerLost
 from pserver.job.async_slices import AsyncSlices, Writing
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decisions import Decisions
+from pserver.job.job_leases import JobLeases
 from pserver.job.lane_waits import LaneWaits
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
@@ -70,6 +71,7 @@ class LaneExecutor:
         members: the job's trainers.
         job: for its lock and its end.
         decisions: of the job's log.
+        leases: of the job's samples, which steps consume.
         quiesce: keeps steps from changing values during a save or a load.
         workers: the threads that update large steps.
         tables: the tables of the lane, by name.
@@ -95,6 +97,7 @@ class LaneExecutor:
         members: Membership,
         job: Lifecycle,
         decisions: Decisions,
+        leases: JobLeases,
         quiesce: Quiesce,
         workers: Workers,
         tables: Mapping[str, LockedTable],
@@ -112,6 +115,7 @@ class LaneExecutor:
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
         self._members, self._job, self._decisions = members, job, decisions
+        self._leases = leases
         self._staged = StagedSteps(job)
         self._last_task = UpdateTask()
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
@@ -156,7 +160,10 @@ class LaneExecutor:
                 )
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
-            again, watermark.taking = watermark.taking == step, step
+            again = watermark.taking == step
+            if contribution.leases and not again:
+                self._leases.check(member.trainer, member.incarnation, contribution.leases)
+            watermark.taking = step
             self.hparams = contribution.hparams
             # one who has just joined may be here before the round of the others is applied
             self._staged.wait_until(member, lambda: again or not self._round.time)
@@ -187,8 +194,9 @@ class LaneExecutor:
 
     def drop(self, member: Member) -> None:
         """A trainer is lost; what it has staged never counts."""
-        self._staged.drop(member)
-        self._round.drop(member.trainer)
+        if self._staged.drop(member) or self._round.drop(member.trainer):
+            watermark = member.watermark(self.index)
+            watermark.taking = watermark.applied
 
     # ---- the result of a step ----
 
@@ -255,6 +263,7 @@ class LaneExecutor:
             seen = contribution.nonfinite, contribution.outliers
             watermark.apply(1, contribution.overflow, contribution.refused, *seen)
             watermark.version = self.version
+            self._decided(member, contribution)
 
         with self._job.condition:
             self._staged.wait_for_turn(staged)
@@ -378,7 +387,15 @@ class LaneExecutor:
             self._members.by_trainer[trainer].watermark(self.index).apply(
                 current.committed, current.overflow, refuses, current.nonfinite, current.outliers
             )
+            self._decided(self._members.by_trainer[trainer], current.contributions[trainer])
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
+
+    def _decided(self, member: Member, contribution: Contribution) -> None:
+        """A step counts, and with it the samples that it has consumed.  The caller holds the job's
+        lock.
+        """
+        if contribution.leases:
+            self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
     @property
     def undecided(self) -> int:

@@ -58,6 +58,7 @@ class ServerCut:
                     "fingerprint": installed.plan.fingerprint(),
                     "versions": [lane.version for lane in installed.lanes],
                     "watermarks": members.watermarks(),
+                    "leases": installed.leases.plain(),
                     "tables": {name: cut.metadata for name, cut in self._tables.items()},
                 }
                 self.pause_seconds = time.monotonic() - began

@@ -62,12 +62,18 @@ class StagedSteps:
         staged.time, staged.turn = time, self._decided
         self._decided += 1
 
-    def drop(self, member: Member) -> None:
-        """A trainer is lost; what it has staged never counts."""
+    def drop(self, member: Member) -> bool:
+        """A trainer is lost; what it has staged never counts.
+
+        Returns:
+            Whether it had staged a step.
+        """
         staged = self._waiting.get(member.trainer)
         if staged is not None and staged.member is member:
             del self._waiting[member.trainer]
             staged.dropped = True
+            return True
+        return False
 
     def wait_for_turn(self, staged: StagedStep) -> None:
         """Waits until a step has its record, and the lane's earlier updates have begun.

@@ -30,6 +30,7 @@ from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch
 from pserver.finite import NonFiniteStep
 from pserver.job.update_task import UpdateTask
+from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient, total_of
 from pserver.transport.assignment import Assignment, checksum
 from pserver.transport.push_norms import OutlierPush, PushNorm
@@ -70,6 +71,7 @@ class Contribution:
         refused: nothing of it is applied, because of values that are not finite, or of outliers.
         buffers: of the model, which its forward has changed, by slice name.
         last: the trainer leaves after it.
+        leases: the positions of epochs that it has consumed.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -84,6 +86,7 @@ class Contribution:
     refused: bool = False
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     last: bool = False
+    leases: tuple[EpochRange, ...] = ()
 
     @property
     def assigned(self) -> list[str]:
@@ -167,10 +170,13 @@ class SyncRound:
         self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
         self.time = time
 
-    def drop(self, trainer: int) -> None:
-        """A trainer was lost; what is decided stays."""
-        if not self.time:
-            self.contributions.pop(trainer, None)
+    def drop(self, trainer: int) -> bool:
+        """A trainer was lost; what is decided stays.
+
+        Returns:
+            Whether it had a contribution.
+        """
+        return not self.time and self.contributions.pop(trainer, None) is not None
 
     def refuses(self, trainer: int) -> bool:
         """Whether nothing of a trainer's step is applied because of values that are not finite, or

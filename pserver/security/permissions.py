@@ -30,6 +30,7 @@ CALLS: Mapping[str, Role] = {
     "Reset": Role.OPERATOR,
     "Trace": Role.TRAINER,
     "Follow": Role.OPERATOR,  # or a server's certificate, see PEERS
+    "Lease": Role.TRAINER,
     "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 

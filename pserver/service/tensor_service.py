@@ -24,6 +24,7 @@ from pserver.errors import (
 )
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
+from pserver.job.job_leases import ranges_of
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
@@ -243,6 +244,7 @@ class TensorService:
             norms=norms_of(commit, self._job.installed().plan),
             buffers=whole_values(commit.buffers, assigned),
             last=commit.last,
+            leases=ranges_of(commit.leases),
         )
 
     def _row_gradients(self) -> dict[str, RowGradient]:

@@ -27,7 +27,7 @@ MOST_ENTRIES, MOST_LEVELS = 28, {"transpiler": 9, "pserver": 9, "trainer": 11}
 TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
 IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}
 IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
-PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/job_log/")
+PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/job_log/", "pserver/leases/")
 EXCEPT = {
     "transpiler/files/whole_file.py": {"os"},  # what is saved is synced and renamed
     "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pserver.job.job_leases import JobLeases
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.locked_table import LockedTable
+from pserver.job.membership import Membership
 from pserver.job.quiesce import Quiesce
 from pserver.table.gradient import RowGradient
 from pserver.table.ids import owners
@@ -54,6 +56,7 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
     return SimpleNamespace(
         plan=of,
         quiesce=Quiesce(Lifecycle()),
+        leases=JobLeases(Membership(1, 0.0), Lifecycle()),
         lanes=lanes,
         slices=Slices(value),
         tables=tables,

@@ -17,6 +17,7 @@ In reading order::
     push_checks        what is looked at in each step before it leaves
     nonfinite_steps    steps with a NaN or an infinity
     push_norms         how large each step is, and steps that are far too large
+    consumed_samples   what the script has trained on, until a message says it
     merged_steps       closed steps that leave in one message
     parameter_slices   slices as parts of live tensors
     written_values     what the script has written into parameters

@@ -28,6 +28,7 @@ from pserver.errors import PServerError
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
 from trainer.communicator.async_landings import AsyncLandings
+from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.merged_steps import MergedSteps
 from trainer.communicator.parameter_slices import ParameterSlices
@@ -67,6 +68,7 @@ class AsyncSender:
         self._staged = StagedValues(self._buffers)
         self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
+        self.consumed = ConsumedSamples()
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
         self._closed: MergedSteps | None = None  # a step that has found no room yet
@@ -144,6 +146,8 @@ class AsyncSender:
             step.gradients, step.tables, step.alone = {}, {}, True
         if step.assignments:
             step.departure = self._pending.add(step.assignments)
+        self.consumed.step()
+        step.leases = self.consumed.take()
         self._closed = step
         with self._changed:
             room = self._waits or self._has_room()
@@ -311,6 +315,7 @@ class AsyncSender:
             message.steps,
             assignments=message.assignments,
             leaves=partial(self._pending.left, message.departure),
+            leases=message.leases,
         )
         beside = {
             name: value for name, value in values.items() if not reuse or name not in gradients

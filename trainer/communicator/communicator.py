@@ -27,6 +27,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.connections import begun_at, channels_of, clients_of
+from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
@@ -260,6 +261,11 @@ class Communicator:
             raise cause
         if preempted:
             self._departure.end(self.step)
+
+    @property
+    def consumed(self) -> ConsumedSamples:
+        """What the script trains on: the first lane's messages say it."""
+        return self.lanes[0].consumed
 
     @property
     def transport(self) -> str:

@@ -19,7 +19,9 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.finite import is_finite
+from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
+from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
 from trainer.communicator.roll import Roll
@@ -57,6 +59,7 @@ class KStepSender:
         self._buffers = Buffers(slices)
         self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
+        self.consumed = ConsumedSamples()
         self._taken = 0  # steps since the last message
         self._hparams = hparams
         self._last = Reply()
@@ -88,6 +91,8 @@ class KStepSender:
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
         self._taken += 0 if overflow else 1
+        if not overflow:
+            self.consumed.step()
         self._hparams = hparams
         gradients, self._gradients = self._gradients, {}
         for name, gradient in gradients.items() if not overflow else ():
@@ -182,7 +187,15 @@ class DiLoCoSender(KStepSender):
             rows.note_moved()
         tables = {name: rows.end_window() for name, rows in self.tables.items()}
         self._last, _ = self._pipeline.exchange(
-            own, self._hparams, False, False, tables, steps, last, changes=changes
+            own,
+            self._hparams,
+            False,
+            False,
+            tables,
+            steps,
+            last,
+            changes=changes,
+            leases=self.consumed.take(),
         )
         self._slices.flush_buffers()
         for rows in self.tables.values():
@@ -312,8 +325,12 @@ class GeoSender(KStepSender):
             changed[name] = delta
         reply: Future[Reply] = Future()
         tables = {name: rows.end_window() for name, rows in self.tables.items()}
+        leases = self.consumed.take()
         self._messages.put(
-            (partial(self._exchange, self._left, changed, self._hparams, tables, steps), reply)
+            (
+                partial(self._exchange, self._left, changed, self._hparams, tables, steps, leases),
+                reply,
+            )
         )
         self._under_way.append((self._left, changed, reply))
 
@@ -324,9 +341,10 @@ class GeoSender(KStepSender):
         hparams: Hparams,
         tables: Mapping[str, RowGradient],
         steps: int,
+        leases: tuple[EpochRange, ...],
     ) -> Reply:
         reply, values = self._pipeline.exchange(
-            changed, hparams, False, self._staged.idle, tables, steps
+            changed, hparams, False, self._staged.idle, tables, steps, leases=leases
         )
         self._refused |= reply.refused
         if reply.refused and reply.outliers:

@@ -24,6 +24,7 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
+from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.parameter_slices import ParameterSlices
 
 
@@ -32,6 +33,7 @@ class LaneSender(Protocol):
 
     # held while a request is under way on the lane's channels that the script does not wait for
     turn: threading.Lock
+    consumed: ConsumedSamples  # which its messages say to server 0
 
     @property
     def step(self) -> int:

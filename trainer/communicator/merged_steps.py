@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pserver.client.channel import Hparams
+from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
@@ -29,6 +30,7 @@ class MergedSteps:
         alone: no later step joins.
         owned: whether the gradients are copies, in buffers of the lane.
         copies: from a GPU, that may not have been made yet.
+        leases: the positions of epochs that they have consumed.
     """
 
     gradients: Tensors
@@ -40,6 +42,7 @@ class MergedSteps:
     alone: bool = False
     owned: bool = False
     copies: list[PendingCopy] = field(default_factory=list)
+    leases: tuple[EpochRange, ...] = ()
 
     def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
         """Copies the gradients: the script may write to its own as soon as the step is closed."""
@@ -77,6 +80,7 @@ class MergedSteps:
             )
         self.hparams = later.hparams
         self.steps += later.steps
+        self.leases += later.leases
 
     def merge(self, rule: str) -> None:
         """Makes the sum over the steps their mean, if the rule is "mean"."""

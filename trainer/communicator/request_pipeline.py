@@ -25,6 +25,7 @@ import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
+from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment
 from trainer.communicator.parameter_slices import ParameterSlices
@@ -145,6 +146,7 @@ class RequestPipeline:
         assignments: Mapping[str, Assignment] = MappingProxyType({}),
         leaves: Callable[[int], None] = lambda number: None,
         changes: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        leases: tuple[EpochRange, ...] = (),
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, to ``thread_pool_size`` of them at a time, and waits
         for the replies: none of them comes before all servers have the message.
@@ -160,6 +162,7 @@ class RequestPipeline:
             assignments: what the script has written, by slice.
             leaves: called with the message's number before it leaves.
             changes: what is new in the gradients, by slice, where they are whole parameters.
+            leases: the positions of epochs that its steps have consumed.
 
         Returns:
             The first server's reply, and the values that came, by slice.
@@ -195,6 +198,7 @@ class RequestPipeline:
                     norms=found.norms,
                     last=last,
                     buffers=names,
+                    leases=leases if server == 0 else (),
                 )
             first, self._steps = self._steps + 1, self._steps + steps
             reply = self.checks.hear(first_of(replies), first, self._steps)

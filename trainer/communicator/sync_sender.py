@@ -15,6 +15,7 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment, checksum
+from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.landed_values import LandedValues
 from trainer.communicator.parameter_slices import ParameterSlices
@@ -100,6 +101,7 @@ class SyncSender:
         self._loads: LoadedTables | None = None
         self._index = 0  # of the lane
         self.turn = threading.Lock()
+        self.consumed = ConsumedSamples()
         self._step = 0
         self._slices = slices
         # whose norms span servers
@@ -173,6 +175,8 @@ class SyncSender:
         self._begin()
         self._push_copied(everything=True)
         self._step += 1
+        self.consumed.step()
+        consumed = self.consumed.take()
         found = self._checks.take_out()
         assignments, self._assignments = self._assignments, {}
         leaving = self._model_buffers.take_out()
@@ -194,6 +198,7 @@ class SyncSender:
                 nonfinite=found.nonfinite,
                 norms=found.norms,
                 buffers=buffers,
+                leases=consumed if server == 0 else (),
             )
         self._sent = set()
 

@@ -20,6 +20,7 @@ In reading order::
     shared_randomness, sample_order
                      the order of the samples of a pass
     part             a trainer's part of an order
+    sample_leases    which samples server 0 deals out to this trainer
     data_shard       this trainer's part of the data
     data_position    how far a pass over it has come
     pass_log         the passes that a script has made, so that it finds its place again

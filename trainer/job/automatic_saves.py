@@ -95,11 +95,13 @@ class ScriptPlace:
             length.
         schedulers: their states, by optimizer and type.
         trainers: by trainer, what :func:`_own_place` says of it.
+        leases: who trains on which samples, as server 0 keeps it; "": nobody asked.
     """
 
     drawn: int
     schedulers: Mapping[str, Any]
     trainers: Mapping[int, Mapping[str, Any]]
+    leases: str = ""
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it.
@@ -111,6 +113,7 @@ class ScriptPlace:
             "drawn": self.drawn,
             "schedulers": {name: _packed(name, state) for name, state in self.schedulers.items()},
             "trainers": [[trainer, place] for trainer, place in self.trainers.items()],
+            "leases": self.leases,
         }
 
     @classmethod
@@ -120,6 +123,7 @@ class ScriptPlace:
             plain["drawn"],
             {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
             dict(plain["trainers"]),
+            plain.get("leases", ""),
         )
 
     def passes(self, trainer: int, trainers: int) -> SavedPasses:
@@ -279,6 +283,7 @@ class AutomaticSaves:
                 log.warning("%s cannot be taken: %s", path, error)
                 continue
             self._place = ScriptPlace.of(found.meta["place"])
+            self._job.samples.restored = self._place.leases
             self._there = self._place.passes(self._job.role.trainer_id, self._job.role.trainers)
             self._missing = {(each.loader, each.number) for each in self._there.under_way}
             self._groups = found.meta["groups"]
@@ -376,7 +381,19 @@ class AutomaticSaves:
         if asked is not self.passes.first:
             return
         self._steps = steps
-        if self._schedule.due(steps):
+        self._save_if_due(steps, waits=False)
+
+    def waits(self) -> None:
+        """This trainer waits for samples that others may hand back: saves, where it is time.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if self._place is None and self._taken():
+            self._save_if_due(self._taken(), waits=True)
+
+    def _save_if_due(self, steps: int, waits: bool) -> None:
+        if self._schedule.due(steps, waits):
             try:
                 self._save(steps)
             except (OSError, ValueError) as error:
@@ -402,7 +419,7 @@ class AutomaticSaves:
                 optimizer.flush()  # the others' last steps too
                 states = {name: each.state_dict() for name, each in self._schedulers().items()}
                 trainers = {trainer: json.loads(text) for trainer, text in told.items()}
-                place = ScriptPlace(job.passes.count, states, trainers)
+                place = ScriptPlace(job.passes.count, states, trainers, job.samples.kept())
                 if self._left_to_servers(steps, place):
                     return
                 base = folder.continued(job.saved, DELTAS) if job.tables is not None else ""

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeGuard
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
+from pserver.leases.epoch import Epoch
 from trainer.job.part import (
     JointBatches,
     Part,
@@ -21,6 +23,7 @@ from trainer.job.part import (
     warn_left_out,
 )
 from trainer.job.passes import LoaderPasses, Passes
+from trainer.job.sample_leases import LeasedPass, SampleLeases
 from trainer.job.sample_order import (
     base_seed,
     checksum_of_batch,
@@ -44,15 +47,22 @@ class Shard:
         part: this trainer's.
         seed: of the shuffling.
         passes: over this loader.
+        leases: gives the job's, where its samples are dealt out by leases.
 
     Attributes:
         number: of the last pass that was drawn.
     """
 
     def __init__(
-        self, loader: Iterable[Any], part: Part, seed: int | None, passes: LoaderPasses
+        self,
+        loader: Iterable[Any],
+        part: Part,
+        seed: int | None,
+        passes: LoaderPasses,
+        leases: Callable[[], SampleLeases | None] = lambda: None,
     ) -> None:
         self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
+        self._leases = leases
         self._last: Iterable[Any] | None = None  # the last pass that was drawn
         self.number = -1  # of that pass
         self._begun = False  # somebody iterates, or has iterated, over it
@@ -63,15 +73,20 @@ class Shard:
         return len(self._last)  # type: ignore[arg-type]  # what has no length says so
 
     def __iter__(self) -> Iterator[Any]:
-        if self._last is None or self._begun:
+        asked, self._begun = self._last is not None and not self._begun, True
+        if (leases := self._leased_by()) is not None:
+            return self._leased(leases, self.number if asked else self._passes.begin())
+        if not asked:
             self._last = self.begin_pass()
-        self._begun = True
+        assert self._last is not None, "a pass has begun"
         return iter(self._last)
 
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """The batches of the pass of this number, without its first ones.  Where the samples are
-        known those are not read.
+        known those are not read; where they are leased, the servers know which they were.
         """
+        if (leases := self._leased_by()) is not None:
+            return self._leased(leases, number)
         self._last, self._begun = self._pass(number), True
         if not isinstance(self._last, DataLoader):
             return islice(self._last, batches, None)
@@ -88,6 +103,37 @@ class Shard:
     def begin_pass(self) -> Iterable[Any]:
         """The next pass; a DataLoader where the samples are known."""
         return self._pass(self._passes.begin())
+
+    # ---- leases ----
+
+    def _leased_by(self) -> SampleLeases | None:
+        """What deals out the samples of the pass that begins; None: this trainer has its part.
+
+        A pass without gradients is an evaluation: each trainer has its part of it.
+        """
+        loader = self._loader
+        if not (_knows_its_samples(loader) and torch.is_grad_enabled()):
+            return None
+        return self._leases() if type(loader.batch_sampler) is BatchSampler else None
+
+    def _leased(self, leases: SampleLeases, number: int) -> Iterator[Any]:
+        """The batches of a pass, as leases give them."""
+        loader, self.number = self._loader, number
+        assert isinstance(loader, DataLoader), "its samples are known"
+        batches = loader.batch_sampler
+        assert type(batches) is BatchSampler, "its batches are drawn from an order"
+        order = self._drawn(loader, batches.sampler, number)
+        if order is None:  # it has no known end
+            self._last = self._pass(number)
+            return iter(self._last)
+        self._part.expect(len(order), "sample")
+        seed = str(base_seed(batches.sampler, self._seed))
+        size, drop = batches.batch_size, batches.drop_last
+        epoch = Epoch(number, self._passes.loader, seed, len(order), size, leases.stripes, drop)
+        # about as many batches as this: a fast trainer has more
+        self._last = JointBatches(order, size, self._part, drop)
+        leases.begin(loader, epoch)
+        return leased_batches(loader, LeasedPass(leases, epoch, order))
 
     def _pass(self, number: int) -> Iterable[Any]:
         loader, self.number = self._loader, number
@@ -133,6 +179,27 @@ class Shard:
 
 def _knows_its_samples(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def leased_batches(loader: DataLoader[Any], mine: LeasedPass) -> Iterator[Any]:
+    """The batches of a loader, as they are leased.  The first ones are drawn at once."""
+
+    def drawn() -> Iterator[Any]:
+        return iter(_remade(loader, {"batch_sampler": mine.draw()})) if mine.more() else iter(())
+
+    def given(batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for batch in batches:
+                mine.give()
+                yield batch
+            while mine.more():
+                for batch in drawn():
+                    mine.give()
+                    yield batch
+        finally:
+            mine.close()
+
+    return given(drawn())
 
 
 def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
@@ -217,6 +284,7 @@ def shard(
     seed: int | None = None,
     passes: Passes | None = None,
     name: str = "",
+    leases: Callable[[], SampleLeases | None] = lambda: None,
 ) -> Iterable[Any]:
     """One trainer's part of the data.
 
@@ -233,6 +301,7 @@ def shard(
         passes: of the job; None begins to count.
         name: of the loader, where a pass may have to begin in its middle; then every pass has an
             order that can be drawn again, also where one trainer has all data.
+        leases: gives the job's, where its samples are dealt out by leases.
 
     Returns:
         An iterable of batches; each iteration is a pass.
@@ -247,7 +316,8 @@ def shard(
         refuse_parts(part_of_one_rank)
     elif trainers == 1 and seed is None and not name:
         return loader
-    return Shard(loader, Part(trainer_id, trainers), seed, (passes or Passes()).of(name))
+    own = (passes or Passes()).of(name)
+    return Shard(loader, Part(trainer_id, trainers), seed, own, leases)
 
 
 def _dividing(loader: DataLoader[Any]) -> Sampler[Any] | Iterable[Any] | None:

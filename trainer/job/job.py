@@ -34,6 +34,7 @@ from trainer.job.further_optimizers import check_further, overlaps
 from trainer.job.joint_plan import Distributed, first_groups, joint_plan
 from trainer.job.passes import Passes
 from trainer.job.reported import Reported
+from trainer.job.sample_leases import JobSamples
 from trainer.job.saves import Saves
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import loss_scaling_of
@@ -79,6 +80,7 @@ class Job:
         reported: what the script has said of its training.
         position: in the data of ``fleet.shard``.
         saves: writes its checkpoints, where it does that by itself.
+        samples: how they are dealt out to the trainers.
     """
 
     divided = False
@@ -101,6 +103,7 @@ class Job:
         self.reported = Reported()
         self.position = DataPosition()
         self.saves: Saves | None = None
+        self.samples = JobSamples()
         self._arrival: Arrival | None = None
         self._distributed: list[Distributed] = []
         self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward

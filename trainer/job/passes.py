@@ -89,7 +89,7 @@ class LoaderPasses:
     """
 
     def __init__(self, passes: Passes, loader: str) -> None:
-        self._passes, self._loader = passes, loader
+        self._passes, self.loader = passes, loader
 
     def begin(self) -> int:
         """See :meth:`Passes.begin`."""
@@ -101,5 +101,5 @@ class LoaderPasses:
         Raises:
             ValueError: another trainer has drawn something else.
         """
-        where = f"{topic} of the loader at {self._loader}" if self._loader else topic
+        where = f"{topic} of the loader at {self.loader}" if self.loader else topic
         self._passes.compare(where, drawn, advice)

@@ -42,9 +42,14 @@ class SaveSchedule:
         self._asked_at, self._ask_at = steps, steps + 1
         self._asked = self._saved = self._clock()
 
-    def due(self, steps: int) -> bool:
-        """Whether the trainers save now, after so many steps."""
-        if steps < self._ask_at:
+    def due(self, steps: int, waits: bool = False) -> bool:
+        """Whether the trainers save now, after so many steps.
+
+        Args:
+            waits: this trainer takes no step until others do, and these may wait for it to save:
+                it does so now, whatever its number of steps.
+        """
+        if steps < self._ask_at and not waits:
             return False
         said = self._agree(f"save at step {self._ask_at}", self._answer(steps))
         answer = json.loads(said)

@@ -31,5 +31,8 @@ class Saves(Protocol):
     def finish(self) -> None:
         """The job is about to end."""
 
+    def waits(self) -> None:
+        """The script waits for a batch that another trainer may hand back."""
+
     def between(self, asked: Pass | None) -> None:
         """The script asks for the next batch of a pass; None: of one that has not begun."""

@@ -32,7 +32,13 @@ SWITCHES: Table = table(
     *COMPUTE_SWITCHES,
     *EXCHANGE_SWITCHES,
     *DIVISION_SWITCHES,
-    Setting("elastic", False, flag(), "Trainers may come and go."),
+    Setting(
+        "elastic",
+        False,
+        flag(),
+        "Trainers may come and go: samples are dealt out by leases, also where steps wait for all.",
+        EVERY,
+    ),
     Setting(
         "without_graph_optimization",
         True,

@@ -78,8 +78,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "semi_auto": _BY_HAND,
         "heter_ccl_mode": "train against parameter servers: there each trainer has a device of its "
         "own kind",
-        "elastic": "save with fleet.save, and start the job again by hand with another number of "
-        "trainers, which fleet.load takes",
     }
 )
 
@@ -92,10 +90,13 @@ BECAUSE: Mapping[str, str] = MappingProxyType(
         "qat_configs": _FULL_PRECISION,
         "semi_auto": _NO_SEARCH,
         "heter_ccl_mode": "trainers without servers exchange by one library, gloo or nccl",
-        "elastic": "the number of trainers is the same from a job's beginning to its end",
     }
 )
 
+_ELASTIC = {
+    "elastic": "servers deal out the samples of such a job; without them save with fleet.save, and "
+    "start the job again by hand with another number of trainers, which fleet.load takes"
+}
 _AVERAGES = dict.fromkeys(
     ("localsgd", "localsgd_configs", "adaptive_localsgd", "adaptive_localsgd_configs"), _LOCAL_SGD
 )
@@ -114,10 +115,11 @@ _EXCHANGE = tuple(row.key for row in EXCHANGE_SWITCHES if COLLECTIVE.name in row
 # The same for settings that act in other kinds of jobs, by the kind of this one.
 INSTEAD_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "collective": _OUTLIERS,
-        "collective_program": _OUTLIERS,
+        "collective": _OUTLIERS | _ELASTIC,
+        "collective_program": _OUTLIERS | _ELASTIC,
         "hybrid": {
             **_OUTLIERS,
+            **_ELASTIC,
             "fuse_all_reduce_ops": _UNITS,
             "fuse_grad_size_in_MB": _UNITS,
             "fuse_grad_size_in_num": _UNITS,
@@ -132,6 +134,8 @@ INSTEAD_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "alone": _AVERAGES,
         "program": {
             **_AVERAGES,
+            "elastic": "an Executor is fed by its script; fleet.shard deals out samples in eager "
+            "jobs",
             **dict.fromkeys(_EXCHANGE, _AT_ONCE),
             "fp16_allreduce": "compression={'*': 'float16'} of DistributeTranspilerConfig is for "
             "gradients that servers take",

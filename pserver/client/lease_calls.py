@@ -1,0 +1,55 @@
+"""A trainer's calls to server 0 about who trains on which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pserver.control.control_client import ControlClient
+from pserver.leases.epoch import Lease
+from pserver.leases.lease_table import EpochRange, LeaseAsked
+from pserver.wire_pb2 import LeaseEpoch, LeaseRange, LeaseRequest
+
+
+class LeaseCalls:
+    """The calls of one trainer.  Any thread may make them, one at a time.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        session: of this trainer.
+        check: raises what has ended the job.
+    """
+
+    def __init__(self, control: ControlClient, session: str, check: Callable[[], None]) -> None:
+        self._control, self._session, self._check = control, session, check
+
+    def ask(self, asked: LeaseAsked) -> Lease:
+        """One request; where there is nothing now, it waits a second at most."""
+        request = LeaseRequest(
+            session=self._session,
+            number=asked.number,
+            most=asked.most,
+            unstepped=asked.unstepped,
+            unused=_messages(asked.unused),
+            skipped=_messages(asked.skipped),
+            stopped=asked.stopped,
+        )
+        if asked.epoch is not None:
+            request.epoch.CopyFrom(LeaseEpoch(**asked.epoch.plain()))
+        reply = self._control.lease(request, meanwhile=self._check)
+        ranges = tuple((each.start, each.stop) for each in reply.ranges)
+        return Lease(ranges, reply.batches, reply.over, reply.left, reply.stripes)
+
+    def kept(self) -> str:
+        """What a checkpoint is to keep."""
+        return self._control.lease(LeaseRequest(session=self._session), meanwhile=self._check).table
+
+    def restore(self, kept: str) -> None:
+        """Goes on where a checkpoint was, if nobody has asked for a lease yet."""
+        request = LeaseRequest(session=self._session, restored=kept)
+        self._control.lease(request, meanwhile=self._check)
+
+
+def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:
+    return [LeaseRange(epoch=n, start=start, stop=stop) for n, start, stop in ranges]

@@ -1,0 +1,199 @@
+"""The lease table of a job, under the job's lock: server 0 has it.
+
+A process takes part from its first request on.  One that has left the job, or is lost, has no
+leases any more, once no step of it is being applied: such a step will count.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pserver import wire_pb2 as wire
+from pserver.errors import Refused
+from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership, MemberState
+from pserver.leases.epoch import Account, Epoch, Lease
+from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+
+WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
+
+log = logging.getLogger(__name__)
+
+
+class JobLeases:
+    """Who trains on which samples of a job.  Any thread may call it; :meth:`check` and
+    :meth:`decided` under the job's lock.
+
+    Args:
+        members: the job's trainers.
+        job: for its lock and its end.
+    """
+
+    def __init__(self, members: Membership, job: Lifecycle) -> None:
+        self._members, self._job = members, job
+        self._table = LeaseTable(members.expected)
+        self._dealt = False  # a lease, ever
+        self._changes = 0
+
+    def lease(self, member: Member, request: wire.LeaseRequest) -> wire.LeaseReply:
+        """Answers a request; where there is nothing now, waits up to a second for others' steps.
+
+        Raises:
+            Refused: it is none that this trainer can make now.
+            PServerError: what has ended the job.
+        """
+        with self._job.condition:
+            self._job.check_running()
+            if not request.number:
+                return self._kept(request.restored)
+            asked = _asked(request)
+            end = time.monotonic() + WAIT_SECONDS
+            while True:
+                before = self._changes
+                self._follow_members()
+                reply = self._answer(member, asked)
+                nothing = asked.epoch is not None and not (reply.ranges or reply.over)
+                if not nothing or asked.unstepped is None or time.monotonic() >= end:
+                    return _reply(reply, request.epoch.number)
+                while self._changes == before and time.monotonic() < end:
+                    self._job.check_running()
+                    self._job.condition.wait(WAKE_SECONDS)
+                    self._follow_members()
+
+    def _answer(self, member: Member, asked: LeaseAsked) -> Lease:
+        self._dealt = True
+        try:
+            self._table.join(member.trainer, member.incarnation)
+            reply = self._table.lease(member.trainer, member.incarnation, asked)
+        except ValueError as error:
+            raise Refused(f"leases: {error}") from error
+        self._changed()
+        return reply
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._job.condition.notify_all()
+
+    def _follow_members(self) -> None:
+        """Those who take no more part have no leases."""
+        for trainer, incarnation in self._table.present.items():
+            member = self._members.by_trainer.get(trainer)
+            if member is None or member.incarnation != incarnation:
+                self.remove(trainer, incarnation)
+            elif member.state is not MemberState.JOINED or member.finished:
+                lane = member.watermark(0)
+                if lane.taking <= lane.applied:
+                    self.remove(trainer, incarnation)
+
+    def remove(self, trainer: int, incarnation: str) -> None:
+        """A process has left, or is lost: what it had leased, and no decided step has consumed, is
+        dealt out again.
+        """
+        with self._job.condition:
+            self._table.remove(trainer, incarnation)
+            self._changed()
+
+    # ---- steps ----
+
+    def check(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+        """Returns if a trainer has leased what its step consumed.
+
+        Raises:
+            Refused: it has not.
+        """
+        try:
+            self._table.check(trainer, incarnation, ranges)
+        except ValueError as error:
+            raise Refused(f"leases: {error}") from error
+
+    def decided(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+        """A step of a trainer counts, and has consumed these."""
+        self._table.decided(trainer, incarnation, ranges)
+        self._changed()
+
+    # ---- what is told, and kept ----
+
+    @property
+    def accounts(self) -> dict[int, Account]:
+        """What has become of the samples, by epoch."""
+        with self._job.condition:
+            return self._table.accounts
+
+    def plain(self) -> dict[str, Any]:
+        """What a checkpoint keeps; the caller holds the job's lock, or steps are paused."""
+        return self._table.plain()
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Goes on where a checkpoint was; a job that has dealt out leases goes on as it is.
+
+        Raises:
+            ValueError: it is no lease table.
+        """
+        with self._job.condition:
+            if self._dealt or not plain:
+                return
+            try:
+                self._table = LeaseTable.of(plain, self._members.expected)
+            except (KeyError, TypeError, IndexError) as error:
+                raise ValueError(f"a lease table cannot be read: {error!r}") from error
+
+    def _kept(self, restored: str) -> wire.LeaseReply:
+        """Trainer 0's, at a checkpoint."""
+        if restored:
+            try:
+                self.restore(json.loads(restored))
+            except ValueError as error:
+                raise Refused(f"leases: {error}") from error
+        return wire.LeaseReply(table=json.dumps(self.plain()))
+
+
+def _asked(request: wire.LeaseRequest) -> LeaseAsked:
+    epoch = request.epoch if request.HasField("epoch") else None
+    return LeaseAsked(
+        request.number,
+        None if epoch is None else epoch_of(epoch),
+        max(1, request.most),
+        request.unstepped if request.HasField("unstepped") else None,
+        ranges_of(request.unused),
+        ranges_of(request.skipped),
+        tuple(request.stopped),
+    )
+
+
+def epoch_of(message: wire.LeaseEpoch) -> Epoch:
+    """An epoch, as it travels.
+
+    Raises:
+        Refused: it has no samples, or no batch size.
+    """
+    if not message.samples or not message.batch_size:
+        raise Refused(f"leases: expected samples and a batch size, got {message}")
+    return Epoch(
+        message.number,
+        message.loader,
+        message.seed,
+        message.samples,
+        message.batch_size,
+        message.stripes,
+        message.drop_last,
+    )
+
+
+def ranges_of(messages: Iterable[wire.LeaseRange]) -> tuple[EpochRange, ...]:
+    """Ranges of positions, as they travel."""
+    return tuple((each.epoch, each.start, each.stop) for each in messages)
+
+
+def _reply(lease: Lease, epoch: int) -> wire.LeaseReply:
+    return wire.LeaseReply(
+        ranges=[wire.LeaseRange(epoch=epoch, start=a, stop=b) for a, b in lease.ranges],
+        batches=lease.batches,
+        over=lease.over,
+        left=lease.left,
+        stripes=lease.stripes,
+    )

@@ -1,0 +1,40 @@
+"""Who trains on which samples: the lease table of a job.  Pure state: no clock, thread or socket.
+
+In reading order::
+
+    intervals     sets of positions, kept as disjoint intervals
+    stripes       the order in which trainers that step together divide an epoch
+    epoch         what an epoch is; a lease; what has become of an epoch
+    epoch_leases  who has which positions of one epoch
+    lease_table   the epochs of a job, and its trainers
+
+An epoch is a permutation of a data set's samples, which every trainer draws from the epoch's
+seed.  The table deals out positions of it; it never sees a sample.
+
+[Note: the life of a position]  ::
+
+    free, or a trainer's own --lease--> leased --its step is decided--> decided
+              ^                           |
+              |---- fenced, handed back --|
+                                          `--the epoch is over, no step had it--> skipped
+
+A lease's positions count when a record says so: "step n of trainer t consumed these".  What a lost
+trainer had leased, and no record names, goes back and is dealt out again.  So each position is
+decided once or counted as skipped, whatever dies.
+
+[Note: trainers that step together]  A sync step needs every trainer, so each has a stripe of its
+own (:class:`~pserver.leases.stripes.Stripes`), in the order that jobs without leases have: a
+cluster's run stays equal to a single node's.  What a lost trainer had of its stripe waits for its
+replacement.  If nobody has come back when all others have used up theirs, it is divided among
+them, in equally many batches each.  A replacement that was not waited for gives up as many batches
+as the others have taken meanwhile, so that all stripes end with one step; these are divided at the
+end, too.
+
+[Note: the end of an epoch]  A trainer that has nothing left asks once more, and waits: while steps
+of others are not decided, their samples may come back.  The epoch is over when nothing is left to
+deal, and all that is leased has been given to scripts that have taken no step since, and that
+wait, too (``unstepped``).  Such batches count if a step behind the loop consumes them; when the
+trainer goes on to another pass over the same data, or leaves, they count as skipped.
+
+It imports the standard library.
+"""

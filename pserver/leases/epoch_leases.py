@@ -1,0 +1,305 @@
+"""Who has which positions of one epoch.  See [Note: the life of a position] in the room's manual.
+
+Trainers are numbers here; which process has a number is the table's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pserver.leases.epoch import Account, Epoch, Lease
+from pserver.leases.intervals import Intervals, Range
+
+SHARE = 4  # a lease on demand is at most this part of a trainer's equal share of what is left
+
+
+class EpochLeases:
+    """The leases of one epoch.
+
+    Every position is in one of ``free``, ``own``, ``leased``, or counted as decided or skipped.
+
+    Args:
+        epoch: what it is.
+
+    Raises:
+        ValueError: there are too few samples.
+
+    Attributes:
+        over: nothing is dealt out any more.
+        quit: trainers that take nothing more of it.
+    """
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        divided = epoch.divided()
+        self._free = Intervals()
+        self._own: dict[int, Intervals] = {}
+        self._extra: dict[int, int] = {}  # samples of its last batch beyond a batch's size
+        self._leased: dict[int, Intervals] = {}
+        self._idle: dict[int, int] = {}  # who waits: its samples that are in no step yet
+        self._decided, self._skipped, self._left_out = 0, 0, divided.left_out
+        self.over = False
+        self.quit: set[int] = set()
+        self._stripes = epoch.stripes  # of the trainers that there are now
+        if self._stripes:
+            for trainer in range(epoch.stripes):
+                self._own[trainer] = Intervals([divided.of(trainer)])
+                self._extra[trainer] = divided.extra[trainer]
+        else:
+            self._free.add(0, divided.samples)
+
+    def go_on_as(self, epoch: Epoch) -> None:
+        """Trainers of another number, or of another mode, go on with an epoch that was saved.  The
+        stripes, of which their leases name positions, stay.
+
+        Raises:
+            ValueError: it is another epoch.
+        """
+        if replace(epoch, stripes=self.epoch.stripes) != self.epoch:
+            raise ValueError(
+                f"epoch {epoch.number}: expected {self.epoch}, as another trainer has it, got "
+                f"{epoch}: every trainer iterates over the same data with the same settings"
+            )
+        if epoch.stripes != self._stripes:
+            self._stripes = epoch.stripes
+            for own in self._own.values():
+                self._give_up(own, own.size)
+            self._own = {}
+
+    # ---- dealing out ----
+
+    def lease(
+        self, trainer: int, most: int, awaited: Collection[int], unstepped: int | None
+    ) -> Lease:
+        """What a trainer gets.
+
+        Args:
+            most: batches.
+            awaited: the trainers that take part, or will.
+            unstepped: None: the trainer has batches that it has not given to its script.
+                Otherwise it waits, and of so many of its samples no step that it has closed has
+                made use.
+        """
+        if self.over or trainer in self.quit:
+            return Lease(over=True)
+        self._idle.pop(trainer, None)
+        dealt = self._deal(trainer, most, len(awaited))
+        if not dealt.ranges and unstepped is not None:
+            self._idle[trainer] = unstepped
+            self.settle(awaited)
+            if self.over:
+                return Lease(over=True)
+            dealt = self._deal(trainer, most, len(awaited))
+        if dealt.ranges:
+            self._idle.pop(trainer, None)
+            leased = self._leased.setdefault(trainer, Intervals())
+            for start, stop in dealt.ranges:
+                leased.add(start, stop)
+        return dealt
+
+    def _deal(self, trainer: int, most: int, trainers: int) -> Lease:
+        if self._stripes:
+            return self._own_batches(trainer, most)
+        return self._free_batches(most, max(1, trainers))
+
+    def _own_batches(self, trainer: int, most: int) -> Lease:
+        """Of the trainer's stripe; the last batch has what is left."""
+        own = self._own.get(trainer)
+        if own is None or not own.size:
+            return Lease()
+        batches = self._batches(own.size, self._extra[trainer])
+        count = min(batches, most)
+        size = own.size if count == batches else count * self.epoch.batch_size
+        return self._as_lease(own.take(size), count, batches - count)
+
+    def _free_batches(self, most: int, trainers: int) -> Lease:
+        """Of what is free: fewer batches as it gets less, so that all end at about one time."""
+        if not self._free.size:
+            return Lease()
+        batches = self._batches(self._free.size)
+        count = min(most, max(1, batches // (SHARE * trainers)))
+        taken = self._free.take(count * self.epoch.batch_size)
+        return self._as_lease(taken, count, batches - count)
+
+    def _as_lease(self, ranges: list[Range], batches: int, left: int) -> Lease:
+        return Lease(tuple(ranges), batches, left=left, stripes=self.epoch.stripes)
+
+    def _batches(self, samples: int, extra: int = 0) -> int:
+        return max(int(samples > 0), -(-(samples - extra) // self.epoch.batch_size))
+
+    def settle(self, awaited: Collection[int]) -> None:
+        """Deals out what is left where trainers step together, or ends the epoch, where every
+        trainer waits.  See [Note: the end of an epoch].
+        """
+        taking_part = sorted(set(awaited) - self.quit)
+        if self.over or not taking_part:
+            return
+        for trainer, leased in self._leased.items():
+            if leased.size > self._idle.get(trainer, 0):
+                return  # a step of it is not decided, or it has batches left
+        if self._stripes:
+            if any(each not in self._idle for each in taking_part):
+                return
+            self._divide(taking_part)
+        if not self._left:
+            self.over = True
+
+    def _divide(self, trainers: list[int]) -> None:
+        """Divides what is left of others' stripes, in equally many batches for each trainer."""
+        for trainer, own in list(self._own.items()):
+            if trainer not in trainers:
+                self._give_up(own, own.size)
+        if not self._free.size or any(self._own[t].size for t in trainers if t in self._own):
+            return
+        if len(trainers) > self._free.size:
+            self._left_out += sum(b - a for a, b in self._free.take(self._free.size))
+            return
+        batch = self.epoch.batch_size
+        full, rest = divmod(self._free.size, batch * len(trainers))
+        joins = bool(full) and rest < len(trainers)  # too few for every trainer to have one
+        each, more = divmod(rest, len(trainers))
+        for place, trainer in enumerate(trainers):
+            count = full * batch + each + (place < more)
+            self._own[trainer] = Intervals(self._free.take(count))
+            self._extra[trainer] = int(joins and place < more)
+
+    def _give_up(self, own: Intervals, count: int) -> None:
+        for start, stop in own.take(count):
+            self._free.add(start, stop)
+
+    @property
+    def _left(self) -> int:
+        """Positions that nobody has leased."""
+        return self._free.size + sum(own.size for own in self._own.values())
+
+    # ---- what becomes of leases ----
+
+    def has_leased(self, trainer: int, ranges: Iterable[Range]) -> bool:
+        """Whether all of these are leased to the trainer."""
+        leased = self._leased.get(trainer, Intervals())
+        return all(leased.covers(start, stop) for start, stop in ranges)
+
+    def decided(self, trainer: int, ranges: Iterable[Range]) -> None:
+        """A decided step has consumed these.
+
+        Raises:
+            ValueError: one is not leased to the trainer.
+        """
+        for start, stop in ranges:
+            self._leased.setdefault(trainer, Intervals()).remove(start, stop)
+            self._decided += stop - start
+        leased = self._leased[trainer].size if trainer in self._leased else 0
+        if trainer in self._idle:
+            self._idle[trainer] = min(self._idle[trainer], leased)
+
+    def give_back(self, trainer: int) -> None:
+        """All that is leased to a trainer is dealt out again, or counts as skipped, where the epoch
+        is over.
+        """
+        self._idle.pop(trainer, None)
+        leased = self._leased.pop(trainer, Intervals())
+        if self.over:
+            self._skipped += leased.size
+            return
+        for start, stop in leased:
+            self._own.get(trainer, self._free).add(start, stop)
+
+    def rejoin(self, trainer: int, others: Collection[int]) -> None:
+        """A trainer comes back to its stripe: it gives up as many batches as others have taken
+        without it.
+        """
+        own = self._own.get(trainer)
+        left = [self._batches_of(each) for each in others if each not in self.quit]
+        if own is None or not left:
+            return
+        missed = self._batches_of(trainer) - max(left)
+        if missed > 0:
+            count = missed * self.epoch.batch_size if max(left) else own.size
+            self._give_up(own, min(own.size, count))
+
+    def _batches_of(self, trainer: int) -> int:
+        """Those of its stripe that are not decided."""
+        size = self._own.get(trainer, Intervals()).size
+        size += self._leased.get(trainer, Intervals()).size
+        return self._batches(size, self._extra.get(trainer, 0))
+
+    def hand_back(self, trainer: int, ranges: Iterable[Range]) -> None:
+        """The trainer's script will not take these.
+
+        Raises:
+            ValueError: one is not leased to the trainer.
+        """
+        for start, stop in ranges:
+            self._leased.setdefault(trainer, Intervals()).remove(start, stop)
+            if self.over:
+                self._skipped += stop - start
+            else:
+                self._own.get(trainer, self._free).add(start, stop)
+
+    def skip(self, trainer: int, ranges: Iterable[Range]) -> None:
+        """No step will consume these.
+
+        Raises:
+            ValueError: one is not leased to the trainer.
+        """
+        for start, stop in ranges:
+            self._leased.setdefault(trainer, Intervals()).remove(start, stop)
+            self._skipped += stop - start
+
+    def stop(self, trainer: int, awaited: Collection[int]) -> None:
+        """A trainer takes nothing more of the epoch, which ends where no other one does."""
+        self.quit.add(trainer)
+        self._idle.pop(trainer, None)
+        if not self.over and set(awaited) <= self.quit:
+            self._skipped += self._left
+            self._free, self._own = Intervals(), {}
+            self.over = True
+
+    # ---- what is told, and kept ----
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is decided or skipped."""
+        return self.over and not any(leased.size for leased in self._leased.values())
+
+    @property
+    def account(self) -> Account:
+        """What has become of its samples."""
+        return Account(self.epoch.samples, self._decided, self._skipped, self._left_out, self.over)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "epoch": self.epoch.plain(),
+            "stripes": self._stripes,
+            "free": list(self._free),
+            "own": [[t, list(own), self._extra.get(t, 0)] for t, own in self._own.items()],
+            "leased": [[t, list(leased)] for t, leased in self._leased.items() if leased.size],
+            "decided": self._decided,
+            "skipped": self._skipped,
+            "left_out": self._left_out,
+            "over": self.over,
+            "quit": sorted(self.quit),
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> EpochLeases:
+        """What :meth:`plain` gave, for trainers that all start again: nothing is leased.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        made = cls(Epoch(**plain["epoch"]))
+        made._stripes = plain["stripes"]
+        made._free = Intervals((a, b) for a, b in plain["free"])
+        made._own = {t: Intervals((a, b) for a, b in own) for t, own, _ in plain["own"]}
+        made._extra = {t: extra for t, _, extra in plain["own"]}
+        made._leased = {t: Intervals((a, b) for a, b in ranges) for t, ranges in plain["leased"]}
+        made._decided, made._skipped = plain["decided"], plain["skipped"]
+        made._left_out = plain["left_out"]
+        made.over, made.quit = plain["over"], set(plain["quit"])
+        for trainer in list(made._leased):
+            made.give_back(trainer)
+        return made

@@ -1,0 +1,232 @@
+"""The lease table of a job: its epochs, and the processes that take part.
+
+[Note: calls that come twice]  A trainer numbers its requests.  One that is repeated, because its
+reply was lost, gets the same reply; one that was told that there is nothing now may get something.
+A process that was declared lost has no leases any more: what it asks or commits is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pserver.leases.epoch import Account, Epoch, Lease
+from pserver.leases.epoch_leases import EpochLeases
+
+EpochRange = tuple[int, int, int]  # the epoch's number, start, stop
+KEPT = 256  # accounts of epochs that are closed
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """A trainer's request.
+
+    Attributes:
+        number: of the trainer's requests, from 1; a repeated one keeps its number.
+        epoch: of which it wants positions; None: it wants none.
+        most: batches that it wants at most.
+        unstepped: None: it has batches that its script has not taken.  Otherwise it has none left,
+            and so many samples that its script has taken are in no step yet.
+        unused: what its script will not take: dealt out again.
+        skipped: what no step will consume.
+        stopped: epochs of which it takes nothing more.
+    """
+
+    number: int
+    epoch: Epoch | None = None
+    most: int = 1
+    unstepped: int | None = None
+    unused: tuple[EpochRange, ...] = ()
+    skipped: tuple[EpochRange, ...] = ()
+    stopped: tuple[int, ...] = ()
+
+
+class LeaseTable:
+    """Who trains on which samples.  One thread at a time calls it.
+
+    Args:
+        trainers: how many numbers the job has; each is awaited until it is said to be gone.
+
+    Example::
+
+        table = LeaseTable(trainers=1)
+        table.join(0, "a")
+        epoch = Epoch(number=0, loader="", seed="0", samples=10, batch_size=5)
+        lease = table.lease(0, "a", LeaseAsked(1, epoch, most=2))
+        table.decided(0, "a", [(0, start, stop) for start, stop in lease.ranges])
+    """
+
+    def __init__(self, trainers: int) -> None:
+        self._trainers = trainers
+        self._epochs: dict[int, EpochLeases] = {}
+        self._closed: dict[int, Account] = {}
+        self._newest = -1
+        self._incarnations: dict[int, str] = {}
+        self._gone: set[int] = set()
+        self._answered: dict[int, tuple[int, Lease]] = {}  # the last request of each, its reply
+
+    # ---- trainers ----
+
+    @property
+    def awaited(self) -> set[int]:
+        """The trainers that take part, or have not come yet."""
+        return (set(range(self._trainers)) - self._gone) | set(self._incarnations)
+
+    @property
+    def present(self) -> dict[int, str]:
+        """The processes that take part now, by number: their incarnations."""
+        return dict(self._incarnations)
+
+    def join(self, trainer: int, incarnation: str) -> None:
+        """A process takes a number; an earlier one of this number is lost."""
+        if self._incarnations.get(trainer) == incarnation:
+            return
+        self.remove(trainer, self._incarnations.get(trainer, ""))
+        self._incarnations[trainer] = incarnation
+        self._gone.discard(trainer)
+        for leases in self._epochs.values():
+            leases.rejoin(trainer, self.awaited - {trainer})
+
+    def remove(self, trainer: int, incarnation: str) -> None:
+        """A process is lost, or has left: what it had leased, and no decided step has consumed, is
+        dealt out again.  Nothing for one that another has replaced.
+        """
+        if self._incarnations.get(trainer) != incarnation:
+            return
+        del self._incarnations[trainer]
+        self._answered.pop(trainer, None)
+        self._gone.add(trainer)
+        for leases in list(self._epochs.values()):
+            leases.give_back(trainer)
+        self._close()
+
+    def _check(self, trainer: int, incarnation: str) -> None:
+        if self._incarnations.get(trainer) != incarnation:
+            raise ValueError(
+                f"trainer {trainer} has no leases: expected incarnation "
+                f"{self._incarnations.get(trainer, 'none')}, got {incarnation}"
+            )
+
+    # ---- leases ----
+
+    def lease(self, trainer: int, incarnation: str, asked: LeaseAsked) -> Lease:
+        """Answers a trainer's request.
+
+        Raises:
+            ValueError: the process is not of the job; the epoch is another than the other trainers
+                have; or it gives back what it has not leased.
+        """
+        self._check(trainer, incarnation)
+        number, reply = self._answered.get(trainer, (0, Lease()))
+        again = asked.number == number
+        if again and (reply.ranges or reply.over):
+            return reply
+        if not again and asked.number != number + 1:
+            raise ValueError(
+                f"trainer {trainer}: expected request {number + 1}, got {asked.number}"
+            )
+        leases = None if asked.epoch is None else self._open(asked.epoch)
+        if not again:
+            self._take_back(trainer, asked)
+        reply = Lease(over=True)
+        if leases is not None:
+            reply = leases.lease(trainer, asked.most, self.awaited, asked.unstepped)
+        self._answered[trainer] = asked.number, reply
+        self._close()
+        return reply
+
+    def _take_back(self, trainer: int, asked: LeaseAsked) -> None:
+        for epoch, start, stop in asked.unused:
+            self._of(epoch).hand_back(trainer, [(start, stop)])
+        for epoch, start, stop in asked.skipped:
+            self._of(epoch).skip(trainer, [(start, stop)])
+        for epoch in asked.stopped:
+            if epoch in self._epochs:
+                self._epochs[epoch].stop(trainer, self.awaited)
+
+    def _open(self, epoch: Epoch) -> EpochLeases | None:
+        """The leases of an epoch; None where it is closed."""
+        if epoch.number not in self._epochs:
+            if epoch.number <= self._newest:
+                return None
+            self._epochs[epoch.number] = EpochLeases(epoch)
+            self._newest = epoch.number
+        found = self._epochs[epoch.number]
+        found.go_on_as(epoch)
+        return found
+
+    def _of(self, epoch: int) -> EpochLeases:
+        if epoch not in self._epochs:
+            raise ValueError(f"epoch {epoch} has no leases")
+        return self._epochs[epoch]
+
+    def check(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+        """Returns if a trainer has leased all of these.
+
+        Raises:
+            ValueError: it has not.
+        """
+        self._check(trainer, incarnation)
+        for epoch, start, stop in ranges:
+            if not self._of(epoch).has_leased(trainer, [(start, stop)]):
+                raise ValueError(
+                    f"trainer {trainer}: expected positions that it has leased, got {start} to "
+                    f"{stop} of epoch {epoch}"
+                )
+
+    def decided(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+        """A step of a trainer is decided, and has consumed these.
+
+        Raises:
+            ValueError: one is not leased to it.
+        """
+        self._check(trainer, incarnation)
+        for epoch, start, stop in ranges:
+            self._of(epoch).decided(trainer, [(start, stop)])
+        self._close()
+
+    def _close(self) -> None:
+        for number in [number for number, each in self._epochs.items() if each.closed]:
+            self._closed[number] = self._epochs.pop(number).account
+        for number in sorted(self._closed)[:-KEPT]:
+            del self._closed[number]
+
+    # ---- what is told, and kept ----
+
+    @property
+    def accounts(self) -> dict[int, Account]:
+        """What has become of the samples, by epoch; of the last epochs that are closed, and of all
+        that are not.
+        """
+        return self._closed | {number: each.account for number, each in self._epochs.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it: a checkpoint has it."""
+        return {
+            "newest": self._newest,
+            "epochs": [each.plain() for each in self._epochs.values()],
+            "closed": [
+                [n, each.samples, each.decided, each.skipped, each.left_out]
+                for n, each in self._closed.items()
+            ],
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any], trainers: int) -> LeaseTable:
+        """What :meth:`plain` gave, for trainers that all start again.
+
+        Args:
+            trainers: there may be more of them than before, or fewer.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        made = cls(trainers)
+        made._newest = plain["newest"]
+        made._closed = {n: Account(s, d, k, o, True) for n, s, d, k, o in plain["closed"]}
+        for each in plain["epochs"]:
+            leases = EpochLeases.of(each)
+            made._epochs[leases.epoch.number] = leases
+        made._close()
+        return made
