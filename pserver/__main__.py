@@ -131,14 +131,13 @@ def _on_gpus(found: cluster.Cluster, devices: Sequence[str]) -> cluster.Cluster:
 def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
     servers: tuple[str, ...] = ()
     least, asked = 0, arguments.trainers
+    if asked is not None:
+        least, asked = cluster.least_and_most(asked)
     if arguments.nccl2:
-        if asked is not None:
-            least, asked = cluster.least_and_most(asked)
         trainers, devices = cluster.collective_endpoints(asked, arguments.devices, arguments.host)
     else:
-        servers, trainers = cluster.cluster_endpoints(
-            arguments.servers, arguments.trainers, arguments.host
-        )
+        named = cluster.elastic_endpoints if least and arguments.host else cluster.cluster_endpoints
+        servers, trainers = named(arguments.servers, asked, arguments.host)
         devices = None if arguments.devices is None else tuple(arguments.devices.split(","))
     return cluster.Cluster(
         arguments.script,

@@ -149,6 +149,12 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="how long a trainer may send no heartbeat before it is declared lost (default: 20)",
     )
+    _add_beginning(sub)
+
+
+def _add_beginning(sub: argparse.ArgumentParser) -> None:
+    """When a job's trainers are there."""
+    add = sub.add_argument
     add(
         "--start-timeout",
         metavar="SECONDS",

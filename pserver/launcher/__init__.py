@@ -10,6 +10,8 @@ In reading order::
               waits for the processes of an attempt, and ends them
     started_processes
               starts them
+    joining, free_place
+              which trainer a host brings to a job under way
     environments
               the variables of each process
     checkpoint_variables
@@ -35,7 +37,7 @@ In reading order::
     manifests ``pserver manifest``: files by which others start a job
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
-``pserver.control`` (only ``status``, ``watch`` and ``last_word``, which therefore import gRPC and
-torch), ``pserver.metrics`` (only ``resident_memory``), ``pserver.errors`` and the generated
-messages.  It starts servers and trainers as processes, and imports neither.
+``pserver.control`` (only ``status``, ``watch``, ``last_word`` and ``free_place``, which therefore
+import gRPC and torch), ``pserver.metrics`` (only ``resident_memory``), ``pserver.errors`` and the
+generated messages.  It starts servers and trainers as processes, and imports neither.
 """

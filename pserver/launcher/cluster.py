@@ -42,7 +42,11 @@ class Cluster:
             failed.
         grace_seconds: for how long a trainer that gets SIGTERM may go on with its step, to leave in
             order; 0: it ends at once.
-        least_trainers: with how many trainers the job begins, and may go on; 0: with all.
+        least_trainers: with how many trainers the job begins, and may go on; 0: with all.  With
+            servers so many are started, on the host of the first one, and ``trainers`` are as many
+            places as there may be.
+        joins: the place of the one trainer that this host starts, in a job that is under way; None:
+            it is not such a host, or has no place yet.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -68,6 +72,7 @@ class Cluster:
     max_restarts: int = 0
     least_trainers: int = 0
     grace_seconds: float = 0.0
+    joins: int | None = None
 
     @property
     def collective(self) -> bool:
@@ -94,7 +99,8 @@ class Cluster:
             if seconds is not None:
                 check_seconds(name, seconds)
         check_seconds("--grace", self.grace_seconds, zero=True)
-        if self.host is not None and not (self.here(self.servers) or self.here(self.trainers)):
+        known = bool(self.here(self.servers)) or self.joining or bool(self.trainers_here)
+        if self.host is not None and not known:
             raise ValueError(
                 f"--host: {self.host!r} has no process in --servers {self.servers} --trainers "
                 f"{self.trainers}"
@@ -127,7 +133,7 @@ class Cluster:
         for name, value in given:
             if value is not None:
                 raise ValueError(f"{name}: has no effect with --nccl2, where there are no servers")
-        here = len(self.here(self.trainers))
+        here = len(self.trainers_here)
         if self.devices is not None and (
             len(set(self.devices)) < len(self.devices) or len(self.devices) != here
         ):
@@ -167,15 +173,32 @@ class Cluster:
 
     def metrics_targets(self) -> list[dict[str, object]]:
         """The processes of this host, as Prometheus reads them from a file (file_sd_configs)."""
-        kinds = (("server", self.servers), ("trainer", self.trainers))
+        kinds = (("server", self.here(self.servers)), ("trainer", self.trainers_here))
         return [
             {
-                "targets": [self.metrics_at(kind, number) for number in self.here(endpoints)],
+                "targets": [self.metrics_at(kind, number) for number in numbers],
                 "labels": {"role": kind},
             }
-            for kind, endpoints in kinds
-            if self.here(endpoints)
+            for kind, numbers in kinds
+            if numbers
         ]
+
+    @property
+    def joining(self) -> bool:
+        """Whether this host has no server, and brings one more trainer to a job that is under
+        way.
+        """
+        fewer = bool(self.least_trainers) and not self.collective
+        return fewer and self.host is not None and not self.here(self.servers)
+
+    @property
+    def trainers_here(self) -> list[int]:
+        """The numbers of the trainers that are started on this host."""
+        if self.joining:
+            return [] if self.joins is None else [self.joins]
+        if not self.least_trainers or self.collective:
+            return self.here(self.trainers)
+        return list(range(self.least_trainers)) if 0 in self.here(self.servers) else []
 
     def without(self, trainer: int) -> Cluster:
         """The same cluster without the place of one trainer, nor its GPU where GPUs are named; the
@@ -195,6 +218,24 @@ class Cluster:
             for number, endpoint in enumerate(endpoints)
             if self.host is None or split_endpoint(endpoint)[0] == self.host.strip("[]")
         ]
+
+
+def elastic_endpoints(
+    servers: str, most_trainers: str, host: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endpoints that ``--servers``, ``--trainers MIN:MAX`` and ``--host`` ask for: trainers are
+    places then, which hosts come to take.
+
+    Args:
+        servers: a list of HOST:PORT.
+        most_trainers: MAX.
+
+    Raises:
+        ValueError: not an endpoint, or one endpoint twice.
+    """
+    if servers.lstrip("-").isdecimal():
+        raise ValueError("--servers: expected a list of HOST:PORT with --host HOST, got a number")
+    return _endpoints("--servers", servers), ("",) * int(most_trainers)
 
 
 def cluster_endpoints(

@@ -72,7 +72,8 @@ class EndedTrainers:
             if trainer in ended
         ]
         endpoints = self._started.asked
-        if not endpoints or not words:
+        # another host may have taken a joining one's place since: servers must miss it themselves
+        if not endpoints or not words or self._started.cluster.joining:
             return []
         keys = self._environment.get("PSERVER_KEYS", "")
         operator = self._started.tokens.operator

@@ -45,17 +45,17 @@ class ProcessEnvironments:
             endpoints: of all servers.
         """
         cluster = self._cluster
-        local = cluster.host is None
+        local, fewer = cluster.host is None, bool(cluster.least_trainers)
         return {
             number: {
                 "TRAINING_ROLE": "TRAINER",
                 "PSERVER_ENDPOINTS": ",".join(endpoints),
                 "TRAINERS": str(len(cluster.trainers)),
                 "TRAINER_ID": str(number),
-                **({} if local else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
+                **({} if local or fewer else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
                 **({} if cluster.transport is None else {"PSERVER_TRANSPORT": cluster.transport}),
             }
-            for number in cluster.here(cluster.trainers)
+            for number in cluster.trainers_here
         }
 
     def collective_roles(self) -> dict[int, dict[str, str]]:
@@ -66,7 +66,7 @@ class ProcessEnvironments:
         cluster = self._cluster
         local = cluster.host is None
         host, port = ("127.0.0.1", free_port()) if local else split_endpoint(cluster.trainers[0])
-        here = cluster.here(cluster.trainers)
+        here = cluster.trainers_here
         shared = {
             "TRAINING_ROLE": "TRAINER",
             **{"WORLD_SIZE": str(len(cluster.trainers)), "LOCAL_WORLD_SIZE": str(len(here))},
@@ -106,9 +106,8 @@ class ProcessEnvironments:
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        processes = len(self._cluster.here(self._cluster.servers)) + len(
-            self._cluster.here(self._cluster.trainers)
-        )
+        servers = self._cluster.here(self._cluster.servers)
+        processes = len(servers) + len(self._cluster.trainers_here)
         count = str(max(1, cores // processes))
         return {
             "OMP_NUM_THREADS": count,

@@ -24,12 +24,14 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TextIO
 
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.environments import ProcessEnvironments
 from pserver.launcher.job_tokens import JobTokens
+from pserver.launcher.joining import find_place
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Group
 from pserver.launcher.restart_policy import Next, RestartPolicy
@@ -67,7 +69,8 @@ def launch(
     environment = {name: value for name, value in environment.items() if name != SHOWN}
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
-    policy = RestartPolicy(cluster.max_restarts, cluster.host is None, cluster.least_trainers)
+    whole = cluster.host is None or cluster.joining
+    policy = RestartPolicy(cluster.max_restarts, whole, cluster.least_trainers)
     attempt = 0
     while True:
         status, job = _attempt(cluster, environment, terminal, serve, panel, policy, attempt)
@@ -80,7 +83,8 @@ def launch(
                 f"{len(cluster.trainers)} trainers ({policy.counted})",
             )
         elif job.next is Next.WHOLE:
-            _tell(terminal, f"starts the job again ({policy.counted})")
+            what = "a trainer" if cluster.joining else "the job"
+            _tell(terminal, f"starts {what} again ({policy.counted})")
         else:
             return status
         attempt += 1
@@ -98,6 +102,10 @@ def _attempt(
     """Runs the cluster once; gives the status, and what is to follow."""
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
+        if cluster.joining:
+            place = find_place(cluster, tokens.operator, environment)
+            cluster = replace(cluster, joins=place)
+            _tell(terminal, f"joins the job as trainer {place}")
         group = stack.enter_context(Group())
         environments = ProcessEnvironments(cluster, environment)
         given = {**environment, **tokens.for_servers}

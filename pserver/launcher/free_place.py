@@ -1,0 +1,75 @@
+"""Which places are free in a job under way: a launch that joins one asks the first server.  It runs
+this as a process, because it imports gRPC, and ``launch`` does not::
+
+    python -m pserver.launcher.free_place TOKEN KEYS ENDPOINT LEAST SECONDS
+
+It prints one line of JSON: ``{"free": [3, 4], "reason": ""}``.  TOKEN is the path of the job's
+token file, KEYS the folder of this host's keys, each or "".  The first LEAST places belong to the
+host that has begun the job.  SECONDS is for how long a server that is not there yet, or has no job
+yet, is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+
+from pserver.control.control_client import ControlClient
+from pserver.errors import PServerError
+from pserver.polling import poll
+from pserver.security.access import Access
+from pserver.wire_pb2 import StatusReply
+
+CALL_SECONDS = 3.0
+
+log = logging.getLogger(__name__)
+
+
+def free_places(status: StatusReply, least: int) -> list[int]:
+    """The places that nobody has taken, and those whose trainer was lost.
+
+    Args:
+        status: of a server that serves the job.
+        least: the first places, which belong to the host that has begun the job.
+    """
+    taken = {each.trainer_id for each in status.trainers if each.state != "lost"}
+    return [each for each in range(least, status.trainers_expected) if each not in taken]
+
+
+def wait_for_places(access: Access, endpoint: str, least: int, seconds: float) -> list[int]:
+    """The free places of a server's job, when there is one.
+
+    Args:
+        access: anybody's that may ask for a status.
+        seconds: for how long a job is waited for.
+
+    Raises:
+        PServerError: the server cannot be reached, or refuses.
+    """
+    control = ControlClient(endpoint, CALL_SECONDS, access=access)
+    try:
+        control.wait_ready(seconds)
+        for _ in poll(log, lambda: f"{endpoint} has no job that serves", seconds, 0.25):
+            status = control.status()
+            if status.state == "serving":
+                return free_places(status, least)
+        return []
+    finally:
+        control.close()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module."""
+    token, keys, endpoint, least, seconds = arguments
+    access, free, reason = Access.of(token, keys, "operator", "trainer"), list[int](), ""
+    try:
+        free = wait_for_places(access, endpoint, int(least), float(seconds))
+    except PServerError as error:
+        reason = str(error)
+    print(json.dumps({"free": free, "reason": reason}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
