@@ -166,7 +166,7 @@ class Attendance(Endings):
         if process in self._members.fenced:
             raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
         if known is not None and known.absent and self._goes_on:
-            return self._join_again(request)
+            return None if known.steps_under_way else self._join_again(request)
         if known is not None and self.program is not None and not self.program.decisions.decides:
             return None  # server 0 has let it in, and the record of the other's loss is on its way
         if known is not None:

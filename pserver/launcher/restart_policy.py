@@ -7,7 +7,8 @@
     --------------------+---------------------+--------------+----------------------------------
     a trainer           | yes, and it left in | -            | WITHOUT: the others go on
                         | order (preempted)   |              |
-                        | yes                 | yes          | ALONE: it is started again
+                        | yes                 | yes          | ALONE: it is started again; WHOLE
+                        |                     |              | where trainers save together
                         | yes                 | no           | WITHOUT
                         | no                  | yes          | WHOLE: the job is started again
     a server            | -                   | yes          | WHOLE
@@ -61,6 +62,7 @@ class RestartPolicy:
         whole: this launch has started all processes of the job, and so can start them again.
         least: without servers: with how many trainers the job may go on as soon as it has lost one;
             0: it goes on with fewer where one has died at its start twice in a row.
+        alone: a trainer can come back while the others train: not where trainers meet to save.
         used: restarts until now.
 
     Example:
@@ -74,6 +76,7 @@ class RestartPolicy:
     most: int
     whole: bool
     least: int = 0
+    alone: bool = True
     used: int = 0
     _early: int | None = None  # the trainer that has died at the last start
 
@@ -90,10 +93,10 @@ class RestartPolicy:
     def after(self, ended: Ended) -> Next:
         """What follows in a job with servers."""
         if ended.goes_on:
-            if ended.preempted or not self.left:
+            if ended.preempted or not self.left or not (self.alone or self.whole):
                 return Next.WITHOUT
             self.used += 1
-            return Next.ALONE
+            return Next.ALONE if self.alone else Next.WHOLE
         return self._whole()
 
     def after_collective(self, ended: Ended, trainers: int) -> Next:

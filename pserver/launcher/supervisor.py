@@ -180,8 +180,10 @@ class Supervisor:
         if said is not None and not (said.goes_on and said.took_part):
             self._doubted = process if said.took_part else None
             raise Failed
-        ended = Ended(number, process.lived_seconds, True, preempted)
-        what = self.policy.after(ended)
+        what = self.policy.after(Ended(number, process.lived_seconds, True, preempted))
+        if what is Next.WHOLE:
+            self.next = what
+            raise Failed
         self.say(lost(process, what, self.policy.counted))
         self.ended.remove(process)
         if what is Next.ALONE:
@@ -300,6 +302,8 @@ class Supervisor:
             failed: the cause first.
         """
         if self.interrupted:
+            self.next = Next.FAIL
+        if self.interrupted or self.next is Next.WHOLE:
             return
         ended = Ended(None, 0.0)
         if failed:

@@ -9,13 +9,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pserver.launcher.cluster import Cluster, cluster_endpoints
+from pserver.launcher.cluster import (
+    Cluster,
+    cluster_endpoints,
+    elastic_endpoints,
+    least_and_most,
+)
+from pserver.launcher.free_place import free_places
 from pserver.launcher.free_port import free_port
 from pserver.launcher.launch import launch
+from pserver.wire_pb2 import StatusReply, TrainerStatus
 from tests.support.tiny_launch import DEADLINE, LEAVE, SERVER, SHOW, Run, run_logs
 
 pytestmark = pytest.mark.processes
@@ -249,3 +257,35 @@ def test_a_host_without_a_process_and_a_script_that_is_not_there_are_refused(
         Cluster(str(tmp_path / "s.py"), (), ("a:1",), ("b:1",), host="c")
     with pytest.raises(ValueError, match="there is no file 'nowhere.py'"):
         Cluster("nowhere.py", (), ("a:0",), ("",))
+
+
+@pytest.mark.parametrize("text", ["0:2", "3:2", "-1:2"])
+def test_fewest_trainers_are_one_or_more_and_no_more_than_the_most(text: str) -> None:
+    """--trainers MIN:MAX says which numbers it expects."""
+    with pytest.raises(ValueError, match=r"expected MIN:MAX with 1 <= MIN <= MAX, got "):
+        least_and_most(text)
+
+
+def test_the_first_servers_host_begins_and_one_without_servers_joins(tmp_path: Path) -> None:
+    """The host of another server starts no trainer."""
+    (tmp_path / "s.py").touch()
+    servers, trainers = elastic_endpoints("a:1,b:1", "4", "a")
+    places = {
+        host: Cluster(str(tmp_path / "s.py"), (), servers, trainers, host, least_trainers=2)
+        for host in ("a", "b", "c")
+    }
+
+    here = {host: each.trainers_here for host, each in places.items()}
+    assert here == {"a": [0, 1], "b": [], "c": []}
+    assert [host for host, each in places.items() if each.joining] == ["c"]
+    assert replace(places["c"], joins=3).trainers_here == [3]
+    with pytest.raises(ValueError, match="expected a list of HOST:PORT with --host"):
+        elastic_endpoints("2", "4", "a")
+
+
+def test_free_places_are_those_that_nobody_takes() -> None:
+    """Nor the host that has begun the job; one whose trainer was lost is free."""
+    states = {0: "lost", 2: "joined", 3: "lost", 5: "left"}
+    trainers = [TrainerStatus(trainer_id=n, state=state) for n, state in states.items()]
+
+    assert free_places(StatusReply(trainers=trainers, trainers_expected=7), 2) == [3, 4, 6]
