@@ -37,9 +37,9 @@ def _add_processes(sub: argparse.ArgumentParser) -> None:
     add(
         "--trainers",
         metavar="N|MIN:MAX|HOST:PORT,...",
-        help="how many to start here; or all trainers of the cluster; MIN:MAX: MIN are started, and "
-        "up to MAX join, each by the same command on another host; with --nccl2 MAX are started, and "
-        "when one has died MIN or more go on",
+        help="how many to start here; or all trainers of the cluster; MIN:MAX: MIN are started, "
+        "and up to MAX join, each by the same command on another host; with --nccl2 MAX are "
+        "started, and when one has died MIN or more go on",
     )
     add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
 
