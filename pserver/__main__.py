@@ -158,6 +158,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.max_restarts,
         least,
         arguments.grace,
+        arguments.straggler_factor,
     )
 
 

@@ -29,6 +29,7 @@ KEEP_FAILED_SECONDS = 600.0
 TRANSPORT_CHOICES = ("auto", "shm", "tcp", "grpc")
 CHECKSUM_CHOICES = ("auto", "on", "off")
 MOST_CONNECTIONS = 64
+STRAGGLER_FACTOR = 3.0
 MOST_JOB_NAME = 100
 
 
@@ -84,6 +85,8 @@ class ServerConfig:
         metrics: PORT, on the endpoint's host, or HOST:PORT, where Prometheus reads metrics; port 0
             is any free one.  None: nowhere.
         job: names the job in metrics; "": the first digits of its plan's fingerprint do.
+        straggler_factor: a trainer whose own part of a step takes more than so many times the
+            median of the others' is named as slow; 0: none is.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -113,6 +116,7 @@ class ServerConfig:
     token_file: str | None = None
     metrics: str | None = None
     job: str = ""
+    straggler_factor: float = STRAGGLER_FACTOR
 
     def __post_init__(self) -> None:
         try:
@@ -156,6 +160,7 @@ class ServerConfig:
             host, _ = split_endpoint(self.endpoint)
             metrics_place("metrics", self.metrics, host, self.keys, self.insecure)
         check_job_name("job", self.job)
+        check_factor("straggler_factor", self.straggler_factor)
 
     def _check_tcp(self) -> None:
         """The settings of tensors over TCP."""
@@ -229,6 +234,25 @@ def check_seconds(name: str, value: Any, zero: bool = False) -> float:
             f"{value!r}"
         )
     return seconds
+
+
+def check_factor(name: str, value: Any) -> float:
+    """How many times as long as others a trainer may compute, if it is such a number.
+
+    Args:
+        name: what the user has written it with: a flag, a variable, a field.
+        value: a number, or a text that holds one.
+
+    Raises:
+        ValueError: it is neither 0 nor above 1.
+    """
+    try:
+        factor = float(value)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if isinstance(value, bool) or not (factor == 0 or 1 < factor < math.inf):
+        raise ValueError(f"{name}: expected a number above 1, or 0 for none, got {value!r}")
+    return factor
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

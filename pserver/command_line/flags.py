@@ -301,6 +301,14 @@ def _add_limits(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="how long a peer may take to say who it is, on any port (default: 10)",
     )
+    add(
+        "--straggler-factor",
+        metavar="F",
+        type=float,
+        default=UNSET,
+        help="name a trainer as slow that computes more than F times as long as the others; 0: "
+        "none (default: 3)",
+    )
 
 
 def _add_script(sub: argparse.ArgumentParser, use: str) -> None:

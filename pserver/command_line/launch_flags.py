@@ -67,6 +67,13 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         help="how long a trainer that gets SIGTERM may take to end its step and leave; the others "
         "go on without it (default: 0, the job ends)",
     )
+    add(
+        "--straggler-factor",
+        metavar="F",
+        type=float,
+        help="name a trainer as slow that computes more than F times as long as the others; 0: "
+        "none (default: 3)",
+    )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(
         "--store",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from pserver.config import ServerConfig, check_seconds, refuse_url
+from pserver.config import ServerConfig, check_factor, check_seconds, refuse_url
 
 NAMES = frozenset(field.name for field in dataclasses.fields(ServerConfig))
 VARIABLES = {
@@ -25,6 +25,7 @@ VARIABLES = {
     "PSERVER_INSECURE": "insecure",
     "PSERVER_METRICS": "metrics",
     "PSERVER_JOB": "job",
+    "PSERVER_STRAGGLER_FACTOR": "straggler_factor",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None
@@ -85,6 +86,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             found[name] = text
             if name.endswith("_seconds"):
                 found[name] = checked(partial(check_seconds, variable, text))
+            elif name == "straggler_factor":
+                found[name] = checked(partial(check_factor, variable, text))
             elif name == "insecure":
                 found[name] = text == "1"
             elif name == "connections" and text.isdecimal():

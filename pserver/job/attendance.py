@@ -264,6 +264,7 @@ class Attendance(Endings):
         with self.condition:
             member = self.member(request.session)
             member.activity, member.report = reports.kept(request, self.config.limits)
+            member.pace.heard(member.report)
             return reports.reply(self.failure, self._members)
 
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:

@@ -19,6 +19,7 @@ from pserver.job.job_identity import JobIdentity
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job.observations import Observations
+from pserver.job.stragglers import news
 from pserver.job_log.records import Process
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ class Endings(ABC):
                 self._silent(member, text)
             self._announcements.lose_silent(now, timeout)
             self.observations.lose_silent(now, timeout)
+            for trainer, text in news(self._members.joined(), self.config.straggler_factor):
+                self.log.say(f"straggler {trainer}", text)
             if self._members.by_trainer and self.failure is None:
                 self._check_missing(now)
             if self._members.by_trainer:

@@ -394,7 +394,9 @@ class Job(Attendance):
                 bytes_out=self.sent.total(),
                 transports=sorted(self.transports),
                 failure=str(self.failure or ""),
-                trainers=trainer_statuses(self._members, self._clock()),
+                trainers=trainer_statuses(
+                    self._members, self._clock(), self.config.straggler_factor
+                ),
                 lanes=() if self.program is None else lane_statuses(self.program),
                 events=self.lifecycle.events.all(),
                 time=time.time(),

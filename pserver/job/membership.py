@@ -22,6 +22,7 @@ from pserver.errors import Refused
 from pserver.finite import NonFiniteStep
 from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
+from pserver.job.stragglers import Pace
 from pserver.job_log.records import Process
 from pserver.metrics.labels import public_name
 from pserver.transport.push_norms import OutlierPush
@@ -148,6 +149,7 @@ class Member:
         finished: it takes no further step, and waits for the others to say the same.
         returns: it has left to join again, with another plan.
         fenced: why it was lost, a sentence; "" while it is not.
+        pace: how long its own part of a step takes.
         preempted_after: it has left because its host takes it away, after this step of its script;
             None: it has not.
     """
@@ -166,6 +168,7 @@ class Member:
     finished: bool = False
     returns: bool = False
     fenced: str = ""
+    pace: Pace = field(default_factory=Pace)
     preempted_after: int | None = None
 
     @property

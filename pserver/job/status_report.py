@@ -6,16 +6,21 @@ from pserver import wire_pb2 as wire
 from pserver.job.background_saves import SaveProgress
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from pserver.job.stragglers import stragglers
 from transpiler.files.local_path import shown
 from transpiler.formats.plan_message import hparams_to_proto
 
 
-def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus]:
+def trainer_statuses(
+    members: Membership, now: float, straggler_factor: float = 0.0
+) -> list[wire.TrainerStatus]:
     """One status for each trainer that has joined, by number.  The caller holds the job's lock.
 
     Args:
         now: in seconds of the job's clock.
+        straggler_factor: from which ratio on a trainer is named as slow; 0: none is.
     """
+    slow = stragglers(members.joined(), straggler_factor)
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,
@@ -25,6 +30,8 @@ def trainer_statuses(members: Membership, now: float) -> list[wire.TrainerStatus
             silence_seconds=now - member.last_heard,
             activity=member.waiting or member.activity,
             report=member.report,
+            compute_seconds=member.pace.seconds,
+            behind=slow.get(member.trainer, 0.0),
         )
         for _, member in sorted(members.by_trainer.items())
     ]

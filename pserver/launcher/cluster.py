@@ -11,6 +11,7 @@ from pathlib import Path
 from pserver.config import (
     MOST_JOB_NAME,
     TRANSPORT_CHOICES,
+    check_factor,
     check_job_name,
     check_seconds,
     check_store,
@@ -47,6 +48,7 @@ class Cluster:
             places as there may be.
         joins: the place of the one trainer that this host starts, in a job that is under way; None:
             it is not such a host, or has no place yet.
+        straggler_factor: as ``pserver serve`` has it; None: its own choice.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -73,6 +75,7 @@ class Cluster:
     least_trainers: int = 0
     grace_seconds: float = 0.0
     joins: int | None = None
+    straggler_factor: float | None = None
 
     @property
     def collective(self) -> bool:
@@ -99,6 +102,8 @@ class Cluster:
             if seconds is not None:
                 check_seconds(name, seconds)
         check_seconds("--grace", self.grace_seconds, zero=True)
+        if self.straggler_factor is not None:
+            check_factor("--straggler-factor", self.straggler_factor)
         known = bool(self.here(self.servers)) or self.joining or bool(self.trainers_here)
         if self.host is not None and not known:
             raise ValueError(
@@ -129,6 +134,7 @@ class Cluster:
             ("--store", self.store),
             ("--web", self.web),
             ("--grace", self.grace_seconds or None),
+            ("--straggler-factor", self.straggler_factor),
         )
         for name, value in given:
             if value is not None:

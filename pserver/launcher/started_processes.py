@@ -88,6 +88,7 @@ class StartedProcesses:
                 ("--start-timeout", cluster.start_timeout_seconds),
                 ("--data-dir", cluster.data_dir),
                 ("--store", cluster.store),
+                ("--straggler-factor", cluster.straggler_factor),
                 ("--keep-failed", keep_failed_seconds),
                 ("--min-trainers", cluster.least_trainers or None),
             ):

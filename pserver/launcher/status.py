@@ -239,6 +239,9 @@ def trainer_line(trainer: TrainerStatus) -> str:
     text += f", {trainer.transport}" if trainer.transport else ""
     if trainer.state == "joined":
         text += f", silent for {trainer.silence_seconds:.1f} s"
+    if trainer.behind:
+        text += f", slow: {trainer.compute_seconds:.3g} s of its own a step, "
+        text += f"{trainer.behind:.1f} times the others'"
     # what it says of itself lags behind the step that is applied: two numbers, so a name for each
     return text + (f"; last said: {trainer.activity}" if trainer.activity else "")
 

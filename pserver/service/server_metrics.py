@@ -22,7 +22,7 @@ from pserver.metrics.labels import Labelled, build_info, current, job_labels, pu
 from pserver.security.keys import Keys
 
 PHASES = (*(state.value for state in JobState), "draining")  # of jobs
-STATES = ("joined", "finished", "left", "lost")  # of trainers
+STATES = ("joined", "finished", "left", "preempted", "lost")  # of trainers
 REASONS = {"evicted": "capacity", "expired": "ttl", "shrunk": "score"}
 RESULTS = {"admitted": "admitted", "refused": "refused"}
 
@@ -107,6 +107,18 @@ def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
         "pserver_heartbeat_silence_seconds",
         "Since a trainer's last call or frame.",
         {(str(t.trainer_id),): t.silence_seconds for t in trainers if t.state == "joined"},
+        "trainer",
+    )
+    yield current(
+        "pserver_compute_seconds",
+        "A trainer's own part of a step, lately: what it waits is left out.",
+        {(str(t.trainer_id),): t.compute_seconds for t in trainers if t.compute_seconds},
+        "trainer",
+    )
+    yield current(
+        "pserver_straggler_ratio",
+        "Of a slow trainer: its own part of a step over the median of the others'.",
+        {(str(t.trainer_id),): t.behind for t in trainers if t.behind},
         "trainer",
     )
 

@@ -119,6 +119,8 @@ def _healthy(facts: Facts) -> tuple[str, str]:
     ]
     if silent:
         return "warn", f"Perhaps not: nothing is heard of {_trainers(silent, verb=False)}"
+    if slow := [t.number for t in facts.trainers if t.behind]:
+        return "warn", f"Yes, but {_trainers(slow)} slower than the others"
     if refused := sum(r.steps_refused_nonfinite for r in facts.sighting.replies.values()):
         return "warn", f"Yes, but {_count(refused, 'step')} refused because of a NaN or an infinity"
     working = _count(sum(each.state == "joined" for each in facts.trainers), "trainer")

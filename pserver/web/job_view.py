@@ -10,7 +10,8 @@ from pserver.web.sightings import Change, Sighting
 from pserver.web.step_split import LaneTimes
 from pserver.wire_pb2 import StatusReply, TrainerReport, TrainerStatus
 
-WORST = ("lost", "joined", "finished", "left")  # of a trainer's states, the one that counts first
+# of a trainer's states, the one that counts first
+WORST = ("lost", "joined", "finished", "preempted", "left")
 
 
 @dataclass(slots=True)
@@ -19,12 +20,12 @@ class Seen:
 
     Attributes:
         number: of the trainer.
-        state: "joined", "finished", "left", "lost": the first of these that a server says is the
-            last of them to count.
+        state: "joined", "finished", ...: the first of ``WORST`` that a server says.
         step: the furthest.
         silence: seconds since the server that has heard it last has.
         activity: what it does.
         report: the freshest.
+        behind: how many times as long as the others it computes, where it is slow; else 0.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Seen:
     silence: float = float("inf")
     activity: str = ""
     report: TrainerReport = field(default_factory=TrainerReport)
+    behind: float = 0.0
 
     def add(self, status: TrainerStatus) -> None:
         """What one server says of it."""
@@ -41,6 +43,7 @@ class Seen:
         if status.silence_seconds < self.silence:
             self.silence, self.activity = status.silence_seconds, status.activity
         self.step = max(self.step, status.step)
+        self.behind = max(self.behind, status.behind)
         if status.report.ByteSize() and status.report.samples >= self.report.samples:
             self.report = status.report
 
@@ -93,6 +96,7 @@ def trainers(seen: Sequence[Seen], change: Change) -> list[dict[str, Any]]:
             "step": each.step,
             "activity": each.activity,
             "silence": each.silence,
+            "behind": each.behind,
             "memory": each.report.memory_bytes,
             "samples": each.report.samples,
             "samples_per_second": samples.get(each.number, 0.0),

@@ -19,6 +19,26 @@ SCRIPT = str(Path(__file__).with_name("preempted_trainer.py"))
 HEARTBEAT = 20.0  # a timeout that nothing here waits for
 TOLD_WITHIN = 8.0  # of a busy machine; a heartbeat comes each second
 
+SLOW = """
+import sys, threading, time
+import torch
+from trainer import fleet
+
+fleet.init()
+model = fleet.distributed_model(torch.nn.Linear(2, 2))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+enough = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), enough.set()), daemon=True).start()
+while True:
+    time.sleep(0.2 if fleet.worker_index() == 2 else 0.02)  # what it computes
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if any(fleet.all_gather_object(enough.is_set())):
+        break
+fleet.finish()
+"""
+
 pytestmark = pytest.mark.processes
 
 
@@ -199,3 +219,19 @@ def test_launch_counts_a_preempted_trainer_and_ends_well(tmp_path: Path) -> None
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     lines = [line for line in done.stderr.splitlines() if line.startswith("pserver launch: ")]
     assert lines[-1] == f"pserver launch: trainer 1 was preempted after step {AT}", done.stderr
+
+
+def test_a_slow_trainer_is_named(processes: Processes) -> None:
+    """Though in a sync job every trainer's step takes as long as its own."""
+    [(server, endpoint)] = processes.servers(1, HEARTBEAT, "--once", "--straggler-factor", "2.5")
+    (processes.path / "slow.py").write_text(SLOW)
+    trainers = processes.trainers(3, [endpoint], HEARTBEAT, str(processes.path / "slow.py"))
+    named = server.said(r"trainer (\d) is slow: it computes 0\.\d+ s a step, (\d+\.\d) times")
+    status = processes.python("status", "-m", "pserver", "status", endpoint)
+    status.said(r"trainer 2 joined.*slow: 0\.\d+ s of its own a step, \d+\.\d times the others'")
+
+    assert named[1] == "2" and float(named[2]) > 2.5
+    assert status.status() == 0
+    for trainer in trainers:
+        trainer.tell("enough")
+    assert [trainer.status() for trainer in trainers] == [0, 0, 0], trainers

@@ -1,0 +1,51 @@
+"""Which trainers are there, as one of them knows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pserver.client.replies import Absences
+from trainer.communicator.roll import Roll
+
+
+def absences(changes: int, *absent: int, **preempted: int) -> Absences:
+    """What server 0 says."""
+    return Absences(changes, frozenset(absent), {int(n[1:]): s for n, s in preempted.items()})
+
+
+def test_the_least_trainer_that_is_there_does_what_one_does_for_all() -> None:
+    """Trainer 0 first; a lost one is as little there as one that was preempted."""
+    rolls = [Roll(3, own=number) for number in range(3)]
+    assert [roll.is_first for roll in rolls] == [True, False, False]
+    for roll in rolls:
+        roll.learn(absences(4, 0, t0=57))
+    assert [roll.is_first for roll in rolls] == [False, True, False]
+    assert rolls[2].count == 2
+    rolls[2].learn(absences(5, 0, 1, t0=57))
+
+    assert rolls[2].is_first and rolls[2].count == 1
+
+
+def test_an_older_answer_changes_nothing() -> None:
+    """Barriers and heartbeats are answered on several connections."""
+    roll = Roll(3, own=1)
+    roll.learn(absences(4, 0, t0=57))
+    roll.learn(absences(3))
+    assert roll.first == 1
+    roll.learn(absences(4))  # who leaves is no change yet
+    assert roll.first == 1
+    roll.learn(absences(5))
+
+    assert roll.first == 0, "it has joined again"
+
+
+def test_each_that_was_preempted_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With its last step, and who stands in for it."""
+    roll = Roll(3, own=1)
+    for _ in range(3):
+        roll.learn(absences(4, 0, t0=57))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "trainer 0 was preempted after step 57; 2 of 3 trainers go on, and trainer 1 stands in for "
+        "it"
+    ]
