@@ -267,6 +267,11 @@ class Attendance(Endings):
             member.pace.heard(member.report)
             return reports.reply(self.failure, self._members)
 
+    def roll(self) -> wire.Roll:
+        """Which trainers are there."""
+        with self.condition:
+            return reports.roll(self._members)
+
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
         """A trainer takes no further step; it may wait up to a second until all have said so.
 

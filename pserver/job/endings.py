@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from pserver.config import ServerConfig
-from pserver.errors import Draining, JobFailed, PServerError, TrainerLost
+from pserver.errors import Draining, JobFailed, PServerError, Refused, TrainerLost
 from pserver.job.announcements import Announcements
 from pserver.job.decisions import Links, process_of
 from pserver.job.events import EventLog
@@ -118,6 +118,18 @@ class Endings(ABC):
                 self._close_if_over()
         if self.links is not None:  # not under the job's lock
             self.links.tick()
+
+    def check_loads(self, member: Member, what: str) -> None:
+        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
+        were not preempted.
+
+        Raises:
+            Refused: it may not.
+        """
+        if member.trainer != (first := self._members.first):
+            raise Refused(
+                f"only trainer {first} loads {what}, and this is trainer {member.trainer}"
+            )
 
     # ---- trainers that are lost: see [Note: the job's log] ----
 

@@ -20,7 +20,7 @@ from pserver.errors import (
     Refused,
     Unprepared,
 )
-from pserver.job import held_values, job_files, reports
+from pserver.job import held_values, job_files
 from pserver.job.attendance import Attendance
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.decisions import Decisions, Links, process_of
@@ -256,18 +256,6 @@ class Job(Attendance):
             self.condition.notify_all()
             return Outcome(installed.version, 0)
 
-    def check_loads(self, member: Member, what: str) -> None:
-        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
-        were not preempted.
-
-        Raises:
-            Refused: it may not.
-        """
-        if member.trainer != (first := self._members.first):
-            raise Refused(
-                f"only trainer {first} loads {what}, and this is trainer {member.trainer}"
-            )
-
     def installed(self) -> InstalledProgram:
         """What the present job has installed.
 
@@ -299,9 +287,7 @@ class Job(Attendance):
         member = self.member(request.session)
         check_names([request.name], self.config.limits)
         texts = self.installed().barrier(member, request.name, 1.0, request.text)
-        with self.condition:
-            roll = reports.roll(self._members)
-        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=roll)
+        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=self.roll())
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
@@ -394,9 +380,7 @@ class Job(Attendance):
                 bytes_out=self.sent.total(),
                 transports=sorted(self.transports),
                 failure=str(self.failure or ""),
-                trainers=trainer_statuses(
-                    self._members, self._clock(), self.config.straggler_factor
-                ),
+                trainers=trainer_statuses(self._members, self._clock(), self.config),
                 lanes=() if self.program is None else lane_statuses(self.program),
                 events=self.lifecycle.events.all(),
                 time=time.time(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pserver import wire_pb2 as wire
 from pserver.job.background_saves import SaveProgress
+from pserver.config import ServerConfig
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
 from pserver.job.stragglers import stragglers
@@ -12,15 +13,15 @@ from transpiler.formats.plan_message import hparams_to_proto
 
 
 def trainer_statuses(
-    members: Membership, now: float, straggler_factor: float = 0.0
+    members: Membership, now: float, config: ServerConfig
 ) -> list[wire.TrainerStatus]:
     """One status for each trainer that has joined, by number.  The caller holds the job's lock.
 
     Args:
         now: in seconds of the job's clock.
-        straggler_factor: from which ratio on a trainer is named as slow; 0: none is.
+        config: the server's.
     """
-    slow = stragglers(members.joined(), straggler_factor)
+    slow = stragglers(members.joined(), config.straggler_factor)
     return [
         wire.TrainerStatus(
             trainer_id=member.trainer,

@@ -29,7 +29,8 @@ class Ended:
     """A process that has ended, by itself."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.failed, self.preempted_after = status, status != 0, None
+        self.status, self.failed = status, status != 0
+        self.preempted_after: int | None = None
 
 
 @pytest.mark.parametrize("kind", ["trainer", "server"])
@@ -58,6 +59,7 @@ class Lost(Ended):
     def __init__(self, status: int, signalled: bool) -> None:
         super().__init__(status)
         self.signalled = signalled
+        self.preempted_after = 57 if status == 143 and not signalled else None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ class Lost(Ended):
             True,
         ),
         (3, False, 0, "trainer 1 failed with status 3; the others go on without it; see", False),
-        (143, False, 1, "trainer 1 was preempted: it has left in order; the others go on", False),
+        (143, False, 1, "trainer 1 was preempted after step 57; the others go on", False),
         (143, True, 1, "trainer 1 failed with status 143 (killed by SIGTERM): starts it", True),
     ],
 )
