@@ -195,6 +195,11 @@ class Member:
             return f"trainer {self.trainer} was preempted after step {self.preempted_after}"
         return f"trainer {self.trainer} left" + (f": {reason}" if reason else "")
 
+    @property
+    def steps_under_way(self) -> bool:
+        """Whether a step of it that has come is not applied."""
+        return any(each.taking > each.applied for each in self.watermarks.values())
+
     def watermark(self, lane: int) -> Watermark:
         """How far it has come in a lane."""
         return self.watermarks.setdefault(lane, Watermark())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pserver import wire_pb2 as wire
-from pserver.job.background_saves import SaveProgress
 from pserver.config import ServerConfig
+from pserver.job.background_saves import SaveProgress
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
 from pserver.job.stragglers import stragglers
