@@ -10,6 +10,7 @@ In reading order::
     request_times     the spans of one request, for a trace
     trace_calls       the calls that belong to a trace, and the server's clock
     save_calls        the calls that have a server write what it holds
+    grouped_calls     which of its calls are grouped, by what they are about
     lease_calls       the calls about who trains on which samples
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values

@@ -53,13 +53,11 @@ from functools import partial
 
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
+from pserver.client.grouped_calls import GroupedCalls
 from pserver.client.install_requests import install_requests
-from pserver.client.lease_calls import LeaseCalls
 from pserver.client.replies import Absences, Joined, TableStatus
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
-from pserver.client.save_calls import SaveCalls
-from pserver.client.trace_calls import TraceCalls
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreachable, from_wire
@@ -108,7 +106,7 @@ class Identity:
     transports: Sequence[str]
 
 
-class Client:
+class Client(GroupedCalls):
     """One trainer's connection to one server.
 
     The script's thread calls it; the heartbeat's thread reads ``activity`` and fails the channels.
@@ -306,8 +304,7 @@ class Client:
         Returns:
             The address; "" while trainer 0 has not told it.
         """
-        request = RendezvousRequest(session=self._reply.session, address=address)
-        return self._control.rendezvous(request).address
+        return self._met(RendezvousRequest(address=address))
 
     def agree(self, topic: str, text: str) -> str:
         """Says something about a topic; the first trainer to do so is right.
@@ -315,7 +312,10 @@ class Client:
         Returns:
             What the first one said: ``text``, where that is this trainer.
         """
-        request = RendezvousRequest(session=self._reply.session, address=text, topic=topic)
+        return self._met(RendezvousRequest(address=text, topic=topic))
+
+    def _met(self, request: RendezvousRequest) -> str:
+        request.session = self._reply.session
         return self._control.rendezvous(request).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
@@ -329,26 +329,6 @@ class Client:
         request = ShrinkRequest(days=days, threshold=threshold, tables=tables)
         request.session, request.number = self._reply.session, self._shrinks
         return dict(self._control.shrink(request, meanwhile=self.check).removed)
-
-    @property
-    def store(self) -> str:
-        """The directory, or the URL, below which the server keeps files; "": it keeps none."""
-        return self._reply.store
-
-    @property
-    def saves(self) -> SaveCalls:
-        """The calls that have the server write what it holds."""
-        return SaveCalls(self._control, self._reply.session)
-
-    @property
-    def leases(self) -> LeaseCalls:
-        """The calls about who trains on which samples; server 0 answers them."""
-        return LeaseCalls(self._control, self._reply.session, self.check)
-
-    @property
-    def tracing(self) -> TraceCalls:
-        """The calls that belong to a trace."""
-        return TraceCalls(self._control, self._reply.session, str(self))
 
     def table_status(self) -> list[TableStatus]:
         """What the server holds of each table now."""
@@ -432,8 +412,8 @@ class Client:
         Args:
             timeout: in seconds.
         """
-        if self._reply.session:
-            request = LeaveRequest(session=self._reply.session, failure=failure)
+        if session := self._reply.session:
+            request = LeaveRequest(session=session, failure=failure)
             with suppress(PServerError):
                 self._control.leave(request, timeout)
 
@@ -458,9 +438,8 @@ class Client:
         told = None
         try:
             if session := self._reply.session:
-                request = LeaveRequest(
-                    session=session, failure=failure, success=not failure, returns=returns
-                )
+                request = LeaveRequest(session=session, failure=failure, returns=returns)
+                request.success = not failure
                 if preempted_after is not None:
                     request.preempted, request.step = True, preempted_after
                 reply = self._control.leave(request)

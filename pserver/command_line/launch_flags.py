@@ -93,14 +93,14 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         "those of all servers + N (default: nowhere)",
     )
     add_web_of_launch(sub)
-    add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
-    add("--log-json", action="store_true", help="log lines of all processes as JSON")
     _add_shown(sub)
 
 
 def _add_shown(sub: argparse.ArgumentParser) -> None:
     """What a job lets others see."""
     add = sub.add_argument
+    add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
+    add("--log-json", action="store_true", help="log lines of all processes as JSON")
     add(
         "--trace",
         metavar="FILE",

@@ -4,6 +4,7 @@ In reading order::
 
     job                the control calls, installing, files
     attendance         announcing, joining, finishing, leaving
+    filing             what a job holds, as files: Save and Load
     endings            silence, loss, failure, success; how a job ends
     announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -20,10 +19,10 @@ from pserver.errors import (
     Refused,
     Unprepared,
 )
-from pserver.job import held_values, job_files
-from pserver.job.attendance import Attendance
+from pserver.job import held_values
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.decisions import Decisions, Links, process_of
+from pserver.job.filing import Filing
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.job_trace import JobTrace
@@ -40,13 +39,12 @@ from pserver.job.status_report import (
 )
 from pserver.memory.resident import resident_bytes
 from pserver.transport.byte_counters import ByteCounters
-from transpiler.files.local_path import shown
 from transpiler.ir.graph import Storage
 from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
 
 
-class Job(Attendance):
+class Job(Filing):
     """A server's job: its trainers, its installed program, and the control calls that change them.
 
     Any thread may call it.  Methods named like a call of protos/pserver/wire.proto answer that
@@ -256,19 +254,6 @@ class Job(Attendance):
             self.condition.notify_all()
             return Outcome(installed.version, 0)
 
-    def installed(self) -> InstalledProgram:
-        """What the present job has installed.
-
-        Raises:
-            Unprepared: no program has been installed.
-            PServerError: what has ended the job before one was.
-        """
-        if self.program is None and self.failure is not None:
-            raise self.failure
-        if self.program is None:
-            raise Unprepared("the server has not been installed yet")
-        return self.program
-
     def check_lane(self, lane: int) -> None:
         """Returns if the plan has such a lane, as the manifest tells it.
 
@@ -304,59 +289,6 @@ class Job(Attendance):
         return self.installed().leases.lease(self.member(request.session), request)
 
     # ---- files, tables, status, shutting down ----
-
-    def save(self, request: wire.SaveRequest) -> wire.SaveReply:
-        """Writes everything held here, atomically, below the server's data directory."""
-        self.member(request.session)
-        installed, path = self.installed(), self._directory(request.path)
-        if request.background:
-            return self._save_in_background(request, installed, path)
-        if request.base or request.number:
-            raise Refused("a save that has a number or a base is one in the background")
-        with installed.steps.checkpoint.time():
-            job_files.save(path, installed, self._members)
-        self.lifecycle.events.add("saved", f"saved to {shown(path)}")
-        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
-
-    def _save_in_background(
-        self, request: wire.SaveRequest, installed: InstalledProgram, path: str
-    ) -> wire.SaveReply:
-        base = self._directory(request.base) if request.base else ""
-        progress = self.saves.begin(
-            request.session,
-            request.number,
-            path,
-            lambda: job_files.Saving(path, installed, self._members, base, continues=True),
-            installed.steps.checkpoint.observe,
-        )
-        return wire.SaveReply(
-            file=shown(path),
-            bytes=progress.bytes,
-            done=progress.done,
-            failure=progress.failure,
-            seconds=progress.seconds,
-            pause_seconds=progress.pause_seconds,
-            identity=progress.identity,
-        )
-
-    def load(self, request: wire.LoadRequest) -> wire.LoadReply:
-        """Reads what :meth:`save` wrote, for the same plan."""
-        self.member(request.session)
-        path, root = self._directory(request.path), self._root
-        job_files.load(path, self.installed(), self._members, root)
-        self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
-        return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
-
-    @property
-    def _root(self) -> str:
-        """Where this server keeps its files."""
-        if self.config.store is not None:
-            return self.config.store
-        return str(Path(str(self.config.data_dir)).resolve())
-
-    def _directory(self, path: str) -> str:
-        index = self._identity.server_index
-        return job_files.directory(self.config.data_dir, path, index, self.config.store)
 
     def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:
         """Applies time decay to tables and drops rows.  One trainer calls it, while none steps."""

@@ -153,10 +153,9 @@ class LaneExecutor:
             if step <= watermark.applied:
                 self._steps.repeated()
                 return UpdateTask()
-            if step != watermark.applied + 1:
+            if step != (next_one := watermark.applied + 1):
                 raise Refused(
-                    f"trainer {member.trainer}: expected step {watermark.applied + 1}, got step "
-                    f"{step}"
+                    f"trainer {member.trainer}: expected step {next_one}, got step {step}"
                 )
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)

@@ -99,11 +99,9 @@ class AsyncSender:
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The parameter's own memory where ``finish`` waits, otherwise a buffer."""
-        return (
-            self._slices.destination(name)
-            if self._in_place and not self.landed.fetching
-            else self._pipeline.destination(name)
-        )
+        if self._in_place and not self.landed.fetching:
+            return self._slices.destination(name)
+        return self._pipeline.destination(name)
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
@@ -113,10 +111,8 @@ class AsyncSender:
             self.landed.copy(self._slices.trained)
         if self._threads:
             return
-        targets = [
-            self._send_queued,
-            *([self._fetch] if self._lane.independent_recv_thread else []),
-        ]
+        fetches = [self._fetch] if self._lane.independent_recv_thread else []
+        targets = [self._send_queued, *fetches]
         self._threads = [
             threading.Thread(target=target, name=f"lane {target.__name__}", daemon=True)
             for target in targets

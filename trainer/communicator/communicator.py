@@ -408,9 +408,8 @@ class Communicator:
             RuntimeError: this trainer has left.
         """
         if self._left:
-            raise RuntimeError(
-                "this trainer has left the job: no step after fleet.finish() or Executor.close()"
-            )
+            said = "this trainer has left the job: no step after fleet.finish() or Executor.close()"
+            raise RuntimeError(said)
         for client in self.clients:
             client.check()
 

@@ -172,9 +172,8 @@ class RequestPipeline:
             leaves(self.step)
             self._reusable, self._values = gradients if reuse else {}, {}
             replies, leaving_for = list[Future[Reply]](), list[Future[None]]()
-            divided = {
-                name: gradient.divide(len(self._channels)) for name, gradient in tables.items()
-            }
+            servers = len(self._channels)
+            divided = {name: gradient.divide(servers) for name, gradient in tables.items()}
             encoded = self._encoded(gradients, changes)
             self.checks.look_at_rows(tables.items())
             found = self.checks.take_out(steps)
@@ -188,11 +187,10 @@ class RequestPipeline:
                 channel.push(self.step, self._of_server(server, encoded))
                 for name, parts in divided.items():
                     channel.push_rows(self.step, name, parts[server])
-                absent = self._slices.on(server) - set(gradients)
                 channel.commit(
                     self.step,
                     hparams,
-                    absent,
+                    self._slices.on(server) - set(gradients),
                     omit_values=omit_values,
                     nonfinite=found.nonfinite,
                     norms=found.norms,

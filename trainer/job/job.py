@@ -242,13 +242,9 @@ class Job:
         found: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self.models):
             prefix = f"model{index}." if len(self.models) > 1 else ""
-            found.update(
-                {
-                    prefix + name: p
-                    for name, p in model.named_parameters()
-                    if not isinstance(p, ProxyParameter)
-                }
-            )
+            for name, parameter in model.named_parameters():
+                if not isinstance(parameter, ProxyParameter):
+                    found[prefix + name] = parameter
             found.update({prefix + name: b for name, b in model.named_buffers()})
         return found
 

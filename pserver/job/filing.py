@@ -1,0 +1,90 @@
+"""What a job holds, as files: Save and Load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pserver import wire_pb2 as wire
+from pserver.errors import Refused, Unprepared
+from pserver.job import job_files
+from pserver.job.attendance import Attendance
+from pserver.job.background_saves import BackgroundSaves
+from pserver.job.installed_program import InstalledProgram
+from transpiler.files.local_path import shown
+
+
+class Filing(Attendance):
+    """The part of a :class:`~pserver.job.job.Job` that answers Save and Load.  Any thread may call
+    it.
+
+    Attributes:
+        saves: in the background.
+    """
+
+    saves: BackgroundSaves
+
+    def installed(self) -> InstalledProgram:
+        """What the present job has installed.
+
+        Raises:
+            Unprepared: no program has been installed.
+            PServerError: what has ended the job before one was.
+        """
+        if self.program is None and self.failure is not None:
+            raise self.failure
+        if self.program is None:
+            raise Unprepared("the server has not been installed yet")
+        return self.program
+
+    def save(self, request: wire.SaveRequest) -> wire.SaveReply:
+        """Writes everything held here, atomically, below the server's data directory."""
+        self.member(request.session)
+        installed, path = self.installed(), self._directory(request.path)
+        if request.background:
+            return self._save_in_background(request, installed, path)
+        if request.base or request.number:
+            raise Refused("a save that has a number or a base is one in the background")
+        with installed.steps.checkpoint.time():
+            job_files.save(path, installed, self._members)
+        self.lifecycle.events.add("saved", f"saved to {shown(path)}")
+        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
+
+    def _save_in_background(
+        self, request: wire.SaveRequest, installed: InstalledProgram, path: str
+    ) -> wire.SaveReply:
+        base = self._directory(request.base) if request.base else ""
+        progress = self.saves.begin(
+            request.session,
+            request.number,
+            path,
+            lambda: job_files.Saving(path, installed, self._members, base, continues=True),
+            installed.steps.checkpoint.observe,
+        )
+        return wire.SaveReply(
+            file=shown(path),
+            bytes=progress.bytes,
+            done=progress.done,
+            failure=progress.failure,
+            seconds=progress.seconds,
+            pause_seconds=progress.pause_seconds,
+            identity=progress.identity,
+        )
+
+    def load(self, request: wire.LoadRequest) -> wire.LoadReply:
+        """Reads what :meth:`save` wrote, for the same plan."""
+        self.member(request.session)
+        path, root = self._directory(request.path), self._root
+        job_files.load(path, self.installed(), self._members, root)
+        self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
+        return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
+
+    @property
+    def _root(self) -> str:
+        """Where this server keeps its files."""
+        if self.config.store is not None:
+            return self.config.store
+        return str(Path(str(self.config.data_dir)).resolve())
+
+    def _directory(self, path: str) -> str:
+        index = self._identity.server_index
+        return job_files.directory(self.config.data_dir, path, index, self.config.store)
