@@ -153,10 +153,8 @@ class LaneExecutor:
             if step <= watermark.applied:
                 self._steps.repeated()
                 return UpdateTask()
-            if step != (next_one := watermark.applied + 1):
-                raise Refused(
-                    f"trainer {member.trainer}: expected step {next_one}, got step {step}"
-                )
+            if step != (due := watermark.applied + 1):
+                raise Refused(f"trainer {member.trainer}: expected step {due}, got step {step}")
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
             again = watermark.taking == step
