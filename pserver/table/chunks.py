@@ -72,13 +72,13 @@ class TableChunks:
         removed = self._rows.removed
         ids = NONE if removed is None else removed.ids.array[found[REMOVED]]
         chunk = self.arrays(found[ROWS], found[WAITING], changed_since_save, ids, materialized)
-        return chunk, after
+        return _contiguous(chunk), after
 
     def rows(
         self, slots: Array, changed_since_save: bool = False, materialized: bool = False
     ) -> dict[str, Array]:
         """The chunk of the rows in these slots."""
-        return self.arrays(slots, NONE, changed_since_save, NONE, materialized)
+        return _contiguous(self.arrays(slots, NONE, changed_since_save, NONE, materialized))
 
     def arrays(
         self,
@@ -88,7 +88,7 @@ class TableChunks:
         removed: Array = NONE,
         materialized: bool = False,
     ) -> dict[str, Array]:
-        """A chunk.
+        """A chunk; values and states may be parts of one array.
 
         Args:
             rows: the slots of its rows.
@@ -124,9 +124,9 @@ class TableChunks:
             self._updater.read(slots, ids, records)
         else:
             rows.gather(slots, ids, records)
-        chunk = {"ids": ids, "values": np.ascontiguousarray(records[:, : rows.layout.dim])}
+        chunk = {"ids": ids, "values": records[:, : rows.layout.dim]}
         for name, (begin, width) in rows.layout.states.items():
-            chunk[f"state.{name}"] = np.ascontiguousarray(records[:, begin : begin + width])
+            chunk[f"state.{name}"] = records[:, begin : begin + width]
         for name, at in rows.layout.words.items():
             if at >= 0:
                 chunk[name] = rows.word(name)[slots]
@@ -231,3 +231,7 @@ class TableChunks:
                     f"{self._what}: chunk: {name}: expected {np.dtype(dtype)}{list(shape)}, got "
                     f"{got}"
                 )
+
+
+def _contiguous(chunk: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: np.ascontiguousarray(column) for name, column in chunk.items()}
