@@ -80,7 +80,7 @@ class Communicator:
         roll: which trainers are still there.
         written: what the script has written into parameters.
         buffers: of models, which travel with steps.
-        slice_states: of each server the variables of its slices' optimizer states.
+        transfer: of values and states, outside of steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
         page: its metrics for Prometheus.
     """
@@ -111,10 +111,9 @@ class Communicator:
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self.roll = roll_of(self.plan, self.trainer_id, connection)
         self.buffers = buffers_of(self.plan, tensors, self.roll)
-        self._transfer = StateTransfer(
+        self.transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
-        self.slice_states = self._transfer.slice_states
         self.lanes = senders_of(
             self.plan, tensors, self._options, self.roll, held_back, self.buffers
         )
@@ -136,13 +135,13 @@ class Communicator:
         self.clients = clients_of(
             deployment,
             connection,
-            [self._transfer.destination(lane) for lane in self.lanes],
+            [self.transfer.destination(lane) for lane in self.lanes],
             partial(table_destination, self.lookups),
             incarnation,
         )
         self.clients[0].learn = self.roll.learn
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
-        self._transfer.start(self.clients, self.lanes[0])
+        self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
             self.lookups.start(self.clients)
         self._probe = probe_of(connection, self.plan, self.clients, self.lanes, self.lookups)
@@ -173,7 +172,7 @@ class Communicator:
                 for client, program in zip(self.clients, self._programs, strict=True)
             ]
             theirs = [] if all(each.install for each in joined) else self.plan.placements
-            take_over(theirs, self._tensors, self._transfer.pull, self.trainer_id)
+            take_over(theirs, self._tensors, self.transfer.pull, self.trainer_id)
             for index, lane in enumerate(self.lanes):
                 self.step = max(self.step, applied := begun_at(self.clients, joined, index))
                 lane.start(channels_of(self.clients, self.plan, index), applied)
@@ -194,7 +193,7 @@ class Communicator:
             for name, (ids, values) in self._start_rows.items():
                 assert self.lookups is not None, "the plan has this table"
                 self.lookups.load_initial(client.index, name, ids, values)
-            self._transfer.upload(client)  # the last: from here on the server serves
+            self.transfer.upload(client)  # the last: from here on the server serves
         return joined
 
     def finish(self, drained: Callable[[], None] = lambda: None) -> None:
@@ -246,9 +245,9 @@ class Communicator:
                 with self.written.landing():
                     self._departure.drain(self.lanes)
                 if drained is not None:
-                    self._transfer.upload_buffers()
+                    self.transfer.upload_buffers()
                     preempted = not self._departure.agree(self.dense_allreduce, drained)
-                    self._transfer.pull_buffers()  # of the others' last steps
+                    self.transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
         self._left = True
@@ -445,7 +444,7 @@ class Communicator:
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
         self.drain()
         with self.written.landing(pulled=True):
-            self._transfer.pull_lanes(queues)
+            self.transfer.pull_lanes(queues)
 
     def served(self) -> dict[str, torch.Tensor]:
         """The servers' values of those parameters that this trainer steps by itself, and of the
@@ -453,25 +452,13 @@ class Communicator:
         that the script has written since its last step: the servers have not, or only in part,
         what it wrote.
         """
-        return self._transfer.served(self.lanes)
-
-    def unserved(self) -> dict[str, torch.Tensor]:
-        """The variables that are not on servers as they are here, by name: those that servers only
-        hold, and what the script may have written since its last step; with the servers' values of
-        the buffers that travel with steps taken here.
-        """
-        written = self.written.suspected()
-        placed = [p for p in self.plan.placements if p.group is None or p.name in written]
-        found = {placement.name: self._tensors[placement.name] for placement in placed}
-        if self.plan.lanes[self.buffers.lane].kind.steps_on_trainer:
-            found |= self._transfer.values(self.buffers.placements)
-        return found
+        return self.transfer.served(self.lanes)
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never
         update.
         """
-        self._transfer.pull()
+        self.transfer.pull()
         self.written.start()
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
@@ -485,10 +472,10 @@ class Communicator:
         self.barrier("push")
         if self.roll.is_first:
             for client in self.clients:
-                self._transfer.upload(client, optimizers)
+                self.transfer.upload(client, optimizers)
         self.barrier("pushed")
         self.written.release()
-        self._transfer.pull()
+        self.transfer.pull()
         for index, lane in enumerate(self.lanes):
             lane.start([client.channels[index] for client in self.clients], lane.step)
         self.written.start()
@@ -498,7 +485,7 @@ class Communicator:
         in the parameter's shape.
         """
         self.drain()
-        return self._transfer.states()
+        return self.transfer.states()
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left.  Server 0 keeps the list.

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
 from pserver.client.client import Client
@@ -198,10 +200,10 @@ class PartSaves:
         if base != self._newest:
             base = ""
         name, store = self._folder.name_at(steps), store_of_tables(job)
-        layout = server_parts.layout_of(communicator.plan, communicator.slice_states)
+        layout = server_parts.layout_of(communicator.plan, communicator.transfer.slice_states)
         tensors = {n: t for n, t in job.tensors().items() if f"model/{n}" not in layout}
         rest = Rest.of(
-            tensors | communicator.unserved(),
+            tensors | _unserved(communicator, job.tensors()),
             job.optimizers,
             communicator.plan,
             resume.described(job.optimizers, None, job.passes.count, place),
@@ -269,7 +271,9 @@ class PartSaves:
             path,
             begun.rest,
             [Saved(each.place.path, each.identity) for each in found],
-            server_parts.layout_of(begun.communicator.plan, begun.communicator.slice_states),
+            server_parts.layout_of(
+                begun.communicator.plan, begun.communicator.transfer.slice_states
+            ),
             _tables(found, begun.store),
         )
 
@@ -288,6 +292,22 @@ class PartSaves:
             if self._thread.is_alive():
                 log.error("a checkpoint is not complete after %.0f s: it is given up", seconds)
         self.collect()
+
+
+def _unserved(
+    communicator: Communicator, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The variables that are not on servers as they are here, by name: those that servers only
+    hold, and what the script may have written since its last step; with the servers' values of the
+    buffers that travel with steps taken here.
+    """
+    plan, buffers = communicator.plan, communicator.buffers
+    written = communicator.written.suspected()
+    placed = [p.name for p in plan.placements if p.group is None or p.name in written]
+    found = {name: tensors[name] for name in placed}
+    if plan.lanes[buffers.lane].kind.steps_on_trainer:
+        found |= communicator.transfer.values(buffers.placements)
+    return found
 
 
 def _tables(found: Sequence[manifest.Manifest], store: TableStore | None) -> dict[str, Any]:
