@@ -85,12 +85,13 @@ class _Part:
 
         Raises:
             OSError: it is not.
-            PServerError: the server does not answer.
+            PServerError: the server does not answer, or the job has failed.
         """
         end, pause = time.monotonic() + WRITE_SECONDS, FIRST_PAUSE
         while self.state is None or not self.state.done:
             if time.monotonic() > end:
                 raise OSError(f"{self.client}: no part is written after {WRITE_SECONDS:.0f} s")
+            self.client.check()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             self.state = self.client.saves.in_background(self.path, number, self.base)
@@ -283,15 +284,24 @@ class PartSaves:
         """A save that is over counts; one that is under way is not waited for."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread.join()
-            self._job.saved, self._saved, self._thread = self._saved, None, None
+            if self._job.saved is None:  # otherwise the script has saved, or loaded, since
+                self._job.saved = self._saved
+            self._saved = self._thread = None
 
     def finish(self, seconds: float = FINISH_SECONDS) -> None:
-        """Waits for a save that is under way, up to so many seconds."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                log.error("a checkpoint is not complete after %.0f s: it is given up", seconds)
+        """Waits for a save that is under way, up to so many seconds, and while the job is whole."""
+        end = time.monotonic() + seconds
+        while self._thread is not None and self._thread.is_alive():
+            failed = any(client.failure is not None for client in self._clients())
+            if failed or time.monotonic() > end:
+                log.error("the job ends, and its last checkpoint is not complete: it is given up")
+                break
+            self._thread.join(LONGEST_PAUSE)
         self.collect()
+
+    def _clients(self) -> list[Client]:
+        communicator = self._job.communicator
+        return [] if communicator is None else communicator.clients
 
 
 def _unserved(

@@ -133,3 +133,33 @@ def test_a_full_disk_refuses_and_keeps_what_was_saved(
     job_files.load(path, first, MEMBERS)
 
     assert torch.equal(read(first), before)
+
+
+def test_a_store_may_be_a_directory(tmp_path: Path) -> None:
+    """That trainers reach, too: it takes the place of the data directory, and nothing leads out."""
+    store = str(tmp_path / "shared")
+    ServerConfig(store=store)
+    job_files.check_place(None, store)
+
+    assert job_files.place_of("/data", store) == store and (tmp_path / "shared").is_dir()
+    assert job_files.directory("/data", "step-1", 2, store) == f"{store}/step-1/server-2"
+    with pytest.raises(Refused, match="below the data directory"):
+        job_files.directory(None, "../step-1", 2, store)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="store: .*file"):
+        job_files.check_place(None, str(tmp_path / "file" / "store"))
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "store", "told"),
+    [
+        (None, None, ""),
+        ("/data", None, "/data"),
+        ("/data", "s3://key:secret@bucket/jobs", "s3://***@bucket/jobs"),
+    ],
+)
+def test_trainers_are_told_where_a_server_keeps_files(
+    data_dir: str | None, store: str | None, told: str
+) -> None:
+    """Without the store's login."""
+    assert job_files.place_of(data_dir, store) == told
