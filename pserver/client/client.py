@@ -163,9 +163,8 @@ class Client(GroupedCalls):
         self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
-        self._joined = False  # every stream has been opened once
+        self._shrinks, self._joined = 0, False  # calls; every stream has been opened once
         self._failure: PServerError | None = None  # what the heartbeat has found
-        self._shrinks = 0  # calls
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(
             target=self._beat, name=f"heartbeat {endpoint}", daemon=True

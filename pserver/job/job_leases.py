@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pserver import wire_pb2 as wire
@@ -100,21 +100,24 @@ class JobLeases:
 
     # ---- steps ----
 
-    def check(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+    def check(self, trainer: int, incarnation: str, ranges: Sequence[EpochRange]) -> None:
         """Returns if a trainer has leased what its step consumed.
 
         Raises:
             Refused: it has not.
         """
+        if not ranges:
+            return
         try:
             self._table.check(trainer, incarnation, ranges)
         except ValueError as error:
             raise Refused(f"leases: {error}") from error
 
-    def decided(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+    def decided(self, trainer: int, incarnation: str, ranges: Sequence[EpochRange]) -> None:
         """A step of a trainer counts, and has consumed these."""
-        self._table.decided(trainer, incarnation, ranges)
-        self._changed()
+        if ranges:
+            self._table.decided(trainer, incarnation, ranges)
+            self._changed()
 
     # ---- what is told, and kept ----
 

@@ -105,17 +105,15 @@ class LaneExecutor:
         writing: Writing,
         steps: JobSteps,
     ) -> None:
-        self.index = index
-        self.lane = lane
-        self.updates = updates
-        self.tables = tables
+        self.index, self.lane = index, lane
+        self.updates, self.tables = updates, tables
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
         self.version = 0
         self.hparams: Hparams = {}
         self._locks, self._writing = locks, writing
-        self._members, self._job, self._decisions = members, job, decisions
-        self._leases = leases
+        self._members, self._job = members, job
+        self._decisions, self._leases = decisions, leases
         self._staged = StagedSteps(job)
         self._last_task = UpdateTask()
         self._clips_by_norm = any(update.scaled is not None for update in updates.values())
@@ -157,10 +155,8 @@ class LaneExecutor:
                 raise Refused(f"trainer {member.trainer}: expected step {due}, got step {step}")
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
-            again = watermark.taking == step
-            if contribution.leases and not again:
-                self._leases.check(member.trainer, member.incarnation, contribution.leases)
-            watermark.taking = step
+            self._leases.check(member.trainer, member.incarnation, contribution.leases)
+            again, watermark.taking = watermark.taking == step, step
             self.hparams = contribution.hparams
             # one who has just joined may be here before the round of the others is applied
             self._staged.wait_until(member, lambda: again or not self._round.time)
@@ -260,7 +256,7 @@ class LaneExecutor:
             seen = contribution.nonfinite, contribution.outliers
             watermark.apply(1, contribution.overflow, contribution.refused, *seen)
             watermark.version = self.version
-            self._decided(member, contribution)
+            self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
         with self._job.condition:
             self._staged.wait_for_turn(staged)
@@ -378,21 +374,15 @@ class LaneExecutor:
         current.phase = Phase.APPLIED
         self.version += 1 if current.counted else 0
         self._steps.applied(current.began)
-        for trainer in current.contributions:
+        for trainer, contribution in current.contributions.items():
+            member = self._members.by_trainer[trainer]
             refuses = current.refuses(trainer)
             self._steps.pushed(refused=refuses or current.overflow)
-            self._members.by_trainer[trainer].watermark(self.index).apply(
+            member.watermark(self.index).apply(
                 current.committed, current.overflow, refuses, current.nonfinite, current.outliers
             )
-            self._decided(self._members.by_trainer[trainer], current.contributions[trainer])
+            self._leases.decided(trainer, member.incarnation, contribution.leases)
         self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
-
-    def _decided(self, member: Member, contribution: Contribution) -> None:
-        """A step counts, and with it the samples that it has consumed.  The caller holds the job's
-        lock.
-        """
-        if contribution.leases:
-            self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
     @property
     def undecided(self) -> int:

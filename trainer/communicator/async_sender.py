@@ -60,8 +60,7 @@ class AsyncSender:
     def __init__(
         self, lane: Lane, slices: ParameterSlices, soft_wait_ms: int, buffers: TravellingBuffers
     ) -> None:
-        self._lane = lane
-        self._slices = slices
+        self._lane, self._slices = lane, slices
         self._assignments: dict[str, Assignment] = {}  # of the step under way
         self._pending = PendingAssignments()
         self._buffers = Buffers(slices)
@@ -76,12 +75,10 @@ class AsyncSender:
         self._queue: deque[MergedSteps] = deque()
         self._unanswered = 0  # steps closed and not yet answered
         self._failure: PServerError | None = None
-        self._stopping = False
+        self._stopping, self._flushing = False, False
         self._since_fetch = 0  # messages since parameters last came
-        self._blocked_seconds = 0.0
-        self._merged = 0
+        self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
-        self._flushing = False
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
         # values arrive in the parameters themselves, because nothing computes meanwhile
         self._in_place = self._waits and not lane.independent_recv_thread
@@ -142,8 +139,7 @@ class AsyncSender:
             step.gradients, step.tables, step.alone = {}, {}, True
         if step.assignments:
             step.departure = self._pending.add(step.assignments)
-        self.consumed.step()
-        step.leases = self.consumed.take()
+        step.leases = self.consumed.close()
         self._closed = step
         with self._changed:
             room = self._waits or self._has_room()

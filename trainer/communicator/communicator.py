@@ -27,7 +27,6 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.connections import begun_at, channels_of, clients_of
-from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
@@ -75,6 +74,7 @@ class Communicator:
         plan: of the job.
         step: steps that the script has closed, those included that the servers had when it joined.
         lanes: the senders, by lane.
+        consumed: samples that the script trains on; the first lane's messages say it.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
         roll: which trainers are still there.
@@ -117,12 +117,12 @@ class Communicator:
         self.lanes = senders_of(
             self.plan, tensors, self._options, self.roll, held_back, self.buffers
         )
+        self.consumed = self.lanes[0].consumed
         names = written_names(self.plan, tensors)
         self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
-        self._barriers = 0
-        self._left, self._asked_at = False, 0
+        self._barriers, self._left, self._asked_at = 0, False, 0
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
         self._make_clients(deployment, connection, incarnation or secrets.token_hex(8))
@@ -260,11 +260,6 @@ class Communicator:
             raise cause
         if preempted:
             self._departure.end(self.step)
-
-    @property
-    def consumed(self) -> ConsumedSamples:
-        """What the script trains on: the first lane's messages say it."""
-        return self.lanes[0].consumed
 
     @property
     def transport(self) -> str:

@@ -32,6 +32,11 @@ class ConsumedSamples:
         taken, self._stepped = tuple(self._stepped), []
         return taken
 
+    def close(self) -> tuple[EpochRange, ...]:
+        """The script has closed a step that is a message of its own: what that says."""
+        self.step()
+        return self.take()
+
     @property
     def waiting(self) -> int:
         """Samples that were given and are in no message."""

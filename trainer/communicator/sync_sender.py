@@ -175,8 +175,7 @@ class SyncSender:
         self._begin()
         self._push_copied(everything=True)
         self._step += 1
-        self.consumed.step()
-        consumed = self.consumed.take()
+        consumed = self.consumed.close()
         found = self._checks.take_out()
         assignments, self._assignments = self._assignments, {}
         leaving = self._model_buffers.take_out()
