@@ -83,6 +83,8 @@ class Communicator:
         transfer: of values and states, outside of steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
         page: its metrics for Prometheus.
+        hand_over: called before it leaves because it was preempted: gives back what another trainer
+            has to have then.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Communicator:
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
         self._barriers, self._left, self._asked_at = 0, False, 0
+        self.hand_over: Callable[[], None] = lambda: None
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
         self._make_clients(deployment, connection, incarnation or secrets.token_hex(8))
@@ -236,6 +239,7 @@ class Communicator:
         """
         stepped, self._asked_at = self.step > self._asked_at, self.step
         if stepped and termination.awaited and not self._left:
+            self.hand_over()
             self._end("", None, returns=False, preempted=True)
 
     def _end(self, failure: str, drained: Drained, returns: bool, preempted: bool) -> None:

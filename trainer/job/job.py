@@ -359,6 +359,7 @@ class Job:
         communicator.page.more += [self.reported, *([] if self.tables is None else [self.tables])]
         communicator.page.said = self.reported.now
         communicator.page.position = self.position.now
+        communicator.hand_over = self.undo.close  # the folder of checkpoints, too
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
         self._connect_trainers(communicator, plan, strategy)
