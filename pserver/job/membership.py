@@ -370,10 +370,14 @@ class Membership:
     @property
     def absent(self) -> list[int]:
         """The trainers that are not there before the job's end: preempted, lost, or leaving after a
-        step which has come.
+        step which has come; and the free places of a job that has begun with fewer.
         """
-        members = (self.by_trainer.get(trainer) for trainer in range(self.expected))
-        return [member.trainer for member in members if member is not None and member.absent]
+        needed, members = self._needed(), dict(self.by_trainer)
+        return [
+            trainer
+            for trainer in range(self.expected)
+            if (members[trainer].absent if trainer in members else trainer not in needed)
+        ]
 
     @property
     def undone(self) -> bool:

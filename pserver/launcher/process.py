@@ -93,7 +93,6 @@ class Process:
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
         stopped: ``launch`` asked it to end, so that its status says nothing about the job.
         killed: it did not, and ``launch`` killed it.
-        signalled: a signal has ended it, so that its status is not its own.
         preempted_after: the last step that it has taken, where it has left in order, because
             somebody asked it to; None: it has not.
     """
@@ -115,7 +114,7 @@ class Process:
         self.name, self.log, self.told = name, log, ""
         self._last, self._trace = deque[str](maxlen=TAIL_LINES), list[str]()
         self.status: int | None = None
-        self.stopped = self.killed = self.signalled = False
+        self.stopped = self.killed = False
         self.preempted_after: int | None = None
         self._began = self._over = time.monotonic()
         self._terminal, self._owns, self._line, self._ended = terminal, owns_terminal, line, ended
@@ -180,7 +179,7 @@ class Process:
         status = self._popen.wait()
         # a process that it started may hold the output open for longer
         self._reader.join(timeout=1.0)
-        self._over, self.signalled = time.monotonic(), status < 0
+        self._over = time.monotonic()
         self.status = 128 - status if status < 0 else status
         self._ended(self)
 

@@ -27,11 +27,13 @@ def test_a_job_that_begins_with_fewer_waits_for_those_that_have_joined() -> None
     members.add(Member(5, "start of 5", "tcp", last_heard=0.0))
 
     assert members.awaited() == list(range(8)) and not members.over
+    assert members.absent == []
     assert members.missing(now=9.0, timeout=1.0) == [0, 1, 2, 3, 4, 6, 7]
 
     members.add(Member(0, "start of 0", "tcp", last_heard=0.0))
 
     assert members.awaited() == members.unfinished() == [0, 5]
+    assert members.absent == [1, 2, 3, 4, 6, 7]  # nor do the others share with them
     assert members.missing(now=9.0, timeout=1.0) == []
 
     members.add(Member(7, "start of 7", "tcp", last_heard=0.0))

@@ -58,7 +58,6 @@ class Lost(Ended):
 
     def __init__(self, status: int, signalled: bool) -> None:
         super().__init__(status)
-        self.signalled = signalled
         self.preempted_after = 57 if status == 143 and not signalled else None
 
 
