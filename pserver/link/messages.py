@@ -12,6 +12,7 @@ from pserver.errors import CorruptFrame
 # what may be on its way and not heard yet: less than a transport's buffers hold, so that no sender
 # has to wait for its peer
 WINDOW_BYTES, WINDOW_MESSAGES = 2**16, 128
+FRAME_BYTES = 2**13  # of messages that leave in one frame: what a changed bit makes void
 MOST_BYTES = 2**21  # of one message: it travels in a header, which may have twice as much
 MESSAGE_BYTES = 16  # that a message takes besides its own
 
@@ -65,12 +66,14 @@ class Messages:
         self._waiting.append(message)
 
     def next_batch(self) -> tuple[int, list[bytes]]:
-        """The messages that may leave now, with the number of the first; none where the window is
-        full.
+        """The messages that may leave now in one frame, with the number of the first; none where
+        the window is full.
         """
         first, batch = self._done + len(self._flying) + 1, list[bytes]()
-        while self._waiting and self._has_room(len(self._waiting[0])):
+        size = 0
+        while self._waiting and self._has_room(len(self._waiting[0])) and size < FRAME_BYTES:
             batch.append(self._waiting.popleft())
+            size += len(batch[-1])
             self._flying.append(batch[-1])
             self._flying_bytes += len(batch[-1]) + MESSAGE_BYTES
         return first, batch

@@ -12,13 +12,14 @@ import pytest
 from pserver.config import split_endpoint
 from pserver.errors import ServerLost
 from pserver.link import follower_link
-from pserver.testing.network_path import NetworkPath
+from pserver.testing.network_path import Flips, NetworkPath
 from pserver.testing.stream_faults import ACTIONS, Injector, Point, injected
 from pserver.wire_pb2 import Kind
 from tests.support.links import SECONDS, Coordinator, Follower
 
 SEEDS = range(500)
 MESSAGES = 24  # each way
+MANY = 2000
 PLACES = [
     ("out", Kind.HELLO),
     ("out", Kind.STAGED),
@@ -118,6 +119,26 @@ def test_a_connection_that_dies_without_a_word_is_replaced() -> None:
                 assert coordinator.hear(1) == [(1, b"meanwhile")]
                 assert follower.hear(1) == [b"record"]
                 assert follower.link.reconnects == 1
+                assert follower.lost.empty() and coordinator.lost.empty()
+
+
+def test_changed_bits_cost_no_message() -> None:
+    """Checksums show them at either end; the stream breaks, and another says it again."""
+    with Coordinator(checksum="on") as coordinator:
+        _, port = split_endpoint(coordinator.server.endpoint)
+        data_port = coordinator.server.job.transports["tcp"]
+        with NetworkPath("127.0.0.2", [port, data_port]) as path:
+            path.flips = Flips(data_port, every=60_000)
+            endpoint, sent = f"127.0.0.2:{port}", [b"%d " % i + bytes(200) for i in range(MANY)]
+            with Follower(coordinator, endpoint=endpoint, transports=["tcp"]) as follower:
+                for message in sent:
+                    follower.link.send(message)
+                    coordinator.links.send(1, message)
+
+                assert [message for _, message in coordinator.hear(len(sent))] == sent
+                assert follower.hear(len(sent)) == sent
+                assert path.flips.count > 3 and follower.link.reconnects > 2
+                path.flips = None
                 assert follower.lost.empty() and coordinator.lost.empty()
 
 
