@@ -110,7 +110,8 @@ class FollowerLink:
             transports=suited(transports, split_endpoint(endpoint)[0]),
         )
         self._reply = FollowReply()
-        self._end = LinkEnd(Kind.STAGED, received)
+        self._received = received
+        self._end = LinkEnd(Kind.STAGED, self._hand_out)
         self._opened = 0  # streams
         self._opened_at = 0.0  # the last one
         self._garbled = 0  # in a row
@@ -130,25 +131,19 @@ class FollowerLink:
         Raises:
             ValueError: the message has more than 2 MB.
         """
-        self._end.say(message)
+        if not self._over.is_set():
+            self._end.say(message)
 
     def close(self) -> None:
-        """Ends the link.  Where a stream is open it waits until the coordinator has heard all
-        messages, for a second at most.
+        """Ends the link, and returns at once: the caller may hold a lock that ``received`` takes.
+
+        Where a stream is open a thread of the link waits until the coordinator has heard all
+        messages, for a second at most, and says BYE.  A message that arrives later is dropped.
 
         Harmless when called twice, or in a thread of the link.
         """
-        if self._claim():
-            if self._end.wait_heard(GOODBYE_SECONDS):
-                self._end.say_bye()
-                self._join(self._threads[0])  # until the coordinator has ended its side
-        self._end.end()
-        for thread in self._threads:
-            self._join(thread)
-
-    def _join(self, thread: threading.Thread) -> None:
-        if thread is not threading.current_thread() and thread.ident is not None:
-            thread.join(GOODBYE_SECONDS)
+        if self._claim() and self._threads[1].ident is None:
+            self._end.end()
 
     def _claim(self) -> bool:
         """Whether the caller is the one who ends the link."""
@@ -162,6 +157,10 @@ class FollowerLink:
             self._end.end()
             self._end.wait_handed_out()
             self._lost(error)
+
+    def _hand_out(self, message: bytes) -> None:
+        if not self._over.is_set():
+            self._received(message)
 
     # ---- the thread that asks, opens and receives ----
 
@@ -275,6 +274,10 @@ class FollowerLink:
                 self._end.cancel()
             else:
                 self._end.probe()
+        if self._end.wait_heard(GOODBYE_SECONDS):  # closed: after a loss nothing is open
+            self._end.say_bye()
+            self._threads[0].join(GOODBYE_SECONDS)  # until the coordinator has ended its side
+        self._end.end()
 
 
 def _going(name: str, header: Frame) -> PServerError:

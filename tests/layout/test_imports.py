@@ -22,7 +22,7 @@ from tests.support.sources import (
     rooms_graph,
 )
 
-MOST_ENTRIES, MOST_LEVELS = 28, {"transpiler": 9, "pserver": 9, "trainer": 11}
+MOST_ENTRIES, MOST_LEVELS = 28, {"transpiler": 9, "pserver": 8, "trainer": 11}
 # What a package may import besides the standard library; torch's symbolic sizes are sympy's.
 TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
 IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}

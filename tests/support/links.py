@@ -99,6 +99,9 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         self.link.close()
+        for thread in self.link._threads:
+            if thread.ident is not None:
+                thread.join(SECONDS)
 
     def hear(self, count: int) -> list[bytes]:
         """The next messages."""
