@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from harness import Promise, Row
 
+from pserver.job.decisions import Decisions
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.job_files import Saving
 from pserver.job.lifecycle import Lifecycle
@@ -79,8 +80,10 @@ def measure(wanted: Collection[Promise], runs: int, tiny: bool) -> Iterator[Row]
 
 def _installed(plan: Plan) -> tuple[InstalledProgram, Membership]:
     program = pserver_program(Deployment(plan, ("h:1",), server_index=0))
-    members = Membership(1, 0.0)
-    return InstalledProgram(program, members, Lifecycle(), Limits()), members
+    members, job = Membership(1, 0.0), Lifecycle()
+    rounds = [lane.kind.waits_for_all for lane in plan.lanes]
+    decisions = Decisions(1, 0, rounds, members.awaited, lambda process, why: None, job)
+    return InstalledProgram(program, members, job, decisions, Limits()), members
 
 
 @dataclass
