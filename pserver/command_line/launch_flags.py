@@ -59,21 +59,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         type=float,
         help="how long the processes wait for one another to come up (default: 300)",
     )
-    add(
-        "--grace",
-        metavar="SECONDS",
-        type=float,
-        default=0.0,
-        help="how long a trainer that gets SIGTERM may take to end its step and leave; the others "
-        "go on without it (default: 0, the job ends)",
-    )
-    add(
-        "--straggler-factor",
-        metavar="F",
-        type=float,
-        help="name a trainer as slow that computes more than F times as long as the others; 0: "
-        "none (default: 3)",
-    )
+    _add_fates(sub)
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(
         "--store",
@@ -94,6 +80,26 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
     )
     add_web_of_launch(sub)
     _add_shown(sub)
+
+
+def _add_fates(sub: argparse.ArgumentParser) -> None:
+    """What becomes of trainers that are taken away, or slow."""
+    add = sub.add_argument
+    add(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="how long a trainer that gets SIGTERM may take to end its step and leave; the others "
+        "go on without it (default: 0, the job ends)",
+    )
+    add(
+        "--straggler-factor",
+        metavar="F",
+        type=float,
+        help="name a trainer as slow that computes more than F times as long as the others; 0: "
+        "none (default: 3)",
+    )
 
 
 def _add_shown(sub: argparse.ArgumentParser) -> None:
