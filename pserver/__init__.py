@@ -271,6 +271,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/checkpoint.py         what makes a checkpoint complete
     checkpoint/checkpoint.py         one writer
     checkpoint/manifest.py           chains of checkpoints
+    checkpoint/manifest.py           parts that others have written
     checkpoint/manifest_bytes.py     the checksum of the metadata
     checkpoint/table_files.py        merging a chain
     client/client.py                 silence
@@ -279,6 +280,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/compression.py             error feedback
     dense/merge.py                   merge order
     dense/merge.py                   sums of halves
+    dense/slice_copies.py            memory that is there before
     dense/slice_optimizer.py         chunks
     dense/slice_optimizer.py         ends of tensors
     dense/slice_update.py            what arrives
@@ -291,6 +293,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/lane_executor.py             answers begin early
     job/lifecycle.py                 kept values
     job/lifecycle.py                 the job's lock
+    job/locked_cut.py                a reader that keeps up
+    job/locked_cut.py                a reader that rests
     job/locked_table.py              the table's lock
     job/membership.py                exactly once
     job/nonfinite_steps.py           NaN
@@ -298,9 +302,11 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/observations.py              one moment
     job/outlier_pushes.py            outliers
     job/outlier_pushes.py            one measure
+    job/server_cut.py                a cut
     job/shared_buffers.py            whose buffers
     job/snapshot.py                  reading beside an update
     job/staged_steps.py              turns
+    job/stragglers.py                a straggler
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
     launcher/planning/__init__.py    what a probe measures
@@ -308,12 +314,12 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     launcher/planning/cost.py        the cost model
     launcher/process.py              no orphans
     launcher/terminal.py             who owns the terminal
-    link/link_end.py                 exactly once and in order
-    link/link_end.py                 whoever sends takes all
     leases/__init__.py               the life of a position
     leases/__init__.py               trainers that step together
     leases/__init__.py               the end of an epoch
     leases/lease_table.py            calls that come twice
+    link/link_end.py                 exactly once and in order
+    link/link_end.py                 whoever sends takes all
     memory/garbage_collector.py      frozen modules
     memory/malloc.py                 warm buffers
     memory/malloc.py                 holes
@@ -338,6 +344,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/memory.py                  reserved memory
     table/memory.py                  a record
     table/rows_read.py               rows as they were read
+    table/slot_cut.py                copy before change
     table/tiered_table.py            two tiers
     table/updater.py                 rows that were always there
     table/updater.py                 a history that ends
