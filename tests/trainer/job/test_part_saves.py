@@ -71,9 +71,13 @@ def job(
     with ExitStack() as stack:
         config = ServerConfig(keep_failed_seconds=0.0, store=None if store is None else str(store))
         running = [stack.enter_context(Server(config)).endpoint for _ in range(servers)]
-        role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=running)
         options = dict[str, Any](checkpoint=str(path), every=ALWAYS, keep=2, strategy=strategy)
-        fleet.init(role if servers else None, **options)
+        role = (
+            fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=running)
+            if servers
+            else None
+        )
+        fleet.init(role, **options)
         try:
             yield
         finally:
