@@ -113,8 +113,8 @@ def trained(own: Path | None = None, stop: int = 0, clamp: bool = False) -> dict
             if optimizer.steps == stop:
                 raise Stopped
         scheduler.step()
-    own = {name: v for name, v in model.state_dict().items() if not name.startswith("rows.")}
-    return {**own, "rows": model.rows(IDS).detach().clone()}  # alone a table is in the model
+    held = {name: v for name, v in model.state_dict().items() if not name.startswith("rows.")}
+    return {**held, "rows": model.rows(IDS).detach().clone()}  # alone a table is in the model
 
 
 def run(
