@@ -11,6 +11,7 @@ In reading order::
     invariants    the values that each read, and the end, may have: exact fractions
     tables        the same for the rows of tables
     trial         runs it, with real servers, and checks
+    losses        trials in which trainers are lost and replaced
     __main__      many trials, and a table of their coverage
 
 The room imports ``communicator`` and the servers.
