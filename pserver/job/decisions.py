@@ -120,6 +120,7 @@ class Decisions:
         self.joined: dict[Process, tuple[int, ...]] = {}
         self._job, self._lost, self._clock = job, lost, clock
         self._cut: PServerError | None = None
+        self._dial: Callable[[], Link] | None = None
         self._link: Link | None = None
         self._unsent: list[bytes] = []  # until there is a link
         self._alone, self._closed = servers == 1, False
@@ -128,12 +129,18 @@ class Decisions:
         self._coordinator = None if server else Coordinator(servers, rounds, awaited)
         self._last = 0  # record that took effect
 
-    def connect(self, link: Link) -> None:
-        """From here on messages go over a link to the other servers."""
-        self._link, unsent = link, self._unsent
-        self._unsent = []
-        for data in unsent:
-            self._send(data)
+    def connect(self, dial: Callable[[], Link]) -> None:
+        """Messages go over a link to the other servers, which begins when a trainer joins: a server
+        that was started with its program may wait for long.
+        """
+        self._dial = dial
+
+    def _linked(self) -> None:
+        if self._dial is not None and self._link is None:
+            self._link, unsent = self._dial(), self._unsent
+            self._unsent = []
+            for data in unsent:
+                self._send(data)
 
     def close(self) -> None:
         """The job is over."""
@@ -167,11 +174,12 @@ class Decisions:
             self.changed()
 
     def join(self, process: Process, steps: Sequence[int]) -> None:
-        """A trainer joins the coordinator's server.
+        """A trainer joins this server.
 
         Args:
             steps: by lane, at which it begins.
         """
+        self._linked()
         if self._coordinator is not None:
             self._append(self._coordinator.join(process, steps, self._clock()))
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
@@ -226,9 +227,9 @@ class Job(Filing):
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
-        deployment = installed.program.deployment
+        deployment, decisions = installed.program.deployment, installed.decisions
         if self.links is not None and deployment is not None and deployment.plan.servers > 1:
-            installed.decisions.connect(self.links.connect(deployment, installed.decisions))
+            decisions.connect(partial(self.links.connect, deployment, decisions))
         for member in self._members.joined():
             installed.decisions.join(process_of(member), ())
 

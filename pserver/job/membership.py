@@ -435,11 +435,15 @@ class Membership:
             text: why; a sentence.
 
         Returns:
-            The member; None where it has not joined here, and never will.
+            The member, which may have joined another server only; None where another process has
+            its place here.
         """
         self.fenced.add(process)
         member = self.by_trainer.get(process.trainer)
-        if member is None or member.incarnation != process.incarnation:
+        if member is None:  # so that nobody waits for it
+            member = Member(process.trainer, process.incarnation, "", self.since)
+            self.by_trainer[process.trainer] = member
+        elif member.incarnation != process.incarnation:
             return None
         member.state, member.fenced = MemberState.LOST, text
         self.changes += 1

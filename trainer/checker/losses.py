@@ -135,7 +135,7 @@ class Process:
             if not (values == values[:, :1]).all():
                 raise ViolatedInvariant(f"half a step of trainer {trainer}: {values.tolist()}")
             found.append(int(values[0, 0]))
-        own = self.w[self.number :: self.loss.trainers].unique().tolist()
+        own = sorted(set(self.w[self.number :: self.loss.trainers].tolist()))
         if len(own) > 1:
             raise ViolatedInvariant(f"trainer {self.number} finds {own} of its own steps")
         return found
@@ -204,8 +204,8 @@ def _run(loss: Loss, servers: Sequence[TwinServer]) -> None:
             another.communicator.start()
             running.append(pool.submit(_steps, another, 2))
             others.append(another)
-        for each in running:
-            each.result(timeout=TIMEOUT_SECONDS)
+        for done in running:
+            done.result(timeout=TIMEOUT_SECONDS)
         _check(loss, others, victim)
         list(pool.map(lambda each: each.communicator.finish(), others))
 

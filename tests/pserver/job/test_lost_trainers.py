@@ -11,6 +11,7 @@ import torch
 
 from pserver.errors import Busy, PServerError, TrainerLost
 from pserver.job.job import Job
+from pserver.job_log.records import Process
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     BarrierRequest,
@@ -137,6 +138,18 @@ def test_another_process_takes_the_place_of_a_lost_trainer(served: Served, clock
     again.step(2, **ONES)
     assert states(job) == dict.fromkeys(range(3), "joined")
     assert job.installed().version == 6
+
+
+def test_a_trainer_that_was_lost_before_it_joined_here_is_not_waited_for(served: Served) -> None:
+    """It had joined another server, which has seen its end."""
+    job, listener = served
+    first = Trainer(job, listener, plan_of(2, "async"), 0)
+    with job.condition:
+        job.installed().decisions.silent(Process(1, "elsewhere"), "trainer 1 is gone")
+    first.step(1, **ONES)
+
+    assert states(job) == {0: "joined", 1: "lost"} and job.failure is None
+    assert Again(job, listener, first.plan, 1).session
 
 
 def test_a_lost_trainer_does_not_hold_up_those_that_are_bounded(
