@@ -81,7 +81,7 @@ class ChallengeReply(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index")
+    __slots__ = ("protocol", "trainer_id", "incarnation", "fingerprint", "manifest", "transports", "server_index", "coordinator")
     class ManifestEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class JoinRequest(_message.Message):
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     trainer_id: int
     incarnation: str
@@ -103,7 +104,8 @@ class JoinRequest(_message.Message):
     manifest: _containers.ScalarMap[str, str]
     transports: _containers.RepeatedScalarFieldContainer[str]
     server_index: int
-    def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ...) -> None: ...
+    coordinator: str
+    def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store")

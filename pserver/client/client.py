@@ -97,6 +97,7 @@ class Identity:
         incarnation: a random text, new for each start of the process.
         fingerprint, manifest: the plan's.
         transports: that the trainer can use, the preferred one first.
+        coordinator: the control endpoint of server 0.
     """
 
     trainer_id: int
@@ -104,6 +105,7 @@ class Identity:
     fingerprint: str
     manifest: Mapping[str, str]
     transports: Sequence[str]
+    coordinator: str = ""
 
 
 class Client(GroupedCalls):
@@ -274,6 +276,7 @@ class Client(GroupedCalls):
             manifest=dict(self._identity.manifest),
             transports=self._transports,
             server_index=self.index,
+            coordinator=self._identity.coordinator,
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
         for _ in poll(log, lambda: text, self._start_timeout, POLL_SECONDS):

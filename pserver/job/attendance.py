@@ -108,6 +108,7 @@ class Attendance(Endings):
             if self.lifecycle.draining:
                 raise Draining("the server is shutting down")
             check_request(request, self.config.limits)
+            self._coordinator = request.coordinator or self._coordinator
             if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
                 return wire.JoinReply(ready=False)
             if request.trainer_id == 0 and self._members.deserted:

@@ -52,8 +52,8 @@ class Link(Protocol):
 class Links(Protocol):
     """What connects the servers of a job; see :mod:`pserver.service.server_links`."""
 
-    def connect(self, deployment: Deployment, decisions: Decisions) -> Link:
-        """The link of this server to the others."""
+    def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
+        """The link of this server to the others; the coordinator's endpoint is its last argument."""
 
     def follow(self, request: FollowRequest) -> str:
         """The session of a server that wants to follow; "" while there is no job to follow."""

@@ -54,6 +54,7 @@ class Endings(ABC):
         self._members = Membership(1, clock())
         self._announcements = Announcements()
         self.links: Links | None = None
+        self._coordinator = ""  # server 0's endpoint, as trainers name it
         self.log = EventLog(log, self.lifecycle.events)
         self.observations = Observations()
 

@@ -22,7 +22,7 @@ from pserver.errors import (
 )
 from pserver.job import held_values
 from pserver.job.background_saves import BackgroundSaves
-from pserver.job.decisions import Decisions, Links, process_of
+from pserver.job.decisions import Decisions, Link, Links, process_of
 from pserver.job.filing import Filing
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
@@ -41,6 +41,7 @@ from pserver.job.status_report import (
 from pserver.memory.resident import resident_bytes
 from pserver.transport.byte_counters import ByteCounters
 from transpiler.ir.graph import Storage
+from transpiler.plan.plan import Deployment
 from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
 
@@ -229,9 +230,13 @@ class Job(Filing):
         self.program = installed
         deployment, decisions = installed.program.deployment, installed.decisions
         if self.links is not None and deployment is not None and deployment.plan.servers > 1:
-            decisions.connect(partial(self.links.connect, deployment, decisions))
+            decisions.connect(partial(self._linked, self.links, deployment, decisions))
         for member in self._members.joined():
             installed.decisions.join(process_of(member), ())
+
+    def _linked(self, links: Links, deployment: Deployment, decisions: Decisions) -> Link:
+        # a program that was kept in a file may name servers of another day
+        return links.connect(deployment, decisions, self._coordinator or deployment.endpoints[0])
 
     def loaded(self, member: Member) -> Outcome:
         """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): from here on

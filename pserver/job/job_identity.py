@@ -116,7 +116,8 @@ def check_request(request: wire.JoinRequest, limits: Limits) -> None:
             f"expected protocol version {PROTOCOL}, got {request.protocol}: install one version "
             "everywhere"
         )
-    texts = (request.incarnation, request.fingerprint, *request.transports[:MOST_TRANSPORTS])
+    names = request.incarnation, request.fingerprint, request.coordinator
+    texts = (*names, *request.transports[:MOST_TRANSPORTS])
     check_names(texts, limits)
     if len(request.transports) > MOST_TRANSPORTS:
         count = len(request.transports)

@@ -42,12 +42,13 @@ class ServerLinks:
         self._config, self._access = config, access
         self._links: CoordinatorLinks | None = None
 
-    def connect(self, deployment: Deployment, decisions: Decisions) -> Link:
+    def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
         """Server 0 expects the others from here on; another one dials server 0.
 
         Args:
             deployment: of a job of several servers.
             decisions: gets what comes, and is told where a link has ended.
+            coordinator: server 0's control endpoint.
         """
         config, plan, index = self._config, deployment.plan, deployment.server_index
         assert index is not None, "a server's deployment"
@@ -63,7 +64,7 @@ class ServerLinks:
             links.expect(plan.fingerprint(), plan.servers)
             return Followers(links)
         return FollowerLink(
-            deployment.endpoints[0],
+            coordinator,
             index,
             plan.fingerprint(),
             self._access,

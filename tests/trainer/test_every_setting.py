@@ -34,6 +34,7 @@ HYBRID = {"mp_degree": 1, "order": ["mp", "sep", "sharding", "pp", "dp"]}  # ano
 # what else a setting needs to act at all
 BESIDE: dict[str, dict[str, Any]] = {
     "sync_batch_norm": {"a_sync": False},
+    "elastic": {"a_sync": False},
     "localsgd_configs.k_steps": {"localsgd": True},
     "localsgd_configs.begin_step": {"localsgd": True, "localsgd_configs": {"k_steps": 2}},
     "adaptive_localsgd_configs.init_k_steps": {"adaptive_localsgd": True},
@@ -230,7 +231,14 @@ def of_servers(given_to: str, strategy: DistributedStrategy | None, servers: Ser
         communicator.dense_allreduce and communicator.dense_allreduce.exchange,
         zeros(optimizer),
         precision(),
+        leased(),
     )
+
+
+def leased() -> bool:
+    """Whether servers deal out the samples."""
+    job = present()
+    return job.samples.leases(job.communicator, job.strategy, None) is not None
 
 
 def classes() -> list[str]:

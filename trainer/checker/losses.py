@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pserver.config import ServerConfig
-from pserver.errors import PServerError
+from pserver.errors import PServerError, Unreachable
 from pserver.wire_pb2 import AnnounceRequest
 from trainer.checker.scenario import RULE, TRANSPORTS
 from trainer.checker.trial import AnyTransport, TwinServer, ViolatedInvariant
@@ -142,15 +142,18 @@ class Process:
 
     def die(self, commits: int) -> None:
         """Takes a step, and ends when so many servers have its COMMIT."""
-        clients = self.communicator.clients
+        clients, ended = self.communicator.clients, threading.Event()
 
         def dies(*arguments: Any, **named: Any) -> None:
-            raise SystemExit  # of its thread
+            raise Unreachable("the process has ended")
+
+        def hears_nothing(*arguments: Any) -> None:
+            ended.wait(TIMEOUT_SECONDS)
 
         for client in clients[commits:]:
-            client.channels[0].commit = dies  # type: ignore[method-assign]
-        if commits == len(clients):  # it does not hear of the result
-            clients[0].channels[0]._answered = dies  # type: ignore[method-assign]
+            vars(client.channels[0])["commit"] = dies
+        if commits == len(clients):
+            vars(clients[0].channels[0])["_answered"] = hears_nothing
         sending = threading.Thread(target=self._send, daemon=True)
         sending.start()
         sending.join(0.5)
@@ -159,6 +162,7 @@ class Process:
             for channel in client.every_channel:
                 channel.close(abruptly=True)
             client._control.close()
+        ended.set()
         self.communicator._departure.forget()
 
     def _send(self) -> None:

@@ -64,6 +64,7 @@ def _identity(deployment: Deployment, connection: Connection, incarnation: str) 
         fingerprint=deployment.plan.fingerprint(),
         manifest=deployment.plan.manifest(),
         transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
+        coordinator=deployment.endpoints[0],
     )
 
 

@@ -38,6 +38,7 @@ SWITCHES: Table = table(
         flag(),
         "Trainers may come and go: samples are dealt out by leases, also where steps wait for all.",
         EVERY,
+        early=True,
     ),
     Setting(
         "without_graph_optimization",

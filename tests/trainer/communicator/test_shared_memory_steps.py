@@ -106,7 +106,7 @@ def test_frames_that_are_lost_or_come_twice_change_nothing(
 ) -> None:
     """Streams break, frames come late and twice: the same values."""
     monkeypatch.setenv("PSERVER_TRANSPORT", "shm")
-    with injected(Injector(seed=seed, rate=0.1), "shm") as injector:
+    with injected(Injector(seed=seed, rate=0.3), "shm") as injector:
         found = trained(MODES["sync" if seed % 2 else "async"])
 
     assert injector.done
