@@ -53,7 +53,7 @@ class Links(Protocol):
     """What connects the servers of a job; see :mod:`pserver.service.server_links`."""
 
     def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
-        """The link of this server to the others; the coordinator's endpoint is its last argument."""
+        """The link of this server to the others, by the coordinator's endpoint."""
 
     def follow(self, request: FollowRequest) -> str:
         """The session of a server that wants to follow; "" while there is no job to follow."""
