@@ -290,6 +290,7 @@ def test_everybody_learns_of(
     trainer that had joined, and otherwise not.
     """
     number, kind, seconds = FAULTS[what]
+    goes_on = kind == "trainer" and number != "SIGTERM" and mode in OUTLIVE and phase != "starting"
     cluster = by_turns(what, mode, phase)(processes, f"{number} {kind} {phase}", mode)
     cluster.start()
     at, pid, victim = cluster.struck()
@@ -297,7 +298,10 @@ def test_everybody_learns_of(
         time.sleep(seconds)  # the stop itself is what is tested
         os.kill(pid, signal.SIGCONT)
     else:
-        cluster.wait_for_all(victim, *cluster.idle)
+        if goes_on:  # launch waits for a trainer that stands still
+            cluster.wait(lambda: {*cluster.pids} <= {*cluster.ends, victim, "launch"})
+        else:
+            cluster.wait_for_all(victim, *cluster.idle)
         with suppress(ProcessLookupError):  # it has died, or launch was faster
             os.kill(pid, signal.SIGCONT)
         for name in cluster.idle:
@@ -313,7 +317,6 @@ def test_everybody_learns_of(
         assert {end.status for end in cluster.ends.values()} == {0}, f"{cluster.ends}\n{cluster}"
         assert mode not in SAME_VALUES or cluster.values() == undisturbed(mode)
         return
-    goes_on = kind == "trainer" and number != "SIGTERM" and mode in OUTLIVE and phase != "starting"
     # launch, which asks servers whether the job goes on, may find that it is over
     ended_well = {n for n, end in cluster.ends.items() if end.status == 0 and n != "launch"}
     assert ended_well == (set(others) if goes_on else set()), f"{cluster.ends}\n{cluster}"
