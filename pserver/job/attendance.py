@@ -108,7 +108,6 @@ class Attendance(Endings):
             if self.lifecycle.draining:
                 raise Draining("the server is shutting down")
             check_request(request, self.config.limits)
-            self._coordinator = request.coordinator or self._coordinator
             if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
                 return wire.JoinReply(ready=False)
             if request.trainer_id == 0 and self._members.deserted:
@@ -209,6 +208,7 @@ class Attendance(Endings):
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
         self._members.add(member, steps)
+        self._coordinator = request.coordinator or self._coordinator
         if self.program is not None:
             self.program.decisions.join(process_of(member), steps)
         self._announcements.joined(trainer, request.incarnation)

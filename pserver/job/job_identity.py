@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pserver import wire_pb2 as wire
+from pserver.config import split_endpoint
 from pserver.errors import Busy, FingerprintMismatch, Refused
 from pserver.limits import Limits
 from transpiler.plan.plan import Plan, differences
@@ -119,6 +120,10 @@ def check_request(request: wire.JoinRequest, limits: Limits) -> None:
     names = request.incarnation, request.fingerprint, request.coordinator
     texts = (*names, *request.transports[:MOST_TRANSPORTS])
     check_names(texts, limits)
+    try:
+        split_endpoint(request.coordinator or "localhost:1")
+    except ValueError as error:
+        raise Refused(f"the coordinator's endpoint: {error}") from error
     if len(request.transports) > MOST_TRANSPORTS:
         count = len(request.transports)
         raise Refused(f"expected at most {MOST_TRANSPORTS} transports, got {count}")

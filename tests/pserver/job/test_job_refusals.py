@@ -81,6 +81,17 @@ def test_another_protocol_version_is_refused(served) -> None:
         job.join(JoinRequest(protocol=PROTOCOL + 1))
 
 
+@pytest.mark.parametrize("coordinator", ["nowhere", ":1", "host:70000", "host:x"])
+def test_a_coordinator_that_is_no_endpoint_is_refused(served, coordinator: str) -> None:
+    """A server would dial it; the job begins without that trainer."""
+    job, listener = served
+    first = Trainer(job, listener, plan_of(trainers=2), 0)
+
+    with pytest.raises(Refused, match="the coordinator's endpoint: expected an endpoint"):
+        job.join(first.request(trainer_id=1, coordinator=coordinator))
+    assert job.failure is None
+
+
 def test_a_program_with_an_unknown_op_is_refused(served) -> None:
     """Only allow-listed ops run on a server."""
     job, listener = served
