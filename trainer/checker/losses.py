@@ -21,7 +21,8 @@ import torch
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable
-from pserver.wire_pb2 import AnnounceRequest
+from pserver.launcher import last_word
+from pserver.security.access import OPEN
 from trainer.checker.scenario import RULE, TRANSPORTS
 from trainer.checker.trial import AnyTransport, TwinServer, ViolatedInvariant
 from trainer.communicator.communicator import Communicator
@@ -202,7 +203,7 @@ def _run(loss: Loss, servers: Sequence[TwinServer]) -> None:
         for _ in range(loss.at - 1):
             victim.step()
         victim.die(loss.commits)
-        servers[0].job.announce(AnnounceRequest(trainer_id=victim.number, failure="killed"))
+        last_word.tell(OPEN, endpoints[:1], [f"{victim.number}=killed"])
         if loss.again:
             another = Process(loss, endpoints, victim.number)
             another.communicator.start()
