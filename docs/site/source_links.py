@@ -1,0 +1,64 @@
+"""A Markdown extension for the pages of docs/ as a site, which has no sources to link to.
+
+On a code host ``[the ports](../pserver/security/ports.py)`` is a link to that file.  In the site it
+is the words, and the path as code.  Python-Markdown does not tell an extension which page it
+converts, so a path counts as one of docs/ wherever docs/ has it, whatever ``../`` precede it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+
+DOCS = Path(__file__).parent.parent
+RELATIVE = re.compile(r"(?:\.\./)*([^:#]+)")
+
+
+def source(link: str) -> str | None:
+    """The path in the repository that a link leads to, where the site does not have it."""
+    found = RELATIVE.match(link)
+    if found is None:
+        return None
+    path = found[1]
+    if (DOCS / path).exists():
+        return f"docs/{path}" if path.endswith(".py") else None
+    return path if (DOCS.parent / path).exists() else None
+
+
+class SourceLinks(Treeprocessor):
+    """Puts the words, and the path as code, in place of each link to a source."""
+
+    def run(self, root: Element) -> None:
+        """Changes the elements of a page in place."""
+        for link in root.iter("a"):
+            path = source(link.get("href", ""))
+            if path is None:
+                continue
+            link.tag, link.attrib = "span", {"class": "source"}
+            if path not in "".join(link.itertext()):
+                code = Element("code")
+                code.text = path
+                space = link[-1] if len(link) else link
+                if space is link:
+                    link.text = f"{link.text} "
+                else:
+                    space.tail = f"{space.tail or ''} "
+                link.append(code)
+
+
+class SourceLinksExtension(Extension):
+    """What mkdocs.yml names."""
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  # Python-Markdown's name
+        """Behind the inline patterns (20), which make links, and before MkDocs's look at them."""
+        md.treeprocessors.register(SourceLinks(md), "source_links", 10)
+
+
+def makeExtension(**settings: object) -> SourceLinksExtension:  # noqa: N802
+    """What Python-Markdown calls."""
+    return SourceLinksExtension(**settings)
