@@ -117,6 +117,10 @@ class LookupModule(nn.Module):
             rows are of 16 bits, those that are looked up are float32.
         hash: how ids of strings were made, as a file has it; None: ids are numbers.
 
+    Attributes:
+        described: what a file says of the table beside its tensors, as JSON, by the key that it has
+            there.  So ``load_state_dict`` takes a file as it is, of the same table.
+
     Raises:
         ValueError: ids are not in order or not as many as rows, or no such pooling.
     """
@@ -157,12 +161,16 @@ class LookupModule(nn.Module):
         self.rows_dtype = torch.float32 if self.short else weight.dtype
         self.initial = initial or InitialRows("constant", 0.0, 0.0, 0, self.dim, self.rows_dtype)
         self.pooling, self.padding_idx = pooling, padding_idx
-        if ids is not None and not len(ids):  # one row always, so that every search finds a place
+        self.empty = ids is not None and not len(ids)
+        if self.empty:  # one row always, so that every search finds a place
             ids = torch.zeros(1, dtype=torch.int64)
             weight, scale = self.initial(ids), None
         self.register_buffer("scale", scale)
-        self.register_buffer("ids", torch.empty(0, dtype=torch.int64) if ids is None else ids)
+        places = torch.empty(0, dtype=torch.int64) if ids is None else ids
+        self.register_buffer("ids", places, persistent=self.listed)
         self.register_buffer("weight", weight)
+        self.described: dict[str, bytes] = {}
+        self.register_load_state_dict_pre_hook(_as_in_the_file)  # type: ignore[no-untyped-call]  # torch's own
 
     def forward(
         self, ids: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
@@ -248,6 +256,30 @@ class LookupModule(nn.Module):
         return sums / (total if self.pooling == "mean" else total.sqrt()).unsqueeze(1)
 
 
+def _as_in_the_file(
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: object,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Lets a module take what a file has beside tensors of it: descriptions, or no row at all."""
+    assert isinstance(module, LookupModule)
+    if module.empty and len(state.get(prefix + "ids", module.ids)) == 0:
+        state |= {prefix + "ids": module.ids, prefix + "weight": module.weight}
+        state.pop(prefix + "scale", None)
+    for key, said in module.described.items():
+        given = state.pop(prefix + key, None)
+        if given is not None and bytes(given.tolist()) != said:
+            errors.append(
+                f"{prefix}{key}: expected {said.decode()}, which the module was made of, got "
+                f"{bytes(given.tolist()).decode()}"
+            )
+
+
 def load_embedding(
     path: str,
     name: str,
@@ -290,7 +322,13 @@ def load_embedding(
         )
     scale = tensors.get(prefix + "scale")
     hashed = tensors.get(prefix + "hash")
-    return LookupModule(weight, ids, initial, pooling, padding_idx, scale, hashed)
+    module = LookupModule(weight, ids, initial, pooling, padding_idx, scale, hashed)
+    module.described = {
+        key: bytes(tensors[prefix + key].tolist())
+        for key in ("initial", "hash")
+        if prefix + key in tensors
+    }
+    return module
 
 
 def _read(path: str) -> Mapping[str, Any]:

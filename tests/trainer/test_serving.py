@@ -233,6 +233,37 @@ def test_a_table_without_rows_serves_initial_values(tmp_path: Path) -> None:
     assert torch.equal(zeros(ids), torch.zeros(3, DIM))
 
 
+@pytest.mark.parametrize("form", ["float32", "int8"])
+@pytest.mark.parametrize("size", [None, 100], ids=["any id", "range"])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_model_takes_the_whole_file(
+    tmp_path: Path, rows: int, size: int | None, form: str
+) -> None:
+    """``load_state_dict`` of a model with a served table takes the export as it is, strictly; the
+    export of a table that begins otherwise is refused.
+    """
+    embedding = DistributedEmbedding(DIM, num_embeddings=size, seed=8, init=Uniform(-1.0, 1.0))
+    if rows:
+        trained(embedding, torch.arange(rows))
+    exported(embedding, tmp_path / "model.pt", rows=form)
+    state = read(tmp_path / "model.pt")
+    served = load_embedding(str(tmp_path / "model.pt"), "emb")
+    model = nn.ModuleDict({"emb": served, "fc": nn.Linear(2, 1, bias=False)})
+    state["fc.weight"] = torch.ones(1, 2)
+    model.load_state_dict(state)
+    ids = torch.tensor([0, 2, 99])
+
+    again = load_embedding(str(tmp_path / "model.pt"), "emb")
+    assert torch.equal(served(ids), again(ids))
+    assert torch.allclose(served(ids), embedding(ids), atol=0 if form == "float32" else 0.01)
+    assert torch.equal(model.state_dict()["fc.weight"], torch.ones(1, 2))
+    if size is not None:
+        return
+    state["emb.initial"] = torch.tensor(list(b'{"kind": "constant"}'), dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match='emb.initial: expected .*"uniform".* got .*"constant"'):
+        model.load_state_dict(state)
+
+
 ALONE = """
 import sys, torch
 for name in ("trainer", "pserver", "transpiler", "numba", "pyarrow", "grpc", "safetensors"):
