@@ -18,7 +18,7 @@ LONG = {
     *("dgc.md", "embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md"),
     *("names.md", "planner.md", "programs.md", "quickstart.md", "ray.md", "recommenders.md"),
     *("restarts.md", "rules.md", "security.md", "sharding.md", "trace.md", "transformers.md"),
-    "web.md",
+    *("web.md", "clicks.md", "by_hand.md"),
 }
 LANGUAGES = (*RUN, "output", "text")
 ELSEWHERE = "index_of_names.md"  # tests/transpiler/names runs what it shows
