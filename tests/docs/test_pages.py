@@ -118,6 +118,19 @@ def test_the_picture_of_the_architecture_is_current() -> None:
     )
 
 
+@pytest.mark.processes
+def test_the_pictures_of_the_modes_are_current() -> None:
+    """docs/concepts/modes/*.svg are what docs/pictures/modes.py draws."""
+    made = subprocess.run(
+        [sys.executable, str(DOCS / "pictures" / "modes.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert made.returncode == 0, made.stderr
+
+
 def test_the_page_of_rooms_has_every_room_and_no_other() -> None:
     """docs/architecture.md names each folder of the three packages once, and only those."""
     rooms = {

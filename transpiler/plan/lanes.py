@@ -126,7 +126,8 @@ def _bounds(lane: Lane) -> list[str]:
     if lane.min_send_grad_num_before_recv > 1:
         said.append(f"received after {lane.min_send_grad_num_before_recv} messages")
     if lane.staleness is not None:
-        said.append(f"at most {_steps(lane.staleness)} ahead of the slowest")
+        steps = "1 step" if lane.staleness == 1 else f"{lane.staleness} steps"
+        said.append(f"at most {steps} ahead of the slowest")
     if lane.dc_asgd:
         said.append(f"delay compensation {lane.dc_asgd:g}")
     return said

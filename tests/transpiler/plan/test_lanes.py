@@ -281,6 +281,11 @@ def test_a_lane_that_makes_no_sense_is_refused(lane: Lane, words: str) -> None:
             "each gradient as it comes, each waits for its own result, a receiving thread of its "
             "own, received after 3 messages",
         ),
+        (
+            Lane("async", staleness=1),
+            "each gradient as it comes, each waits for its own result, at most 1 step ahead of the "
+            "slowest",
+        ),
         (Lane("half_async", "mean", 3), "mean of 3 own steps, waits for its own result"),
         (Lane("geo", k_steps=100), "every 100 steps what changed, divided by 2, is added"),
         (
