@@ -1,0 +1,116 @@
+"""Promises about docs/concepts/walks.md: it names what there is, and what a step really calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.pages import ROOT
+from trainer import DistributedEmbedding, fleet, row_optimizers
+from transpiler import DistributedStrategy
+
+PAGE = ROOT / "docs" / "concepts" / "walks.md"
+NAMED = re.compile(r"`((?:transpiler|pserver|trainer)/[\w/]+\.py)(?::\s+([\w.]+))?`")
+Servers = Callable[[int], str]
+
+
+def named(text: str) -> list[tuple[str, str]]:
+    """The files that a text names, each with a class or function of it, or ""."""
+    return NAMED.findall(text)
+
+
+def defined(file: str) -> set[str]:
+    """The classes, functions and methods of a file."""
+    found = set()
+    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inner = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            found |= {f"{node.name}.{each.name}" for each in inner}
+    return found
+
+
+def test_every_file_and_name_of_the_walks_is_there() -> None:
+    """Each file exists, and defines the class, function or method that stands behind it."""
+    places = named(PAGE.read_text(encoding="utf-8"))
+
+    assert len(places) > 80
+    assert [file for file, _ in places if not (ROOT / file).exists()] == []
+    assert [f"{file}: {name}" for file, name in places if name and name not in defined(file)] == []
+
+
+@contextmanager
+def calls() -> Iterator[tuple[dict[str, None], threading.Event]]:
+    """Notes each function of ours that is called while the event is set, in whichever thread that
+    begins in this context, and in this one.
+    """
+    seen: dict[str, None] = {}
+    on = threading.Event()
+    root = f"{ROOT}/"
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and on.is_set() and frame.f_code.co_filename.startswith(root):
+            file = frame.f_code.co_filename.removeprefix(root)
+            seen[f"{file}: {frame.f_code.co_qualname}"] = None
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield seen, on
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+class Net(nn.Module):
+    """A table, small layers, and one that is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = DistributedEmbedding(4, optimizer=row_optimizers.Adagrad(lr=0.1))
+        self.layers = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 300))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(self.rows(ids))
+        return out
+
+
+@pytest.mark.slow
+def test_a_step_calls_all_that_the_walks_name(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sync step, of two servers over TCP, goes through every function of the two walks."""
+    monkeypatch.setenv("PSERVER_TRANSPORT", "tcp")
+    strategy = DistributedStrategy()
+    strategy.a_sync = False
+    with calls() as (seen, on):
+        endpoints = servers(2).split(",")
+        role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=endpoints)
+        fleet.init(role, strategy=strategy)
+        model = fleet.distributed_model(Net())
+        optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters()))
+        for step in range(2):
+            if step == 1:  # the first one makes buffers and rows
+                on.set()
+            model(torch.arange(32)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        on.clear()
+        fleet.finish()
+    walks = PAGE.read_text(encoding="utf-8").partition("## Where the walks differ")[0]
+    # the thread of a stream has been in there since before the step
+    before = "pserver/service/tensor_service.py: TensorService.serve"
+    expected = {f"{file}: {name}" for file, name in named(walks) if name} - {before}
+
+    assert sorted(expected - seen.keys()) == []
