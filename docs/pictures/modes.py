@@ -204,7 +204,7 @@ def picture(mode: Mode) -> str:
     for row, y in tops.items():
         color = PSERVER[2] if row == SERVERS else TRAINER[2]
         drawn += text(16, y + 21, NAMES[row], 13, color, 600, "start")
-    spans = [span for span in line.spans if span.begin < END - 0.05]
+    spans = [span for span in line.spans if span.begin < END - 0.35]
     messages = [each for each in line.messages if each.arrives < END]
     for span in (each for each in spans if each.kind == "reduce" and each.row == FIRST):
         middle = across((span.begin + min(span.end, END)) / 2)

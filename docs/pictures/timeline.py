@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 FIRST, SERVERS, SECOND = 0, 1, 2  # rows of a picture
 NAMES = {FIRST: "trainer 0", SERVERS: "servers", SECOND: "trainer 1"}
 TRAVEL, UPDATE, ALLREDUCE = 0.45, 0.75, 0.9  # in units of time
-END = 15.0  # of the time that a picture shows
+END = 12.0  # of the time that a picture shows
 
 
 @dataclass(frozen=True)
