@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -39,16 +39,19 @@ class SourceLinks(Treeprocessor):
             path = source(link.get("href", ""))
             if path is None:
                 continue
+            if "".join(link.itertext()) == path:
+                link.text, link[:] = None, []
             link.tag, link.attrib = "span", {"class": "source"}
-            if path not in "".join(link.itertext()):
-                code = Element("code")
-                code.text = path
-                space = link[-1] if len(link) else link
-                if space is link:
-                    link.text = f"{link.text} "
-                else:
-                    space.tail = f"{space.tail or ''} "
-                link.append(code)
+            _append(link, path)
+
+
+def _append(words: Element, path: str) -> None:
+    """The path as code, behind the words where there are any."""
+    if len(words):
+        words[-1].tail = f"{words[-1].tail or ''} "
+    elif words.text:
+        words.text += " "
+    SubElement(words, "code").text = path
 
 
 class SourceLinksExtension(Extension):

@@ -1,0 +1,19 @@
+"""The pages of docs/ that are made from the sources, so that nothing is written twice.
+
+``make reference`` writes them all, and a test says which are not current.  A generator is a module
+whose ``pages()`` gives the text of each of its pages, by the path below docs/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.generators import api
+
+DOCS = Path(__file__).parent.parent
+GENERATORS = (api,)
+
+
+def every_page() -> dict[str, str]:
+    """The text of each generated page, by its path below docs/."""
+    return {path: text for each in GENERATORS for path, text in each.pages().items()}
