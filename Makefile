@@ -7,6 +7,7 @@
 # make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many trials
 # make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
 # make docs     builds docs/ as a site into build/site; index.html is its first page
+# make reference   writes those pages of docs/ that are made from the sources
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -29,7 +30,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench docs lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
+.PHONY: help demo test test-fast bench docs reference lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -98,6 +99,10 @@ fuzz: .venv/.dev
 docs: .venv/.dev
 	@echo "== docs/ as a site: build/site/index.html"
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+
+reference: .venv/.dev
+	@echo "== the pages of docs/ that are made from the sources"
+	@$(BIN)/python -m docs.generators
 
 lint: .venv/.dev
 	@echo "== ruff: lint and format"

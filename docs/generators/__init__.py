@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.generators import api
+from docs.generators import api, index_of_names, notes, ports, strategy_keys
 
 DOCS = Path(__file__).parent.parent
-GENERATORS = (api,)
+GENERATORS = (api, index_of_names, notes, ports, strategy_keys)
 
 
 def every_page() -> dict[str, str]:

@@ -19,7 +19,7 @@ MODULES = {
     "trainer.nn": "Losses and layers; [a page](../nn.md) says how they are used.",
     "trainer.nn.functional": "The functions of [trainer.nn](trainer.nn.md).",
     "trainer.metrics": "Metrics over all trainers; [evaluation](../evaluation.md) has examples.",
-    "trainer.lr": "Schedulers that torch lacks; [learning rates](../learning_rates.md) has examples.",
+    "trainer.lr": "Schedulers that torch lacks; [a page](../learning_rates.md) has examples.",
     "trainer.row_optimizers": "Rules that update rows of tables.\n"
     "[Embeddings](../embeddings.md#update-rules) says how a table gets one.",
     "transpiler": "Programs, and what splits them; [programs](../programs.md) has examples.",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -42,7 +43,7 @@ def _lines(lines: list[str]) -> Iterator[str]:
         if text == "Example:":
             yield line.replace("Example:", "Examples:")
         elif text.endswith("::"):
-            block = list(takewhile(lambda each: not each.strip() or _indent(each) > width, lines))
+            block = list(takewhile(partial(_is_within, width), lines))
             del lines[: len(block)]
             yield from _fenced(line, block)
         else:
@@ -59,6 +60,10 @@ def _fenced(line: str, block: list[str]) -> Iterator[str]:
     first = [line.replace("Example::", "Examples:")] if example else [line[:-1], ""]
     language = "python" if _is_python("\n".join(code)) else "text"
     yield from [*first, f"{pad}```{language}", *(pad + each for each in code), f"{pad}```", ""]
+
+
+def _is_within(width: int, line: str) -> bool:
+    return not line.strip() or _indent(line) > width
 
 
 def _indent(line: str) -> int:

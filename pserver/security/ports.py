@@ -1,4 +1,4 @@
-"""Every port that the system opens: the table of docs/ports.md, which ``docs/ports.py`` writes.
+"""Every port that the system opens: the table of docs/ports.md.
 
 A test holds it against the sockets of running jobs.
 """

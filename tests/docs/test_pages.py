@@ -75,20 +75,6 @@ def test_the_index_has_every_page() -> None:
     }
 
 
-@pytest.mark.processes
-def test_the_index_of_notes_is_complete() -> None:
-    """docs/notes.md is what docs/notes.py makes of the sources."""
-    made = subprocess.run(
-        [sys.executable, str(DOCS / "notes.py"), "--print"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-
-    assert made == (DOCS / "notes.md").read_text(encoding="utf-8"), "run python docs/notes.py"
-
-
 def test_a_reference_to_a_note_finds_it() -> None:
     """Every ``[Note: title]`` in the sources is an essay, or names one."""
     known = re.findall(r"^\| ([^|]+) \| \[", (DOCS / "notes.md").read_text(), re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 
 import pytest
 
@@ -31,13 +30,6 @@ OPENERS = {
     "trainer/collective/rendezvous.py": "rendezvous",
     "trainer/collective/spawn.py": "rendezvous",
 }
-
-
-def test_the_page_is_the_table() -> None:
-    """docs/ports.md is what docs/ports.py writes."""
-    page = runpy.run_path(str(ROOT / "docs" / "ports.py"))["page"]()
-
-    assert page == (ROOT / "docs" / "ports.md").read_text(encoding="utf-8")
 
 
 def test_every_file_that_listens_has_a_row() -> None:

@@ -1,4 +1,4 @@
-"""Writes the pictures of docs/web.md: ``python docs/screenshots.py``, where Chromium, its driver
+"""Writes the pictures of docs/web.md: ``python docs/pictures/web.py``, where Chromium, its driver
 and selenium are installed.
 
 It launches a job of two servers and two trainers, of which one is slower, opens its page in a
@@ -21,7 +21,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).parent
 SECONDS = 120.0  # for the page to come up
 WATCHED = 45.0  # seconds of the job that a picture shows
 SCRIPT = """

@@ -1,10 +1,5 @@
 """Writes docs/notes.md: the index of the essays that stand in the sources as ``[Note: title]``.
 
-::
-
-    python docs/notes.py            writes docs/notes.md
-    python docs/notes.py --print    prints it
-
 An essay is a paragraph of a docstring, or of a block of comments, that begins with its title in
 brackets.  Everywhere else the title follows a "see".
 """
@@ -12,12 +7,10 @@ brackets.  Everywhere else the title follows a "see".
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "notes.md"
+ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("transpiler", "pserver", "trainer")
 ESSAY = re.compile(r"^[ \t#]*\[Note: ([^\]]+)\]\s+(.+?)(?=\n[ \t#]*\n|\"\"\"|\Z)", re.M | re.S)
 SENTENCE = re.compile(r"(.+?(?<!et al)\.)(?:\s|$)")
@@ -26,7 +19,7 @@ FIRST = """# Notes in the sources
 A hard thing gets an essay in the docstring of the module that owns it, headed `[Note: title]`.
 Code that relies on it says `See [Note: title]`.
 This page is the index of these essays, each with its first sentence.
-`python docs/notes.py` writes it, and a test checks that it is complete.
+`make reference` writes it.
 """
 
 
@@ -39,8 +32,8 @@ def essays(path: Path) -> Iterator[tuple[str, str]]:
         yield found[1], sentence[1] if sentence else "(a drawing)"
 
 
-def page() -> str:
-    """The whole page."""
+def pages() -> dict[str, str]:
+    """The text of the page."""
     lines = [FIRST]
     for package in PACKAGES:
         lines += [f"## {package}", "", "| note | file | it begins |", "|---|---|---|"]
@@ -49,11 +42,4 @@ def page() -> str:
             for title, sentence in essays(path):
                 lines.append(f"| {title} | [{name}](../{name}) | {sentence} |")
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        sys.stdout.write(page())
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    return {"notes.md": "\n".join(lines).rstrip() + "\n"}

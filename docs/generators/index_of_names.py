@@ -1,24 +1,12 @@
-"""Writes docs/index_of_names.md: PaddlePaddle's names, from the tables in ``transpiler/names``.
-
-::
-
-    python docs/index_of_names.py            writes docs/index_of_names.md
-    python docs/index_of_names.py --print    prints it
-"""
+"""Writes docs/index_of_names.md: PaddlePaddle's names, from the tables in ``transpiler/names``."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from itertools import groupby
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from transpiler.names.index import KINDS, Name, names
 
-from transpiler.names.index import KINDS, Name, names  # noqa: E402  # from this tree
-
-PAGE = ROOT / "docs" / "index_of_names.md"
 FIRST = """# Index of names
 
 What a user of PaddlePaddle writes here for {count} of its names.
@@ -29,8 +17,7 @@ A script that imports such a name from `transpiler`, `trainer`, `trainer.nn`,
 `trainer.nn.functional`, `trainer.metrics`, `trainer.lr` or `trainer.fleet` is told the same by the
 ImportError.
 
-`python docs/index_of_names.py` writes this page from the tables in
-[transpiler/names](../transpiler/names).
+`make reference` writes this page from [their tables](../transpiler/names).
 An entry also has what a test runs of it, in a program where it is an op, and compares with torch or
 numpy.
 A dotted name can be imported; anything else is code.
@@ -65,8 +52,8 @@ def recipe(entry: Name) -> str:
     return f"\n### {entry.name}\n\n```text\n{entry.snippet.strip()}\n```\n"
 
 
-def page() -> str:
-    """The page's text."""
+def pages() -> dict[str, str]:
+    """The text of the page."""
     every = list(names().values())
     counts = Counter(entry.kind for entry in every)
     kinds = "| class | names | |\n|---|---|---|\n" + "".join(
@@ -81,11 +68,5 @@ def page() -> str:
     for letter, entries in sections.items():
         text += f"\n## {letter}\n\n| name | class | write | |\n|---|---|---|---|\n"
         text += "".join(map(row, entries))
-    return text + RECIPES + "".join(recipe(entry) for entry in every if entry.kind == "recipe")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        print(page(), end="")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    recipes = "".join(recipe(entry) for entry in every if entry.kind == "recipe")
+    return {"index_of_names.md": text + RECIPES + recipes}

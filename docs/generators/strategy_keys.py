@@ -1,11 +1,6 @@
 """Writes docs/strategy_keys.md: every setting of a strategy, from the tables of settings, with the
 tests that observe its effect.
 
-::
-
-    python docs/strategy_keys.py            writes docs/strategy_keys.md
-    python docs/strategy_keys.py --print    prints it
-
 A test says ``@pytest.mark.observes("amp", "amp_configs.incr_ratio")`` of the settings whose effect
 it observes.
 """
@@ -13,20 +8,16 @@ it observes.
 from __future__ import annotations
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+from transpiler.strategy.fields import Row, documentation
 
-from transpiler.strategy.fields import Row, documentation  # noqa: E402  # from this tree
-
-PAGE = ROOT / "docs" / "strategy_keys.md"
+ROOT = Path(__file__).parent.parent.parent
 FIRST = """# Every key of a strategy
 
-`python docs/strategy_keys.py` writes this page from the tables of settings.
+`make reference` writes this page from the tables of settings.
 [Strategy keys](strategy.md) says what they are for.
 "Acts in" names the update modes of a job with servers, then the kinds of jobs without servers and
 of programs.
@@ -72,14 +63,8 @@ def _line(row: Row, tests: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def page() -> str:
-    """The page's text."""
+def pages() -> dict[str, str]:
+    """The text of the page."""
     tests = observers()
-    return FIRST + "".join(_line(row, tests.get(row.key, [])) for row in documentation())
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        print(page(), end="")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    lines = (_line(row, tests.get(row.key, [])) for row in documentation())
+    return {"strategy_keys.md": FIRST + "".join(lines)}

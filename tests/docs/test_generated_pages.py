@@ -1,0 +1,38 @@
+"""The pages of docs/ that are made from the sources are the ones that their generators make."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from docs.generators import DOCS, GENERATORS, api
+from transpiler.names.index import names
+
+
+@pytest.mark.parametrize("generator", GENERATORS, ids=lambda each: each.__name__.split(".")[-1])
+def test_a_page_is_the_generated_one(generator: ModuleType) -> None:
+    """``make reference`` has been run since the last change."""
+    made = generator.pages()
+    stale = [
+        path
+        for path, text in made.items()
+        if not (DOCS / path).is_file() or (DOCS / path).read_text(encoding="utf-8") != text
+    ]
+
+    assert made and stale == []
+
+
+def test_the_index_of_names_has_every_name() -> None:
+    """Each is the first cell of a row."""
+    text = (DOCS / "index_of_names.md").read_text(encoding="utf-8")
+
+    assert [name for name in names() if f"\n| `{name}` |" not in text] == []
+
+
+def test_the_python_pages_say_what_each_name_is() -> None:
+    """A row has the first sentence of the docstring, and the file; mkdocstrings gets the name."""
+    page = api.pages()["reference/trainer.fleet.md"]
+
+    assert "| `barrier_worker` | Waits for every trainer that has not left | [trainer/" in page
+    assert "\n::: trainer.fleet.barrier_worker\n" in page
