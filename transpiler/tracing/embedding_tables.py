@@ -190,9 +190,11 @@ def _train(captured: CapturedTable, optimizer: torch.optim.Optimizer, own: list[
     if sparse or module.optimizer is None:
         rule = group_rule(optimizer, optimizer.param_groups[index], f"table {captured.name!r}")
         if sparse and (rule.type not in SPARSE_RULES or rule.hparams.get("weight_decay")):
-            why = "torch has no such rule for sparse gradients"
+            decay = " with weight_decay" if rule.hparams.get("weight_decay") else ""
             raise ValueError(
-                f"capture: {captured.name} has sparse=True, and is trained by {rule}: {why}"
+                f"capture: {captured.name} has sparse=True: expected SGD, Adagrad or SparseAdam "
+                f"without weight_decay, which torch has for sparse gradients, got {rule.type}"
+                f"{decay}: use one of these, or a DistributedEmbedding, which has rules of its own"
             )
         segments, captured.rules = [(0, captured.table.dim, index)], [rule]
     else:

@@ -136,7 +136,7 @@ REFUSED: dict[
     "Adam of a sparse weight": (
         lambda: One(nn.Embedding(9, 4, sparse=True)),
         adam,
-        "no such rule for sparse gradients",
+        "expected SGD, Adagrad or SparseAdam .* got adam: use one of these",
     ),
     "max_norm": (
         lambda: One(nn.Embedding(9, 4, sparse=True, max_norm=1.0)),
