@@ -90,7 +90,7 @@ class Refused(PServerError):
 
 
 class Busy(Refused):
-    """The server has another job."""
+    """The server has another job, or keeps the values of one that failed."""
 
     status = "RESOURCE_EXHAUSTED"
 

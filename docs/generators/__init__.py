@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.generators import api, index_of_names, notes, ports, strategy_keys
+from docs.generators import (
+    api,
+    command_line,
+    environment,
+    errors,
+    index_of_names,
+    metrics,
+    notes,
+    ports,
+    strategy_keys,
+    wire,
+)
 
 DOCS = Path(__file__).parent.parent
-GENERATORS = (api, index_of_names, notes, ports, strategy_keys)
+GENERATORS = (
+    *(api, command_line, environment, errors, index_of_names, metrics, notes, ports),
+    *(strategy_keys, wire),
+)
 
 
 def every_page() -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from pserver.command_line import exit_statuses
 from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
 from pserver.command_line.launch_flags import add_launching
 from pserver.command_line.manifest_flags import add_manifest
@@ -91,13 +92,15 @@ def parser() -> Parser:
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     _add_saving(save)
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
-    reset.add_argument("endpoints", metavar=ENDPOINTS)
+    reset.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job")
     drain = commands.add_parser("drain", help="end servers", description=DRAIN)
-    drain.add_argument("endpoints", metavar=ENDPOINTS)
+    drain.add_argument("endpoints", metavar=ENDPOINTS, help="the servers to end")
     keys = commands.add_parser("keys", help="make and manage a cluster's keys", description=KEYS)
     add_keys(keys)
     for each in (status, save, reset, drain):
         each.add_argument("--keys", metavar="DIR", help=KEYS_HELP)
+    for name, each in commands.choices.items():
+        each.epilog = exit_statuses.said(name)
     root.commands = commands.choices
     return root
 
@@ -174,7 +177,7 @@ def _add_beginning(sub: argparse.ArgumentParser) -> None:
 
 def _add_asking(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add("endpoints", metavar=ENDPOINTS)
+    add("endpoints", metavar=ENDPOINTS, help="the servers to ask")
     add("--variables", action="store_true", help="the bytes of each variable too, in / out")
     add(
         "--ready",
@@ -214,7 +217,8 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         "--store",
         metavar="URL",
         default=UNSET,
-        help="the prefix below which trainers may save and load, in place of --data-dir",
+        help="the prefix below which trainers may save and load, in place of --data-dir: "
+        "s3://bucket/jobs, or a whole path",
     )
     add(
         "--once",

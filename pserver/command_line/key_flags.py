@@ -6,8 +6,13 @@ import argparse
 from typing import Any
 
 DAYS = 365
-KEYS_HELP = "this host's folder of keys, for TLS on every port (PSERVER_KEYS)"
-INSECURE_HELP = "endpoints beyond this host without keys (PSERVER_INSECURE=1)"
+KEYS_HELP = (
+    "this host's folder of keys, for TLS on every port; needed beyond this host (PSERVER_KEYS)"
+)
+INSECURE_HELP = (
+    "endpoints beyond this host without keys, on a network that nobody else reaches "
+    "(PSERVER_INSECURE=1)"
+)
 
 
 def add_keys(sub: argparse.ArgumentParser) -> None:

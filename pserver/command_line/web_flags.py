@@ -13,7 +13,7 @@ MOST_PORT = 65535
 def add_web(sub: argparse.ArgumentParser) -> None:
     """Adds the flags of ``pserver web``."""
     add = sub.add_argument
-    add("endpoints", metavar=ENDPOINTS)
+    add("endpoints", metavar=ENDPOINTS, help="all servers of the job")
     add("--port", metavar="PORT", type=port, default=0, help="of the page (default: any free one)")
     add(
         "--host",
@@ -21,7 +21,11 @@ def add_web(sub: argparse.ArgumentParser) -> None:
         default="127.0.0.1",
         help="where the page is served (default: 127.0.0.1, for this host alone)",
     )
-    add("--log-dir", metavar="DIR", help="the folder whose logs the page shows (default: none)")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="the folder whose files *.log the page shows (default: none)",
+    )
     add(
         "--save-dir",
         metavar="DIR",

@@ -42,20 +42,23 @@ class JobSteps(Collector):
         )
         self._wait = in_seconds(
             "pserver_wait_seconds",
-            "For how long the step's first trainer waited for this one's commit.",
+            "Who holds up whom: for how long a step's first trainer waited for this one.",
             *("lane", "peer"),
         )
         self._update = in_seconds(
-            "pserver_update_seconds", "The arithmetic of a step's update, of all slices.", "lane"
+            "pserver_update_seconds",
+            "The arithmetic of a step: merging, the optimizer, rows.",
+            "lane",
         )
         self._staleness = in_steps(
             "pserver_staleness_steps",
-            "Updates of other trainers since the one before of the same trainer.",
+            "Updates of others between two of the same trainer, in modes without rounds.",
             "lane",
         )
         self._pushes = Counter(
             "pserver_pushes",
-            "Steps that trainers have committed.",
+            "Steps that are applied; repeated: had come before; refused: overflow, not finite, "
+            "outliers.",
             ("lane", "result"),
             registry=None,
         )
@@ -67,7 +70,7 @@ class JobSteps(Collector):
         )
         self._outliers = Counter(
             "pserver_outlier_pushes",
-            "Steps of which a norm was far beyond its trainer's history.",
+            "Steps with a norm far beyond its history, where outlier_push looks for them.",
             ("trainer",),
             registry=None,
         )

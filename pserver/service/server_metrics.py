@@ -63,7 +63,7 @@ class ServerMetrics(Collector):
         yield build_info(torch.__version__)
         yield current(
             "pserver_job_state",
-            "1 for the phase that the server's job is in, else 0.",
+            "1 for the phase that the job is in: empty, installing, serving, failed, draining.",
             {(each,): float(each == status.state) for each in PHASES},
             "state",
         )
@@ -85,7 +85,7 @@ class ServerMetrics(Collector):
         if self._keys is not None:
             yield current(
                 "pserver_certificate_expiry_timestamp_seconds",
-                "When this server's certificate expires.",
+                "With keys: when this server's certificate expires.",
                 {(): self._keys.bearer.until.timestamp()},
             )
         yield from _of_saves(job.saves)
@@ -99,7 +99,7 @@ def _of_trainers(trainers: Sequence[wire.TrainerStatus]) -> Iterator[Metric]:
     words = [trainer.state for trainer in trainers]
     yield current(
         "pserver_trainers",
-        "Trainers of the job, by what the server knows of them.",
+        "Trainers that are joined, finished, left, preempted, lost.",
         {(state,): float(words.count(state)) for state in STATES},
         "state",
     )
@@ -145,7 +145,7 @@ def _of_lanes(installed: InstalledProgram) -> Iterator[Metric]:
     lanes = installed.lanes
     yield current(
         "pserver_updates_total",
-        "Updates applied, counted in steps.",
+        "Updates applied; a sync step of all trainers is one.",
         {(str(lane.index),): float(lane.version) for lane in lanes},
         "lane",
     )
@@ -173,22 +173,22 @@ def _of_tables(tables: Sequence[wire.TableStatus]) -> Iterator[Metric]:
         tiers |= {(table, "memory"): found["rows"] - cold, (table, "disk"): cold}
         memory = found["lookups"] - disk - new
         lookups |= {(table, "memory"): memory, (table, "disk"): disk, (table, "new"): new}
-    yield current("pserver_table_rows", "Rows, by where they are.", tiers, "table", "tier")
+    yield current("pserver_table_rows", "Rows in memory and on disk.", tiers, "table", "tier")
     yield current(
         "pserver_table_lookups_total",
-        "Ids that were looked up, by where their row was; new: there was none.",
+        "Ids looked up, by where their row was: memory, disk; new: there was none.",
         lookups,
         *("table", "tier"),
     )
     yield current(
         "pserver_table_evictions_total",
-        "Rows and waiting ids that were removed.",
+        "Rows and waiting ids that were removed by capacity, ttl, score.",
         each(REASONS),
         *("table", "reason"),
     )
     yield current(
         "pserver_table_admissions_total",
-        "Pushes to ids without a row: those that made one, and those that did not.",
+        "Pushes to ids without a row: admitted, which made one, and refused.",
         each(RESULTS),
         *("table", "result"),
     )

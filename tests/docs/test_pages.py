@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import PAGES, ROOT, name
+from trainer.environment.variables import INTERNAL, WITH_SERVERS, WITHOUT_SERVERS
 from trainer.row_optimizers import BY_TYPE
 from transpiler.strategy.fields import CONFIGS, SWITCHES
 
 WIDTH, README_LINES = 100, 120
+VARIABLES = (*WITH_SERVERS, *WITHOUT_SERVERS, *INTERNAL)
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")  # within a line
@@ -145,19 +147,22 @@ def test_the_page_of_embeddings_has_every_rule() -> None:
     assert [cls.__name__ for cls in BY_TYPE.values() if f"`{cls.__name__}`" not in text] == []
 
 
-def test_the_page_of_the_environment_has_every_variable() -> None:
-    """docs/environment.md names every variable that the sources read."""
-    word = re.compile(r'"((?:PSERVER|TRAIN|CURRENT|MASTER|RANK|WORLD|LOCAL|TORCHELASTIC)[A-Z_]*)"')
+def test_the_table_of_variables_has_every_one_and_no_other() -> None:
+    """trainer/environment/variables.py describes every variable that the sources name."""
+    word = re.compile(
+        r'"((?:PSERVER|TRAIN|CURRENT|MASTER|RANK|WORLD|LOCAL|TORCHELASTIC|GLOO)[A-Z_]*)"'
+    )
+    table = ROOT / "trainer" / "environment" / "variables.py"
     found = {
         name
         for package in ("pserver", "trainer")
         for path in (ROOT / package).rglob("*.py")
         for name in word.findall(path.read_text(encoding="utf-8"))
-        if "_" in name or name == "RANK"
+        if path != table and ("_" in name or name in ("RANK", "TRAINERS"))
     }
-    text = (DOCS / "environment.md").read_text(encoding="utf-8")
+    described = {name for each in VARIABLES for name in each.names}
 
-    assert {name for name in found if f"`{name}`" not in text} == set()
+    assert found == described
 
 
 def test_the_page_of_the_command_line_has_every_flag() -> None:

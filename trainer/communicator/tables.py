@@ -267,8 +267,12 @@ class Tables(Collector):
             (name, "cache"): float(sum(each.cache.hits for each in sharing if each.cache))
             for name, sharing in self._sharing.items()
         }
-        documentation = "Ids that were looked up, by where their row was."
-        yield current("pserver_table_lookups_total", documentation, hits, "table", "tier")
+        yield current(
+            "pserver_table_lookups_total",
+            "Ids looked up whose row was in this trainer's cache.",
+            hits,
+            *("table", "tier"),
+        )
 
     def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
         """Applies time decay to tables in this process, then drops rows below the score threshold

@@ -6,6 +6,7 @@ In reading order::
     connection  how a trainer talks to servers and to other trainers
     world       a place among trainers without servers: torchrun's variables
     role        the part of this process in its job
+    variables   what each variable says, for the documentation
 
 These and ``pserver/__main__.py`` alone read the environment.  This room imports ``pserver.config``
 and ``pserver.security``.
