@@ -25,7 +25,11 @@ This page is the index of these essays, each with its first sentence.
 
 def essays(path: Path) -> Iterator[tuple[str, str]]:
     """The title and the first sentence of each essay in a file."""
-    for found in ESSAY.finditer(path.read_text(encoding="utf-8")):
+    text = path.read_text(encoding="utf-8")
+    for found in ESSAY.finditer(text):
+        refers = text[: found.start()].rstrip().lower().endswith(" see")  # at the end of a line
+        if refers or found[2].partition("\n")[0].endswith(".py"):  # or it is a list of essays
+            continue
         words = " ".join(re.sub(r"^\s*#", "", line).strip() for line in found[2].splitlines())
         words = re.sub(r"\s+", " ", words).replace("``", "`").replace("|", "\\|")
         sentence = SENTENCE.match(words)
