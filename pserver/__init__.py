@@ -70,10 +70,14 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     whether the step is new, in progress, or applied already.  A new step continues:
 
     - *sync* and *diloco*: it joins the lane's ``job/sync_round.py``.  The thread waits
-      (``job/blocking_waits.py``) until every trainer's step is there; the first thread that sees
-      the round complete begins the update.  Where norms clip, that thread merges first, every
+      (``job/blocking_waits.py``) until the round has its record; the first thread that sees that
+      begins the update.  Where norms clip, that thread merges first, every
       stream sends NORMS to its trainer, and the trainers answer SCALE.
-    - *the other modes*: it is an update of its own.
+    - *the other modes*: it is an update of its own, in the order of the log
+      (``job/staged_steps.py``).
+
+    Either way it is staged first, and ``job/decisions.py`` tells the job's log
+    (``job_log/coordinator.py``, on server 0): a step counts on all servers or on none.
 
 8.  ``job/update_task.py`` holds the update's batches.  ``job/workers.py`` runs them for a large
     step, this thread for a small one.  ``job/quiesce.py`` keeps a save from running meanwhile.
@@ -108,6 +112,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
     link/            small messages between server 0 and the other servers of a job
+    job_log/         which steps count, and who takes part, in order; pure
     leases/          who trains on which samples of an epoch; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
@@ -193,11 +198,18 @@ A trainer, as a server sees it (``job/membership.py``)::
 
     (absent) --join--> JOINED --finish--> JOINED, finished --leave--> LEFT
                           |--leave----------------------------------> LEFT    (with success, or not)
-                          `----heartbeat timeout--------------------> LOST    (the job fails)
+                          `----heartbeat timeout--------------------> LOST
+
+Where steps need a lost trainer the job fails; otherwise the others go on without it.
+
+A step, as the job's log sees it (``job_log/coordinator.py``)::
+
+    STAGED on some servers --on all--> DECIDED --in its turn--> applied
+         `--its trainer is lost--> dropped
 
 A sync round (``job/sync_round.py``)::
 
-    COLLECTING --all have committed--------------------> APPLYING --> APPLIED
+    COLLECTING --its record stands---------------------> APPLYING --> APPLIED
          |                                                  ^
          `--where norms clip--> MERGING --> MERGED ---------'
                                       coefficient known
@@ -230,6 +242,7 @@ Words
     contribution    one trainer's committed step, as the job sees it
     control call    a unary gRPC call (Join, Install, Save, ...); never carries tensors
     coordinator     server 0 of a job, which the other servers follow
+    decided         of a staged step: its record stands in the job's log, so it counts
     fence           a stream's number: a later stream of the same trainer and lane shuts out an
                     earlier one, of which no further frame is acted on
     fingerprint     a checksum of the plan; every process of a job has the same
@@ -248,10 +261,12 @@ Words
     quiesce         to let no step change a value, for a save, a load or a shrink
     rendezvous      the address at which trainers meet for work of their own
     request         a run of frames that the server answers with one DONE: a step, a pull, an upload
+    record          one line of the job's log; of a table: a row and its states
     row             a row of a sparse table
     session         the secret that a trainer gets on joining; its calls and streams repeat it
     slice           a run of a parameter's elements that one server holds
     slice update    how one slice is updated: its block, with its memory and states
+    staged          of a step: all of it has come and was checked, and nothing is applied
     step            one optimizer step of a lane, numbered from 1 by each trainer
     stream          one connection that carries frames both ways
     sync round      one step that all trainers of a sync lane take together

@@ -89,7 +89,6 @@ A room imports those above it, and none below it::
     checker                         is every step applied exactly once?
     sharding                        state, gradients and parameters in shards
     hybrid                          five directions of parallelism at once
-    modules                         what a strategy changes in a model
     job                             what fleet.init begins and fleet.finish ends
     metrics                         AUC and the like, over the samples of all trainers
     fleet                           root: the calls of a script
@@ -166,11 +165,11 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
     modules/       sparsity            zeros that stay
+                   sync_batch_norm     sums of a batch norm; who is in which batch norm
     sharding/      reads               reads outside a unit
                    segment_runs        runs of a segment
                    units               units
     hybrid/        mesh                two meshes
-    modules/       sync_batch_norm     sums of a batch norm; who is in which batch norm
     job/           joint_plan          several optimizers
                    part                equal numbers of batches
     metrics/       metric              states of a metric
