@@ -16,7 +16,7 @@ Rows: the table holds everything about the rule that is data.  The arithmetic is
 ``pserver/table/update_kernels.py`` (and one in ``deferred_updates.py`` where a step also moves rows
 that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
 found by the rule's name.  So a new rule for rows is a spec here, a kernel and a class;
-``tests/pserver/test_row_rules.py`` says which of them is missing.
+``tests/pserver/table/test_update_kernels.py`` says which of them is missing.
 """
 
 from __future__ import annotations

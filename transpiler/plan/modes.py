@@ -2,9 +2,8 @@
 to know about it.
 
 Other code asks a lane for a property of its mode (``lane.kind.waits_for_all``) and never compares
-names.  To add a mode, add a :class:`Mode` here and a sender for it to ``SENDERS`` in
-trainer/communicator/communicator.py.  Which settings a mode reads stands in the table of settings
-(lane_settings.py).
+names.  docs/extend.md says where else a mode has its places.  Which settings a mode reads stands in
+the table of settings (lane_settings.py).
 
 ==========  ==========  =============  =====  ==========================================
 mode        payload     waits for all  queue  a server's update
