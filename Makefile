@@ -8,6 +8,7 @@
 # make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
 # make docs     builds docs/ as a site into build/site; index.html is its first page
 # make reference   writes those pages of docs/ that are made from the sources
+# make pictures ONLY=modes     the pictures of docs/; without ONLY all of them, of which some are measured, for minutes
 # make lint types check-protos     the other checks of CI (.ci/run runs them all)
 # make protos   generates the protobuf code anew
 #
@@ -30,7 +31,7 @@
 
 .DELETE_ON_ERROR:
 CHECKS = check-equalities check-sharding check-examples check-checkpoints
-.PHONY: help demo test test-fast bench docs reference lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
+.PHONY: help demo test test-fast bench docs reference pictures lint types protos check-protos check-history check-sample check-long check-wheel check-image check-faults check-pairs fuzz clean $(CHECKS)
 
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
@@ -103,6 +104,12 @@ docs: .venv/.dev
 reference: .venv/.dev
 	@echo "== the pages of docs/ that are made from the sources"
 	@$(BIN)/python -m docs.generators
+
+pictures: .venv/.dev
+	@echo "== the pictures of docs/"
+	@status=0; for script in $$(grep -l __main__ docs/pictures/*$(ONLY)*.py); do \
+	    echo "$$script"; OMP_NUM_THREADS=1 $(BIN)/python $$script $(ARGS) || status=1; \
+	done; exit $$status
 
 lint: .venv/.dev
 	@echo "== ruff: lint and format"

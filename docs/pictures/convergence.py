@@ -12,7 +12,7 @@ same model.  In geo a trainer's own parameters include changes that have not lef
     python docs/pictures/convergence.py --modes sync geo --trainers 2 --epochs 5
 
 Each run is a real job: ``pserver launch`` with one server.  All runs take some minutes.  The
-picture needs matplotlib (``pip install matplotlib``).
+picture needs matplotlib, of the extra ``docs``.
 """
 
 from __future__ import annotations

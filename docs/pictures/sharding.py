@@ -8,7 +8,7 @@ with Adam, on 1, 2 and 4 ranks.
 
 The script counts the bytes that tensors hold after a backward and after a step, takes the larger
 number, on the rank that has most, and also reports how much the process has grown since a first
-small model.  The picture needs matplotlib (``pip install matplotlib``).
+small model.  The picture needs matplotlib, of the extra ``docs``.
 """
 
 from __future__ import annotations

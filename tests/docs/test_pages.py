@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.pages import PAGES, ROOT, name
 from trainer.environment.variables import INTERNAL, WITH_SERVERS, WITHOUT_SERVERS
@@ -68,13 +71,22 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
 
-def test_the_index_has_every_page() -> None:
-    """docs/README.md links to every page of docs/."""
-    linked = set(LINK.findall(prose(DOCS / "README.md")))
+def test_the_index_has_every_page_in_the_order_of_the_site() -> None:
+    """docs/README.md links to every page of docs/, as ``nav`` of mkdocs.yml does."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    linked = [link for link in LINK.findall(prose(DOCS / "README.md")) if link.endswith(".md")]
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
-    assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - linked == {
-        "README.md"
-    }
+    assert list(leaves(nav)) == ["README.md", *linked]
+    assert set(leaves(nav)) == pages
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    """The pages of a part of ``nav``, in order."""
+    if isinstance(nav, str):
+        yield nav
+    for each in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from leaves(each)
 
 
 def test_a_reference_to_a_note_finds_it() -> None:

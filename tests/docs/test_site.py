@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
-from tests.support.pages import ROOT
-from tests.support.site import Page, built, dead, is_foreign
+from tests.support.browser import browser, look, needed, violations
+from tests.support.pages import PAGES, ROOT
+from tests.support.site import SECONDS, Page, built, dead, is_foreign, served
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 IMPORTED = re.compile(r"(?:@import\s+(?:url\()?|url\()\s*['\"]?([^'\")\s]+)")
 
 
+STRUCTURE = ("li", "table", "tr", "pre", "em", "strong", "h1", "h2", "h3", "h4", "img")
+MARKED = re.compile(r"^::: ", re.MULTILINE)  # mkdocstrings puts more there
+VIEWS = ((360, 740, "light"), (1280, 900, "light"))
+DARK = (1280, 900, "dark")
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's."""
+    return built(tmp_path_factory.mktemp("site")).resolve()
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[Path, Page]:
     """Every page of the site, by its path."""
-    folder = built(tmp_path_factory.mktemp("site")).resolve()
     return {path: Page(path) for path in sorted(folder.rglob("*.html"))}
 
 
-def test_it_has_every_page(site: dict[Path, Page]) -> None:
+def of(page: Path) -> Path:
+    """Where the site has a page of docs/, below its folder."""
+    below = page.relative_to(ROOT / "docs")
+    return (below.with_name("index") if below.name == "README.md" else below).with_suffix(".html")
+
+
+def test_it_has_every_page(folder: Path, site: dict[Path, Page]) -> None:
     """Each file of docs/ is a page; the index is the first one."""
-    folder = next(path.parent for path in site if path.name == "404.html")
-    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
-    expected = {
-        path.with_name("index.html") if path.name == "README.md" else path.with_suffix(".html")
-        for path in pages
-    }
+    expected = {of(page) for page in (ROOT / "docs").rglob("*.md")}
 
     assert {path.relative_to(folder) for path in site} == expected | {Path("404.html")}
 
@@ -38,9 +53,8 @@ def test_no_link_is_dead(site: dict[Path, Page]) -> None:
     assert dead({path: page for path, page in site.items() if path.name != "404.html"}) == []
 
 
-def test_it_loads_nothing_from_elsewhere(site: dict[Path, Page]) -> None:
+def test_it_loads_nothing_from_elsewhere(folder: Path, site: dict[Path, Page]) -> None:
     """Scripts, styles, fonts and pictures are the site's own."""
-    folder = next(path.parent for path in site if path.name == "404.html")
     loaded = [f"{page.path.name}: {link}" for page in site.values() for link in page.loaded]
     styles = [
         f"{path.name}: {link}"
@@ -50,3 +64,67 @@ def test_it_loads_nothing_from_elsewhere(site: dict[Path, Page]) -> None:
 
     assert len(loaded) > len(site) and styles
     assert [each for each in loaded + styles if is_foreign(each.partition(": ")[2])] == []
+
+
+def test_a_code_host_shows_the_same(folder: Path) -> None:
+    """CommonMark, which a code host reads, finds as many lists, tables and blocks in a page as the
+    site has.
+    """
+    reader = MarkdownIt("commonmark").enable("table")
+    for page in (page for page in PAGES if page.is_relative_to(ROOT / "docs")):
+        text = page.read_text(encoding="utf-8")
+        if not MARKED.search(text):
+            found = re.search(r"<article.*?</article>", (folder / of(page)).read_text(), re.DOTALL)
+            assert found is not None
+            assert structure(found[0]) == structure(reader.render(text)), page
+
+
+def structure(html: str) -> dict[str, int]:
+    """How many of some elements it has."""
+    return {name: len(re.findall(rf"<{name}[ >]", html)) for name in STRUCTURE}
+
+
+def wrong(driver: Any, view: tuple[int, int, str], url: str) -> list[str]:
+    """What axe-core and the console say of a page in a view, and whether it is too wide."""
+    look(driver, *view)
+    driver.get(url)
+    settled = "return document.querySelector('.md-search')?.ariaLabel === 'Search'"
+    until(driver, settled)
+    wider = driver.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    said = [entry["message"] for entry in driver.get_log("browser")]
+    found = violations(driver) + said + (["wider than the screen"] if wider > 0 else [])
+    return [f"{url} {view}: {each}" for each in found]
+
+
+def until(driver: Any, script: str) -> None:
+    """Returns as soon as the script gives something true."""
+    from selenium.webdriver.support.ui import WebDriverWait  # where there is a browser
+
+    WebDriverWait(driver, SECONDS).until(lambda found: found.execute_script(script))
+
+
+@needed
+@pytest.mark.slow
+def test_everybody_can_use_it(folder: Path) -> None:
+    """In a browser: a page on a phone and on a desktop, light and dark; and the search finds."""
+    with served(folder) as url, browser() as driver:
+        driver.set_script_timeout(SECONDS)
+        for view in (*VIEWS, DARK):
+            assert wrong(driver, view, f"{url}environment.html") == []
+        driver.get(f"{url}index.html#__search")
+        driver.find_element("css selector", ".md-search__input").send_keys("straggler")
+        hit = "return document.querySelector('.md-search-result__link')?.href"
+        until(driver, hit)
+
+
+@needed
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_everybody_can_use_every_page(folder: Path, site: dict[Path, Page]) -> None:
+    """No violation of axe-core on any page, on a phone and on a desktop."""
+    with served(folder) as url, browser() as driver:
+        driver.set_script_timeout(SECONDS)
+        pages = [f"{url}{path.relative_to(folder).as_posix()}" for path in site]
+        assert [
+            each for page in pages for view in VIEWS for each in wrong(driver, view, page)
+        ] == []

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"),
+    # it asks no other host for anything
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-quic", "--no-first-run"),
+)
 MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
 MISSING += [name for name in ("selenium",) if util.find_spec(name) is None]
 needed = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")

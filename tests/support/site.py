@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote
 
 from tests.support.pages import ROOT
@@ -29,6 +34,27 @@ def built(folder: Path) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return site
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """The address of the site's first page, while a server on loopback answers there."""
+    handler = partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, and not a word of each request."""
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
 
 
 class Page(HTMLParser):
