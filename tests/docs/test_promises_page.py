@@ -9,14 +9,17 @@ from tests.support.pages import ROOT
 from tests.test_promises import DONE_BETTER
 
 PAGE = ROOT / "docs" / "concepts" / "promises.md"
-ROW = re.compile(r"^\| (?P<promise>.+?) \| (?P<tests>.+) \|$", re.MULTILINE)
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+ROW = re.compile(r"^- (?P<promise>.+?):$(?P<tests>(?:\n  .+)+)", re.MULTILINE | re.DOTALL)
+TEST = re.compile(r"\n  `(tests/[\w/]+\.py)`\n  `::(\w+)`")
 
 
 def rows() -> list[tuple[str, str]]:
-    """Each promise of the page, with the cell beside it."""
-    found = [(row["promise"], row["tests"]) for row in ROW.finditer(PAGE.read_text("utf-8"))]
-    return [row for row in found if row[0] not in ("promise", "---")]
+    """Each promise of the page, with the lines below it."""
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Outside of these\n")[0]
+    items = re.split(r"\n(?=- |\n)", text.rstrip())
+    found = [ROW.fullmatch(item) for item in items if item.startswith("- ")]
+    assert None not in found, "expected - A promise:, and below it `tests/file.py`, `::test`"
+    return [(row["promise"], row["tests"]) for row in found if row is not None]
 
 
 def collectable(file: str) -> set[str]:
