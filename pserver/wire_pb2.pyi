@@ -647,7 +647,7 @@ class ResetReply(_message.Message):
     def __init__(self, state: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("session", "number", "epoch", "most", "unstepped", "unused", "skipped", "stopped", "restored")
+    __slots__ = ("session", "number", "epoch", "most", "unstepped", "unused", "skipped", "stopped", "restored", "ended")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -657,6 +657,7 @@ class LeaseRequest(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     session: str
     number: int
     epoch: LeaseEpoch
@@ -666,7 +667,8 @@ class LeaseRequest(_message.Message):
     skipped: _containers.RepeatedCompositeFieldContainer[LeaseRange]
     stopped: _containers.RepeatedScalarFieldContainer[int]
     restored: str
-    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ..., epoch: _Optional[_Union[LeaseEpoch, _Mapping]] = ..., most: _Optional[int] = ..., unstepped: _Optional[int] = ..., unused: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., stopped: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[LeaseEnd]
+    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ..., epoch: _Optional[_Union[LeaseEpoch, _Mapping]] = ..., most: _Optional[int] = ..., unstepped: _Optional[int] = ..., unused: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., stopped: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., ended: _Optional[_Iterable[_Union[LeaseEnd, _Mapping]]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("ranges", "batches", "over", "left", "stripes", "table")
@@ -685,7 +687,7 @@ class LeaseReply(_message.Message):
     def __init__(self, ranges: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., batches: _Optional[int] = ..., over: _Optional[bool] = ..., left: _Optional[int] = ..., stripes: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
 
 class LeaseEpoch(_message.Message):
-    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last")
+    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last", "unit", "whole", "positions", "segments")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -693,6 +695,10 @@ class LeaseEpoch(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     STRIPES_FIELD_NUMBER: _ClassVar[int]
     DROP_LAST_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     loader: str
     seed: str
@@ -700,7 +706,21 @@ class LeaseEpoch(_message.Message):
     batch_size: int
     stripes: int
     drop_last: bool
-    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ...) -> None: ...
+    unit: str
+    whole: bool
+    positions: int
+    segments: int
+    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ..., unit: _Optional[str] = ..., whole: _Optional[bool] = ..., positions: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+
+class LeaseEnd(_message.Message):
+    __slots__ = ("epoch", "segment", "length")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    segment: int
+    length: int
+    def __init__(self, epoch: _Optional[int] = ..., segment: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class LeaseRange(_message.Message):
     __slots__ = ("epoch", "start", "stop")

@@ -436,8 +436,8 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
             its panel, that has the bar.
 
     Returns:
-        An iterable of batches, equally many on every trainer; no sample is in two parts.  Each
-        iteration is a pass of its own.
+        An iterable of batches; no sample is in two parts.  All trainers have equally many, unless
+        leases deal them out on demand: see docs/data.md.  Each iteration is a pass of its own.
 
     Raises:
         ValueError: a sampler gives one rank's part only.  When it is iterated over: there are

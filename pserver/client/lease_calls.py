@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pserver.control.control_client import ControlClient
 from pserver.leases.epoch import Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked
-from pserver.wire_pb2 import LeaseEpoch, LeaseRange, LeaseRequest
+from pserver.wire_pb2 import LeaseEnd, LeaseEpoch, LeaseRange, LeaseRequest
 
 
 class LeaseCalls:
@@ -34,6 +34,7 @@ class LeaseCalls:
             unused=_messages(asked.unused),
             skipped=_messages(asked.skipped),
             stopped=asked.stopped,
+            ended=[LeaseEnd(epoch=n, segment=s, length=length) for n, s, length in asked.ended],
         )
         if asked.epoch is not None:
             request.epoch.CopyFrom(LeaseEpoch(**asked.epoch.plain()))

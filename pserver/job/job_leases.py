@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Refused
+from pserver.errors import Refused, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
-from pserver.leases.epoch import Account, Epoch, Lease
+from pserver.leases.epoch import UNITS, Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
 
+MOST_SEGMENTS = 2**20  # of an epoch: pieces of files
 WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,15 @@ class JobLeases:
     Args:
         members: the job's trainers.
         job: for its lock and its end.
+        wait_seconds: the longest that a request for a lease waits.
     """
 
-    def __init__(self, members: Membership, job: Lifecycle) -> None:
-        self._members, self._job = members, job
+    def __init__(
+        self, members: Membership, job: Lifecycle, wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        self._members, self._job, self._wait_seconds = members, job, wait_seconds
         self._table = LeaseTable(members.expected)
+        self._asking: dict[int, Member] = {}  # by number, the last process that has asked
         self._dealt = False  # a lease, ever
         self._changes = 0
 
@@ -52,12 +57,16 @@ class JobLeases:
             if not request.number:
                 return self._kept(request.restored)
             asked = _asked(request)
-            end = time.monotonic() + WAIT_SECONDS
+            self._replace(member)
+            end = time.monotonic() + self._wait_seconds
+            again = False
             while True:
-                before = self._changes
                 self._follow_members()
                 reply = self._answer(member, asked)
                 nothing = asked.epoch is not None and not (reply.ranges or reply.over)
+                if not (nothing and again):
+                    self._changed()  # one that only asks again wakes nobody
+                again, before = True, self._changes
                 if not nothing or asked.unstepped is None or time.monotonic() >= end:
                     return _reply(reply, request.epoch.number)
                 while self._changes == before and time.monotonic() < end:
@@ -66,29 +75,36 @@ class JobLeases:
                     self._follow_members()
 
     def _answer(self, member: Member, asked: LeaseAsked) -> Lease:
+        if member.fenced or self._members.by_trainer.get(member.trainer) is not member:
+            raise TrainerLost(member.fenced or f"another process is trainer {member.trainer} now")
         self._dealt = True
         try:
             self._table.join(member.trainer, member.incarnation)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
         except ValueError as error:
             raise Refused(f"leases: {error}") from error
-        self._changed()
         return reply
 
     def _changed(self) -> None:
         self._changes += 1
         self._job.condition.notify_all()
 
+    def _replace(self, member: Member) -> None:
+        """A process asks; one that had its number before has no leases any more."""
+        before = self._asking.get(member.trainer)
+        while before is not None and before is not member and _is_applied(before):
+            self._job.check_running()
+            self._job.condition.wait(WAKE_SECONDS)
+        self._asking[member.trainer] = member
+
     def _follow_members(self) -> None:
         """Those who take no more part have no leases."""
         for trainer, incarnation in self._table.present.items():
-            member = self._members.by_trainer.get(trainer)
-            if member is None or member.incarnation != incarnation:
-                self.remove(trainer, incarnation)
-            elif member.state is not MemberState.JOINED or member.finished:
-                lane = member.watermark(0)
-                if lane.taking <= lane.applied:
-                    self.remove(trainer, incarnation)
+            member = self._asking[trainer]
+            there = self._members.by_trainer.get(trainer) is member and not member.finished
+            if (there and member.state is MemberState.JOINED) or _is_applied(member):
+                continue
+            self.remove(trainer, incarnation)
 
     def remove(self, trainer: int, incarnation: str) -> None:
         """A process has left, or is lost: what it had leased, and no decided step has consumed, is
@@ -125,6 +141,7 @@ class JobLeases:
     def accounts(self) -> dict[int, Account]:
         """What has become of the samples, by epoch."""
         with self._job.condition:
+            self._follow_members()
             return self._table.accounts
 
     def plain(self) -> dict[str, Any]:
@@ -155,6 +172,12 @@ class JobLeases:
         return wire.LeaseReply(table=json.dumps(self.plain()))
 
 
+def _is_applied(member: Member) -> bool:
+    """Whether a step of a process that names samples is being applied: it counts."""
+    lane = member.watermark(0)
+    return lane.taking > lane.applied
+
+
 def _asked(request: wire.LeaseRequest) -> LeaseAsked:
     epoch = request.epoch if request.HasField("epoch") else None
     return LeaseAsked(
@@ -165,6 +188,7 @@ def _asked(request: wire.LeaseRequest) -> LeaseAsked:
         ranges_of(request.unused),
         ranges_of(request.skipped),
         tuple(request.stopped),
+        tuple((each.epoch, each.segment, each.length) for each in request.ended),
     )
 
 
@@ -174,8 +198,12 @@ def epoch_of(message: wire.LeaseEpoch) -> Epoch:
     Raises:
         Refused: it has no samples, or no batch size.
     """
-    if not message.samples or not message.batch_size:
-        raise Refused(f"leases: expected samples and a batch size, got {message}")
+    if bool(message.samples) == bool(message.segments) or not message.batch_size:
+        raise Refused(f"leases: expected samples, or segments, and a batch size, got {message}")
+    if message.unit not in UNITS:
+        raise Refused(f"leases: expected a unit of {', '.join(UNITS)}, got {message.unit!r}")
+    if message.segments > MOST_SEGMENTS or (message.stripes and message.segments > message.stripes):
+        raise Refused(f"leases: expected fewer segments, got {message.segments}")
     return Epoch(
         message.number,
         message.loader,
@@ -184,6 +212,10 @@ def epoch_of(message: wire.LeaseEpoch) -> Epoch:
         message.batch_size,
         message.stripes,
         message.drop_last,
+        message.unit,
+        message.whole,
+        message.positions,
+        message.segments,
     )
 
 

@@ -4,12 +4,21 @@ In reading order::
 
     intervals     sets of positions, kept as disjoint intervals
     stripes       the order in which trainers that step together divide an epoch
+    segments      runs of positions of unknown lengths: iterable data, pieces of files
     epoch         what an epoch is; a lease; what has become of an epoch
     epoch_leases  who has which positions of one epoch
     lease_table   the epochs of a job, and its trainers
 
-An epoch is a permutation of a data set's samples, which every trainer draws from the epoch's
-seed.  The table deals out positions of it; it never sees a sample.
+An epoch is a sequence that every trainer has alike: a permutation of a data set's samples, drawn
+from the epoch's seed; the batches that a sampler of the script's draws, or an iterable gives; or
+the samples of files.  The table deals out positions of it; it never sees a sample.
+
+[Note: epochs of unknown length]  Of iterable data, and of files, nobody knows the end before it was
+met.  Positions then lie in segments (:mod:`~pserver.leases.segments`), which are dealt out as if
+they had no end.  The first trainer that meets an end says it with its next request; what was
+leased, or kept for a trainer, behind it vanishes, as it was never there.  A trainer that meets
+another end is refused.  While the end is not known a lease has at most as large a part of what was
+dealt already as it would otherwise have of what is left.
 
 [Note: the life of a position]  ::
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pserver.leases.intervals import Range
 from pserver.leases.stripes import Stripes
+
+UNITS = ("samples", "batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,14 @@ class Epoch:
         number: among the passes of the job.
         loader: which data it is over.
         seed: of its permutation, in words.
-        samples: of the data set.
-        batch_size: of one trainer.
+        samples: of the data set; 0: nobody knows, and there are ``segments``.
+        batch_size: of one trainer, in positions.
         stripes: 0: leases are dealt on demand; otherwise how many trainers step together.
         drop_last: the last samples that fill no batch are left out.
+        unit: what a position is: one of ``UNITS``.
+        whole: two positions cannot be put together into one batch.
+        positions: how many there are with these stripes; 0: as many as samples.
+        segments: runs of positions of unknown lengths; 0: the number of samples is known.
     """
 
     number: int
@@ -31,6 +38,10 @@ class Epoch:
     batch_size: int
     stripes: int = 0
     drop_last: bool = False
+    unit: str = "samples"
+    whole: bool = False
+    positions: int = 0
+    segments: int = 0
 
     def divided(self) -> Stripes:
         """How it is divided.
@@ -38,11 +49,12 @@ class Epoch:
         Raises:
             ValueError: there are too few samples.
         """
-        return Stripes(self.samples, self.batch_size, self.stripes or 1, self.drop_last)
+        samples, drop_last = self.positions or self.samples, self.drop_last or self.whole
+        return Stripes(samples, self.batch_size, self.stripes or 1, drop_last)
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +77,63 @@ class Lease:
 
     def cut(self, batch_size: int) -> list[list[Range]]:
         """Its batches, each as ranges of positions."""
-        batches: list[list[Range]] = []
-        ranges = deque(self.ranges)
-        for number in range(self.batches):
-            last = number == self.batches - 1
-            wanted = sum(stop - start for start, stop in ranges) if last else batch_size
-            batches.append([])
-            while wanted:
-                start, stop = ranges.popleft()
-                count = min(wanted, stop - start)
-                batches[-1].append((start, start + count))
-                wanted -= count
-                if start + count < stop:
-                    ranges.appendleft((start + count, stop))
-        return batches
+        left = LeasedBatches(batch_size)
+        left.add(self)
+        return [left.pop() for _ in range(self.batches)]
+
+
+class LeasedBatches:
+    """Batches of leases, in order, that were not taken yet.
+
+    Args:
+        batch_size: in positions.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._size = batch_size
+        self._leases: deque[tuple[deque[Range], int]] = deque()  # ranges, in how many batches
+
+    def __len__(self) -> int:
+        return sum(batches for _, batches in self._leases)
+
+    def add(self, lease: Lease) -> None:
+        """One lease more."""
+        if lease.ranges:
+            self._leases.append((deque(lease.ranges), lease.batches))
+
+    def pop(self) -> list[Range]:
+        """The next batch, as ranges of positions; the last one of a lease has what is left.
+
+        Raises:
+            IndexError: there is none.
+        """
+        ranges, batches = self._leases.popleft()
+        batch: list[Range] = []
+        wanted = self._size if batches > 1 else sum(stop - start for start, stop in ranges)
+        while wanted:
+            start, stop = ranges.popleft()
+            count = min(wanted, stop - start)
+            batch.append((start, start + count))
+            wanted -= count
+            if start + count < stop:
+                ranges.appendleft((start + count, stop))
+        if batches > 1:
+            self._leases.appendleft((ranges, batches - 1))
+        return batch
+
+    @property
+    def ranges(self) -> list[Range]:
+        """All that is left."""
+        return [each for ranges, _ in self._leases for each in ranges]
+
+    def keep(self, existing: Callable[[Iterable[Range]], list[Range]]) -> None:
+        """Leaves out positions that do not exist, where each is a batch."""
+        kept = [existing(ranges) for ranges, _ in self._leases]
+        self._leases = deque(
+            (deque(ranges), sum(stop - start for start, stop in ranges))
+            for ranges in kept
+            if ranges
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +141,15 @@ class Account:
     """What has become of an epoch's samples.
 
     Attributes:
-        samples: of the data set.
+        samples: of the data set; 0: nobody has met its end yet.
         decided: in decided steps.
         skipped: handed out and never stepped on, or left by scripts that broke off.
         left_out: by ``drop_last``, or too few for each of the trainers to have one.
         over: the rest, if any, is in steps that are not decided.
+        leased: to trainers, and in no decided step yet; without what has no known end.
+        handed_back: of leases, to be dealt out again: by lost trainers, or by scripts that broke
+            off.  A position counts each time.
+        unit: what is counted: one of ``UNITS``.
     """
 
     samples: int
@@ -98,3 +157,6 @@ class Account:
     skipped: int
     left_out: int
     over: bool
+    leased: int = 0
+    handed_back: int = 0
+    unit: str = "samples"

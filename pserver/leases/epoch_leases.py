@@ -11,6 +11,7 @@ from typing import Any
 
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.intervals import Intervals, Range
+from pserver.leases.segments import OPEN, Segments
 
 SHARE = 4  # a lease on demand is at most this part of a trainer's equal share of what is left
 
@@ -33,31 +34,46 @@ class EpochLeases:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        divided = epoch.divided()
         self._free = Intervals()
         self._own: dict[int, Intervals] = {}
-        self._extra: dict[int, int] = {}  # samples of its last batch beyond a batch's size
+        self._extra: dict[int, int] = {}  # positions of its last batch beyond a batch's size
         self._leased: dict[int, Intervals] = {}
-        self._idle: dict[int, int] = {}  # who waits: its samples that are in no step yet
-        self._decided, self._skipped, self._left_out = 0, 0, divided.left_out
+        self._idle: dict[int, int] = {}  # who waits: its positions that are in no step yet
+        self._decided = self._skipped = self._left_out = self._handed_back = 0
         self.over = False
         self.quit: set[int] = set()
         self._stripes = epoch.stripes  # of the trainers that there are now
-        if self._stripes:
-            for trainer in range(epoch.stripes):
-                self._own[trainer] = Intervals([divided.of(trainer)])
-                self._extra[trainer] = divided.extra[trainer]
+        self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
+        if self._segments is not None:
+            runs = [self._segments.of(each) for each in range(epoch.segments)]
+            self._extra = dict.fromkeys(range(epoch.stripes), 0)
         else:
-            self._free.add(0, divided.samples)
+            divided = epoch.divided()
+            runs = [divided.of(each) for each in range(epoch.stripes or 1)]
+            self._extra = dict(enumerate(divided.extra)) if epoch.stripes else {}
+            self._left_out = divided.left_out
+        if epoch.stripes:
+            self._own = {trainer: Intervals([run]) for trainer, run in enumerate(runs)}
+        else:
+            self._free = Intervals(runs)
 
     def go_on_as(self, epoch: Epoch) -> None:
         """Trainers of another number, or of another mode, go on with an epoch that was saved.  The
         stripes, of which their leases name positions, stay.
 
         Raises:
-            ValueError: it is another epoch.
+            ValueError: it is another epoch, or has no known end, which only as many trainers as
+                before can go on with.
         """
-        if replace(epoch, stripes=self.epoch.stripes) != self.epoch:
+        begun = self.epoch
+        same = replace(epoch, stripes=begun.stripes, positions=begun.positions)
+        if begun.segments and epoch.stripes != begun.stripes:
+            raise ValueError(
+                f"epoch {epoch.number}: expected {begun.stripes} trainers that step together, as "
+                f"when its pass began, got {epoch.stripes}: data whose end nobody knows is divided "
+                "among as many as before"
+            )
+        if same != begun:
             raise ValueError(
                 f"epoch {epoch.number}: expected {self.epoch}, as another trainer has it, got "
                 f"{epoch}: every trainer iterates over the same data with the same settings"
@@ -118,10 +134,19 @@ class EpochLeases:
         """Of what is free: fewer batches as it gets less, so that all end at about one time."""
         if not self._free.size:
             return Lease()
+        if self.epoch.segments > 1 or (self._segments and not self.epoch.whole):
+            start, stop = self._free.first  # what one piece of a file still has
+            return self._as_lease(self._free.take(stop - start), 1, len(self._free))
         batches = self._batches(self._free.size)
-        count = min(most, max(1, batches // (SHARE * trainers)))
+        left = batches if self._segments is None or self._segments.known else self._dealt
+        count = min(most, max(1, left // (SHARE * trainers)))
         taken = self._free.take(count * self.epoch.batch_size)
         return self._as_lease(taken, count, batches - count)
+
+    @property
+    def _dealt(self) -> int:
+        """Positions that were ever leased: where nobody knows the end, as many may be left."""
+        return self._decided + self._skipped + sum(_finite(each) for each in self._leased.values())
 
     def _as_lease(self, ranges: list[Range], batches: int, left: int) -> Lease:
         return Lease(tuple(ranges), batches, left=left, stripes=self.epoch.stripes)
@@ -158,12 +183,15 @@ class EpochLeases:
             return
         batch = self.epoch.batch_size
         full, rest = divmod(self._free.size, batch * len(trainers))
+        if self.epoch.whole:  # what is left over joins no other batch: these are batches
+            self._left_out, rest = self._left_out + rest, 0
         joins = bool(full) and rest < len(trainers)  # too few for every trainer to have one
         each, more = divmod(rest, len(trainers))
         for place, trainer in enumerate(trainers):
             count = full * batch + each + (place < more)
             self._own[trainer] = Intervals(self._free.take(count))
             self._extra[trainer] = int(joins and place < more)
+        self._free = Intervals()
 
     def _give_up(self, own: Intervals, count: int) -> None:
         for start, stop in own.take(count):
@@ -190,6 +218,8 @@ class EpochLeases:
         for start, stop in ranges:
             self._leased.setdefault(trainer, Intervals()).remove(start, stop)
             self._decided += stop - start
+            if self._segments is not None:
+                self._segments.decided(start, stop)
         leased = self._leased[trainer].size if trainer in self._leased else 0
         if trainer in self._idle:
             self._idle[trainer] = min(self._idle[trainer], leased)
@@ -199,12 +229,36 @@ class EpochLeases:
         is over.
         """
         self._idle.pop(trainer, None)
-        leased = self._leased.pop(trainer, Intervals())
+        self._return(trainer, self._leased.pop(trainer, Intervals()))
+
+    def _return(self, trainer: int, ranges: Iterable[Range]) -> None:
+        ranges = list(ranges)
+        count = _finite(ranges)
         if self.over:
-            self._skipped += leased.size
+            self._skipped += count
             return
-        for start, stop in leased:
+        self._handed_back += count
+        for start, stop in ranges:
             self._own.get(trainer, self._free).add(start, stop)
+
+    def end(self, segment: int, length: int) -> None:
+        """A trainer has met the end of a segment: what lies behind it does not exist.
+
+        Raises:
+            ValueError: see :meth:`Segments.end`.
+        """
+        if self._segments is None:
+            raise ValueError(f"epoch {self.epoch.number} has {self.epoch.samples} samples")
+        known = self._segments.known
+        held = [self._free, *self._own.values(), *self._leased.values()]
+        for start, stop in self._segments.end(segment, length):
+            for each in held:
+                each.discard(start, stop)
+        if self._segments.known and not known:
+            self._left_out += self._segments.left_out
+        for trainer in self._idle:
+            leased = self._leased.get(trainer, Intervals()).size
+            self._idle[trainer] = min(self._idle[trainer], leased)
 
     def rejoin(self, trainer: int, others: Collection[int]) -> None:
         """A trainer comes back to its stripe: it gives up as many batches as others have taken
@@ -231,12 +285,12 @@ class EpochLeases:
         Raises:
             ValueError: one is not leased to the trainer.
         """
+        if self._segments is not None:
+            ranges = self._segments.existing(ranges)
+        ranges = list(ranges)
         for start, stop in ranges:
             self._leased.setdefault(trainer, Intervals()).remove(start, stop)
-            if self.over:
-                self._skipped += stop - start
-            else:
-                self._own.get(trainer, self._free).add(start, stop)
+        self._return(trainer, ranges)
 
     def skip(self, trainer: int, ranges: Iterable[Range]) -> None:
         """No step will consume these.
@@ -253,7 +307,7 @@ class EpochLeases:
         self.quit.add(trainer)
         self._idle.pop(trainer, None)
         if not self.over and set(awaited) <= self.quit:
-            self._skipped += self._left
+            self._skipped += sum(map(_finite, (self._free, *self._own.values())))
             self._free, self._own = Intervals(), {}
             self.over = True
 
@@ -267,7 +321,19 @@ class EpochLeases:
     @property
     def account(self) -> Account:
         """What has become of its samples."""
-        return Account(self.epoch.samples, self._decided, self._skipped, self._left_out, self.over)
+        samples = self.epoch.positions or self.epoch.samples
+        if self._segments is not None and self._segments.known:
+            samples = self._segments.positions + self._segments.left_out
+        return Account(
+            samples,
+            self._decided,
+            self._skipped,
+            self._left_out,
+            self.over,
+            sum(map(_finite, self._leased.values())),
+            self._handed_back,
+            self.epoch.unit,
+        )
 
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -280,6 +346,8 @@ class EpochLeases:
             "decided": self._decided,
             "skipped": self._skipped,
             "left_out": self._left_out,
+            "handed_back": self._handed_back,
+            "ends": [] if self._segments is None else self._segments.plain(),
             "over": self.over,
             "quit": sorted(self.quit),
         }
@@ -298,8 +366,15 @@ class EpochLeases:
         made._extra = {t: extra for t, _, extra in plain["own"]}
         made._leased = {t: Intervals((a, b) for a, b in ranges) for t, ranges in plain["leased"]}
         made._decided, made._skipped = plain["decided"], plain["skipped"]
-        made._left_out = plain["left_out"]
+        made._left_out, made._handed_back = plain["left_out"], plain["handed_back"]
+        if made._segments is not None:
+            made._segments.restore(plain["ends"])
         made.over, made.quit = plain["over"], set(plain["quit"])
         for trainer in list(made._leased):
             made.give_back(trainer)
         return made
+
+
+def _finite(ranges: Iterable[Range]) -> int:
+    """How many positions there are, without ranges that have no known end."""
+    return sum(stop - start for start, stop in ranges if stop - start < OPEN)

@@ -31,6 +31,9 @@ class Intervals:
     def __iter__(self) -> Iterator[Range]:
         return zip(list(self._starts), list(self._stops), strict=True)
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def add(self, start: int, stop: int) -> None:
         """Adds numbers that are not there.
 
@@ -76,6 +79,22 @@ class Intervals:
         self._starts[at : at + 1] = [a for a, _ in left]
         self._stops[at : at + 1] = [b for _, b in left]
         self.size -= stop - start
+
+    def discard(self, start: int, stop: int) -> None:
+        """Removes those of these numbers that are there."""
+        at = bisect_right(self._stops, start)
+        while at < len(self._starts) and self._starts[at] < stop:
+            self.remove(max(start, self._starts[at]), min(stop, self._stops[at]))
+            at = bisect_right(self._stops, start)
+
+    @property
+    def first(self) -> Range:
+        """The first of the intervals.
+
+        Raises:
+            IndexError: there are none.
+        """
+        return self._starts[0], self._stops[0]
 
     def take(self, count: int) -> list[Range]:
         """Removes the first ``count`` numbers, or all.

@@ -15,6 +15,7 @@ from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.epoch_leases import EpochLeases
 
 EpochRange = tuple[int, int, int]  # the epoch's number, start, stop
+EpochEnd = tuple[int, int, int]  # the epoch's number, a segment, how many positions it has
 KEPT = 256  # accounts of epochs that are closed
 
 
@@ -31,6 +32,7 @@ class LeaseAsked:
         unused: what its script will not take: dealt out again.
         skipped: what no step will consume.
         stopped: epochs of which it takes nothing more.
+        ended: ends that it has met: the epoch's number, the segment, its length.
     """
 
     number: int
@@ -40,6 +42,7 @@ class LeaseAsked:
     unused: tuple[EpochRange, ...] = ()
     skipped: tuple[EpochRange, ...] = ()
     stopped: tuple[int, ...] = ()
+    ended: tuple[EpochEnd, ...] = ()
 
 
 class LeaseTable:
@@ -137,8 +140,13 @@ class LeaseTable:
         return reply
 
     def _take_back(self, trainer: int, asked: LeaseAsked) -> None:
+        # of an epoch that is closed meanwhile a trainer may have leased what does not exist
+        for epoch, segment, length in asked.ended:
+            if epoch in self._epochs:
+                self._epochs[epoch].end(segment, length)
         for epoch, start, stop in asked.unused:
-            self._of(epoch).hand_back(trainer, [(start, stop)])
+            if epoch in self._epochs:
+                self._epochs[epoch].hand_back(trainer, [(start, stop)])
         for epoch, start, stop in asked.skipped:
             self._of(epoch).skip(trainer, [(start, stop)])
         for epoch in asked.stopped:
@@ -207,7 +215,15 @@ class LeaseTable:
             "newest": self._newest,
             "epochs": [each.plain() for each in self._epochs.values()],
             "closed": [
-                [n, each.samples, each.decided, each.skipped, each.left_out]
+                [
+                    n,
+                    each.samples,
+                    each.decided,
+                    each.skipped,
+                    each.left_out,
+                    each.handed_back,
+                    each.unit,
+                ]
                 for n, each in self._closed.items()
             ],
         }
@@ -224,7 +240,9 @@ class LeaseTable:
         """
         made = cls(trainers)
         made._newest = plain["newest"]
-        made._closed = {n: Account(s, d, k, o, True) for n, s, d, k, o in plain["closed"]}
+        for number, samples, decided, skipped, left_out, back, unit in plain["closed"]:
+            account = Account(samples, decided, skipped, left_out, True, 0, back, unit)
+            made._closed[number] = account
         for each in plain["epochs"]:
             leases = EpochLeases.of(each)
             made._epochs[leases.epoch.number] = leases

@@ -87,8 +87,7 @@ class World:
         """The whole job, from what it saved; with another number of trainers, maybe."""
         assert self.saved is not None
         plain, counted = map(json.loads, self.saved)
-        if self.random.random() < 0.5:
-            self.trainers = self.random.randint(1, 4)
+        self.trainers = self.trainers_again()
         self.table = self._kind.of(plain, self.trainers)
         self.counted = {
             int(n): Counter({int(p): c for p, c in each.items()}) for n, each in counted.items()
@@ -96,6 +95,10 @@ class World:
         self.there, self.away = {}, list(range(self.trainers))
         for number in range(self.trainers):
             self.join(number)
+
+    def trainers_again(self) -> int:
+        """How many there are when the whole job starts again."""
+        return self.trainers if self.random.random() < 0.5 else self.random.randint(1, 4)
 
     # ---- what a trainer does ----
 
@@ -197,10 +200,15 @@ class World:
             self.leave(self.random.choice(trainers))
         elif kind < 0.8 and self.away:
             self.join(self.random.choice(self.away))
-        elif kind < 0.92 and not any(each.staged for each in trainers):
+        elif kind < 0.92 and self.quiet:
             self.save()
         elif self.saved is not None and self.random.random() < 0.3:
             self.restart()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no step is under way, as during a save."""
+        return not any(each.staged for each in self.there.values())
 
     def run(self) -> None:
         """Faults, then peace until every script is at its end.
@@ -215,10 +223,11 @@ class World:
             faults = event < 400
             if faults and self.random.random() < rate:
                 self.fault()
-            for number in [] if faults or self.accounted else list(self.away):
-                self.join(number)
-            if self.accounted and not self.there:
-                return
+            if self.away and not faults:
+                if self.accounted and not self.there:
+                    return
+                for number in [] if self.accounted else list(self.away):
+                    self.join(number)
             if self.random.random() < 0.3:
                 self.decide_next()
             elif self.there:

@@ -37,10 +37,10 @@ class ConsumedSamples:
         self.step()
         return self.take()
 
-    @property
-    def waiting(self) -> int:
-        """Samples that were given and are in no message."""
-        return sum(stop - start for _, start, stop in [*self._given, *self._stepped])
+    def waiting(self, epoch: int) -> int:
+        """Positions of an epoch that were given and are in no message."""
+        held = [*self._given, *self._stepped]
+        return sum(stop - start for number, start, stop in held if number == epoch)
 
     def drop(self, epoch: int) -> tuple[EpochRange, ...]:
         """What was given of an epoch and is in no step: no later step has it."""

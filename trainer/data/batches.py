@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -54,7 +54,7 @@ class Prefetched(Generic[T]):
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Generator[T]:
         self._thread.start()
         try:
             while True:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainer.data.formats import Format
     from trainer.data.lines import Parsed
 
+Parses = Callable[[Iterable["Piece"]], Generator["Parsed"]]
 ON_ERROR = ("raise", "skip")
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ class FileDataset(ABC):
         self.wrong_lines = self.number = 0
         self._given = 0  # batches of the pass under way
         self._resumed = 0  # of the next pass, which are left out
+        # passes that leases deal out, by their numbers: the one under way, and the next one
+        self._leased: int | None = None
+        self._leased_next: int | None = None
         self.init()
 
     def init(
@@ -139,6 +143,11 @@ class FileDataset(ABC):
         return self._trainers.part() if self._part is None else self._part
 
     @property
+    def batching(self) -> tuple[int, bool, int]:
+        """How batches are made: ``batch_size``, ``drop_last``, ``prefetch``."""
+        return self._batch_size, self._drop_last, self._prefetch
+
+    @property
     def divided_by_job(self) -> bool:
         """Whether the job says which files this trainer reads."""
         return self._part is None
@@ -157,27 +166,44 @@ class FileDataset(ABC):
 
     def _pieces(self) -> list[Piece]:
         """Of this trainer's files."""
-        if not self._files:
-            raise RuntimeError("expected set_filelist() before files are read")
-        form, files = self._format(), self.get_filelist()
+        self._check_files()
+        files = self.get_filelist()
         if not files:
             index, of = self._place()
             log.warning("trainer %d of %d has no file: there are %d", index, of, len(self._files))
-        return [piece for path in files for piece in form.pieces(path)]
+        return [piece for path in files for piece in self._format().pieces(path)]
 
-    def _parsed(self, pieces: Sequence[Piece]) -> Generator[Parsed]:
-        """What the pieces give, in their order."""
+    def all_pieces(self) -> list[Piece]:
+        """Of all trainers' files, in their order.
+
+        Raises:
+            RuntimeError: there was no ``set_filelist``.
+            OSError: a file cannot be read.
+        """
+        self._check_files()
+        return [piece for path in self._files for piece in self._format().pieces(path)]
+
+    def _check_files(self) -> None:
+        if not self._files:
+            raise RuntimeError("expected set_filelist() before files are read")
+
+    def _parsed(self, pieces: Iterable[Piece], further: bool = False) -> Generator[Parsed]:
+        """What the pieces give, in their order.
+
+        Args:
+            further: of the same pass as before.
+        """
         from trainer.data.workers import in_parallel
 
-        self.wrong_lines, first = 0, ""
-        skip = self._on_error == "skip"
+        self.wrong_lines, first = (self.wrong_lines if further else 0), ""
+        before, skip = self.wrong_lines, self._on_error == "skip"
         with closing(in_parallel(self._format(), pieces, self._threads, skip)) as found:
             for _, parsed in found:
                 self.wrong_lines += parsed.wrong
                 first = first or parsed.first
                 yield parsed
-        if self.wrong_lines:
-            log.warning("left out %d wrong lines, the first: %s", self.wrong_lines, first)
+        if wrong := self.wrong_lines - before:
+            log.warning("left out %d wrong lines, the first: %s", wrong, first)
 
     # ---- passes ----
 
@@ -185,9 +211,60 @@ class FileDataset(ABC):
         return self.begin_pass()
 
     def begin_pass(self) -> Iterator[Batch]:
-        """A pass; the first one after :meth:`load_state_dict` goes on with the saved one."""
+        """A pass; the first one after :meth:`load_state_dict` goes on with the saved one.
+
+        Raises:
+            RuntimeError: leases dealt out the pass that was saved, and deal out this one no more.
+        """
+        if self._leased_next is not None:
+            raise RuntimeError(
+                "load_state_dict: expected a job whose samples are dealt out by leases, as the one "
+                "that has saved, got one where each trainer has files of its own"
+            )
         first, self._resumed = self._resumed, 0
         return self.batches(first)
+
+    def next_leased(self, begin: Callable[[], int]) -> int:
+        """The number of the next pass that leases deal out.
+
+        Args:
+            begin: gives that of a new one.
+
+        Raises:
+            RuntimeError: each trainer had files of its own in the pass that was saved.
+        """
+        if self._resumed:
+            raise RuntimeError(
+                "load_state_dict: expected a job where each trainer has files of its own, as the "
+                "one that has saved, got one whose samples are dealt out by leases"
+            )
+        number, self._leased_next = self._leased_next, None
+        return begin() if number is None else number
+
+    def leased(
+        self, number: int, batches: Callable[[Parses], Generator[Batch]]
+    ) -> Generator[Batch]:
+        """A pass that leases deal out, counted as its batches are given.
+
+        Args:
+            number: of the pass, as the leases know it.
+            batches: makes its batches with what parses pieces.
+        """
+        self.number += 1
+        mine, self._leased, self._given = self.number, number, 0
+        further = False
+
+        def parses(pieces: Iterable[Piece]) -> Generator[Parsed]:
+            nonlocal further
+            again, further = further, True
+            return self._parsed(pieces, again)
+
+        with closing(batches(parses)) as made:
+            for batch in made:
+                self._given += mine == self.number
+                yield batch
+        if mine == self.number:
+            self._given, self._leased = 0, None
 
     @abstractmethod
     def batches(self, first: int) -> Iterator[Batch]:
@@ -205,8 +282,11 @@ class FileDataset(ABC):
             self._given = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: the batches given in the pass under way."""
-        return {"batches": self._given, "batch_size": self._batch_size}
+        """Where it is: the batches given in the pass under way; where leases deal out its samples,
+        also the pass's number, by which the servers know what is left.
+        """
+        state = {"batches": self._given, "batch_size": self._batch_size}
+        return state if self._leased is None else state | {"pass": self._leased}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass begins after the batches that a dataset over the same files had given.
@@ -219,7 +299,8 @@ class FileDataset(ABC):
                 f"load_state_dict: expected batch_size={state['batch_size']}, as in the pass that "
                 f"was under way, got {self._batch_size}"
             )
-        self._resumed = state["batches"]
+        self._leased_next = state.get("pass")
+        self._resumed = 0 if "pass" in state else state["batches"]
 
 
 def _count(name: str, given: Any) -> int:

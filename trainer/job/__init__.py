@@ -21,6 +21,10 @@ In reading order::
                      the order of the samples of a pass
     part             a trainer's part of an order
     sample_leases    which samples server 0 deals out to this trainer
+    counted_reader   data whose batches are known by their numbers only
+    leased_pass, leased_loader
+                     batches of what is leased, of each kind of data
+    leased_files     the same of the files of a dataset
     data_shard       this trainer's part of the data
     data_position    how far a pass over it has come
     pass_log         the passes that a script has made, so that it finds its place again

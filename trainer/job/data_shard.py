@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeGuard
@@ -12,7 +13,8 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
-from pserver.leases.epoch import Epoch
+from trainer.job.leased_loader import LoaderLeases
+from trainer.job.leased_pass import LeasedPass, leased_batches
 from trainer.job.part import (
     JointBatches,
     Part,
@@ -23,8 +25,9 @@ from trainer.job.part import (
     warn_left_out,
 )
 from trainer.job.passes import LoaderPasses, Passes
-from trainer.job.sample_leases import LeasedPass, SampleLeases
+from trainer.job.sample_leases import SampleLeases
 from trainer.job.sample_order import (
+    SAME_BATCHES,
     base_seed,
     checksum_of_batch,
     divides,
@@ -63,6 +66,8 @@ class Shard:
     ) -> None:
         self._loader, self._part, self._seed, self._passes = loader, part, seed, passes
         self._leases = leases
+        knows = _knows_its_samples(loader)
+        self._dealt = LoaderLeases(loader, knows, part, seed, passes, self._draws)
         self._last: Iterable[Any] | None = None  # the last pass that was drawn
         self.number = -1  # of that pass
         self._begun = False  # somebody iterates, or has iterated, over it
@@ -106,34 +111,40 @@ class Shard:
 
     # ---- leases ----
 
+    @property
+    def _followed(self) -> Any:
+        """By what passes over the same data are known: the loader; a list cannot be."""
+        try:
+            weakref.ref(self._loader)
+            hash(self._loader)
+        except TypeError:
+            return self
+        return self._loader
+
     def _leased_by(self) -> SampleLeases | None:
         """What deals out the samples of the pass that begins; None: this trainer has its part.
 
         A pass without gradients is an evaluation: each trainer has its part of it.
         """
-        loader = self._loader
-        if not (_knows_its_samples(loader) and torch.is_grad_enabled()):
-            return None
-        return self._leases() if type(loader.batch_sampler) is BatchSampler else None
+        return self._dealt.possible(self._leases()) if torch.is_grad_enabled() else None
 
     def _leased(self, leases: SampleLeases, number: int) -> Iterator[Any]:
         """The batches of a pass, as leases give them."""
         loader, self.number = self._loader, number
-        assert isinstance(loader, DataLoader), "its samples are known"
-        batches = loader.batch_sampler
-        assert type(batches) is BatchSampler, "its batches are drawn from an order"
-        order = self._drawn(loader, batches.sampler, number)
-        if order is None:  # it has no known end
+        data = self._dealt.begin(number, leases.stripes)
+        self._last = loader if data.share is None else data.share
+        if not _knows_its_samples(loader):
             self._last = self._pass(number)
-            return iter(self._last)
-        self._part.expect(len(order), "sample")
-        seed = str(base_seed(batches.sampler, self._seed))
-        size, drop = batches.batch_size, batches.drop_last
-        epoch = Epoch(number, self._passes.loader, seed, len(order), size, leases.stripes, drop)
-        # about as many batches as this: a fast trainer has more
-        self._last = JointBatches(order, size, self._part, drop)
-        leases.begin(loader, epoch)
-        return leased_batches(loader, LeasedPass(leases, epoch, order))
+        leases.begin(self._followed, data.epoch)
+
+        def loaded(draws: Iterator[Any]) -> Iterator[Any]:
+            if not data.argument:
+                return draws
+            assert isinstance(loader, DataLoader), "it takes a sampler"
+            plain = {"batch_size": None} if data.argument == "sampler" else {}
+            return iter(_remade(loader, {data.argument: draws, **plain}))
+
+        return leased_batches(LeasedPass(leases, data.epoch, data.items), loaded)
 
     def _pass(self, number: int) -> Iterable[Any]:
         loader, self.number = self._loader, number
@@ -173,33 +184,16 @@ class Shard:
         samples = len(loader.dataset)  # type: ignore[arg-type]  # it knows its samples
         return drawn(sampler, samples, self._seed, number, self._passes)
 
+    def _draws(self, sampler: Iterable[Any], number: int) -> Sequence[Any] | None:
+        assert isinstance(self._loader, DataLoader), "its samples are known"
+        return self._drawn(self._loader, sampler, number)
+
     def _windows(self, sampler: Iterable[Any], many: int, number: int) -> Iterator[list[Any]]:
         return drawn_by_and_by(sampler, many, self._seed, number, self._passes)
 
 
 def _knows_its_samples(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-
-
-def leased_batches(loader: DataLoader[Any], mine: LeasedPass) -> Iterator[Any]:
-    """The batches of a loader, as they are leased.  The first ones are drawn at once."""
-
-    def drawn() -> Iterator[Any]:
-        return iter(_remade(loader, {"batch_sampler": mine.draw()})) if mine.more() else iter(())
-
-    def given(batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            for batch in batches:
-                mine.give()
-                yield batch
-            while mine.more():
-                for batch in drawn():
-                    mine.give()
-                    yield batch
-        finally:
-            mine.close()
-
-    return given(drawn())
 
 
 def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
@@ -270,10 +264,7 @@ class DealtBatches:
         self._passes.compare(
             f"pass {self._number}, batches {first} to {first + len(group) - 1}",
             f"checksum {checksum_of_batch(group):08x}",
-            "every trainer must read the same batches in the same order, of which fleet.shard "
-            "gives each its part: draw from torch's, random's or numpy's global generator, which "
-            "fleet.shard seeds, or seed alike on every trainer; iterate over data that is divided "
-            "already without fleet.shard; and every trainer must call fleet.shard equally often",
+            SAME_BATCHES,
         )
 
 

@@ -4,22 +4,28 @@ present job.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
+
+import torch
 
 from trainer.collective.parallel_env import current_peers
 from trainer.collective.process_groups import ProcessGroups
 from trainer.data import in_memory, queue_dataset
-from trainer.data.batches import Batch
-from trainer.data.file_dataset import FileDataset
+from trainer.data.batches import Batch, Prefetched
+from trainer.data.file_dataset import FileDataset, Parses
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import present
 from trainer.job.job import Job
+from trainer.job.leased_files import LeasedFiles, epoch_of
+from trainer.job.leased_pass import leased_batches
 from trainer.job.lockstep_batches import LockstepBatches
 from trainer.job.progress_bar import counted
+from trainer.job.sample_leases import SampleLeases
 from trainer.job.saved_batches import SavedBatches
 from trainer.job.shared_values import met
 
@@ -29,6 +35,9 @@ _begun: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 _names: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, str]] = (
     weakref.WeakKeyDictionary()
 )
+_told: weakref.WeakSet[FileDataset] = weakref.WeakSet()  # whose samples no leases deal out
+
+log = logging.getLogger(__name__)
 
 
 class JobTrainers:
@@ -98,26 +107,60 @@ class QueueDataset(queue_dataset.QueueDataset):
 
 
 class _Passes:
-    """A dataset as the job follows it; see :class:`trainer.job.saved_batches.Resumable`."""
+    """A dataset as the job follows it; see :class:`trainer.job.saved_batches.Resumable`.
 
-    def __init__(self, dataset: FileDataset) -> None:
-        self._dataset = dataset
+    Args:
+        leases: gives the job's, where they deal out the samples of this dataset.
+        begin: counts a pass of the job.
+        name: of the dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: FileDataset,
+        leases: Callable[[], SampleLeases | None],
+        begin: Callable[[], int],
+        name: str,
+    ) -> None:
+        self._dataset, self._leases, self._begin, self._name = dataset, leases, begin, name
+        self._number: int | None = None  # of the last pass, where leases deal it out
 
     @property
     def number(self) -> int:
-        return self._dataset.number
+        return self._dataset.number if self._number is None else self._number
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # what has no length says so
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._dataset.begin_pass()
+        leases = self._leases()
+        if leases is None:
+            return self._dataset.begin_pass()
+        return self._leased(leases, self._dataset.next_leased(self._begin))
 
     def after(self, batches: int, number: int) -> Iterator[Batch]:
-        return self._dataset.batches(batches)
+        leases = self._leases()
+        if leases is None:
+            return self._dataset.batches(batches)
+        return self._leased(leases, number)  # the servers know which batches were trained on
 
     def skip(self) -> None:
         pass
+
+    def _leased(self, leases: SampleLeases, number: int) -> Iterator[Batch]:
+        dataset, self._number = self._dataset, number
+        pieces = dataset.all_pieces()
+        if not pieces:
+            return iter(())
+        size, drop_last, prefetch = dataset.batching
+        epoch = epoch_of(number, self._name, pieces, size, drop_last)
+        leases.begin(dataset, epoch)
+
+        def batches(parses: Parses) -> Generator[Batch]:
+            mine = LeasedFiles(leases, epoch, pieces, parses)
+            return leased_batches(mine, lambda draws: iter(Prefetched(lambda: draws, prefetch)))
+
+        return dataset.leased(number, batches)
 
 
 def _followed(dataset: FileDataset) -> Iterator[Batch]:
@@ -125,15 +168,34 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
     job = _job()
     if job is None or not dataset.divided_by_job:
         return dataset.begin_pass()
-    mine: Any = _Passes(dataset)
+    names = _names.setdefault(job, weakref.WeakKeyDictionary())
+    _begun[job] = _begun.get(job, 0) + (dataset not in names)
+    name = names.setdefault(dataset, f"dataset {_begun[job]}")
+    mine: Any = _Passes(dataset, lambda: _leases(job, dataset), job.passes.begin, name)
     if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
         mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
     if job.saves is not None:
-        names = _names.setdefault(job, weakref.WeakKeyDictionary())
-        _begun[job] = _begun.get(job, 0) + (dataset not in names)
-        name = names.setdefault(dataset, f"dataset {_begun[job]}")
         mine = SavedBatches(mine, name, job.saves)
     return iter(counted(mine, job, False))
+
+
+def _leases(job: Job, dataset: FileDataset) -> SampleLeases | None:
+    """What deals out the pieces of a dataset's files; None: each trainer has files of its own, as
+    in a pass without gradients, which is an evaluation.
+    """
+    if not (isinstance(dataset, QueueDataset) and job.splits_data and torch.is_grad_enabled()):
+        return None
+    leases = job.samples.leases(job.communicator, job.strategy, job.saves)
+    if leases is None or not leases.stripes:
+        return leases
+    if dataset not in _told:
+        log.warning(
+            "strategy.elastic: the files of a QueueDataset are not dealt out by leases where "
+            "trainers step together, as nobody knows how many batches each will have: a lost "
+            "trainer's samples of a pass are lost with it; fleet.shard over a DataLoader has leases"
+        )
+    _told.add(dataset)
+    return None
 
 
 def _job() -> Job | None:

@@ -1,15 +1,13 @@
 """This trainer's leases: which samples of a pass it trains on, as server 0 deals them out.
 
-See ``pserver/leases`` for the rules.  A lease has the samples of many steps; the next one is asked
-for, by a thread, before the last one is used up.
+See ``pserver/leases`` for the rules.  ``leased_pass.py`` makes batches of them.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -17,8 +15,7 @@ from typing import Any
 from pserver.errors import PServerError
 from pserver.leases.epoch import Epoch, Lease
 from pserver.leases.intervals import Range
-from pserver.leases.lease_table import EpochRange, LeaseAsked
-from pserver.leases.stripes import Stripes
+from pserver.leases.lease_table import EpochEnd, LeaseAsked
 from trainer.communicator.communicator import Communicator
 from trainer.job.saves import Saves
 from transpiler.plan.plan import Plan
@@ -44,52 +41,66 @@ def stripes_of(plan: Plan, elastic: bool) -> int | None:
 
 
 class SampleLeases:
-    """The leases of one trainer.  The script's thread uses it.
+    """The leases of one trainer.
+
+    Any thread may ask for leases, as those do that make batches ahead; the rest is for the script's
+    thread.
 
     Args:
         communicator: of the job.
         stripes: as :func:`stripes_of` says.
         meanwhile: called while it waits for others: what they may wait for.
+        elastic: the script has asked for leases.
     """
 
     def __init__(
-        self, communicator: Communicator, stripes: int, meanwhile: Callable[[], None]
+        self,
+        communicator: Communicator,
+        stripes: int,
+        meanwhile: Callable[[], None],
+        elastic: bool = False,
     ) -> None:
         self.communicator, self.stripes, self._meanwhile = communicator, stripes, meanwhile
+        self.elastic = elastic
+        self._asking = threading.Lock()  # guards what follows, and is held during a request
         self._asked = 0  # requests
-        self._ahead: Future[Lease] | None = None  # a request under way
+        self._ended: list[EpochEnd] = []  # ends that were met, and not told
         self._last: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def begin(self, loader: Any, epoch: Epoch) -> None:
-        """A pass over a loader begins; of the last one over it nothing is taken any more."""
+        """A pass over a loader begins; of the last one over it nothing is taken any more.
+
+        Args:
+            loader: by which passes over the same data are known.
+        """
         before = self._last.get(loader)
         self._last[loader] = epoch.number
         if before is not None and before != epoch.number:
-            skipped = self.communicator.consumed.drop(before)
-            self._ask(skipped=skipped, stopped=(before,))
+            self.skip(before)
+
+    def skip(self, number: int) -> None:
+        """No step will consume what is left of an epoch that this trainer has in its hands."""
+        skipped = self.communicator.consumed.drop(number)
+        self._ask(skipped=skipped, stopped=(number,))
 
     def lease(self, epoch: Epoch) -> Lease:
         """What is to be had now, of an epoch of which some batches are not given yet."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            return ahead.result()
         return self._ask(epoch=epoch, most=self._most)
 
-    def lease_ahead(self, epoch: Epoch) -> None:
-        """Asks for the next lease, which :meth:`lease` gives."""
-        if self._ahead is not None or self.stripes:
-            return
+    def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
+        """Asks for the next lease in a thread; None where a trainer has its stripe already."""
+        if self.stripes:
+            return None
         future: Future[Lease] = Future()
-        asked = self._next(epoch=epoch, most=self._most)
 
         def ask() -> None:
             try:
-                future.set_result(self.communicator.clients[0].leases.ask(asked))
+                future.set_result(self.lease(epoch))
             except BaseException as error:
                 future.set_exception(error)
 
-        self._ahead = future
         threading.Thread(target=ask, name="lease", daemon=True).start()
+        return future
 
     def wait(self, epoch: Epoch) -> Lease:
         """Waits, with nothing left, until there is more or the epoch is over.
@@ -100,7 +111,7 @@ class SampleLeases:
         if any(lane.kind.collects for lane in self.communicator.plan.lanes):
             self.communicator.drain()  # steps that wait for more of them
         while True:
-            unstepped = self.communicator.consumed.waiting
+            unstepped = self.communicator.consumed.waiting(epoch.number)
             lease = self._ask(epoch=epoch, most=self._most, unstepped=unstepped)
             if lease.ranges or lease.over:
                 return lease
@@ -108,25 +119,31 @@ class SampleLeases:
             if not self.stripes:  # otherwise all have equally many steps
                 self._meanwhile()
 
+    def end(self, epoch: Epoch, segment: int, length: int) -> None:
+        """The data has ended there; the next request says it."""
+        with self._asking:
+            self._ended.append((epoch.number, segment, length))
+
     def hand_back(self, epoch: Epoch, ranges: Sequence[Range]) -> None:
-        """The script will take no more of an epoch: others get these, and what is under way."""
+        """The script will take no more of an epoch: others get these."""
         with suppress(PServerError):  # the job has failed, and says so elsewhere
-            ahead, self._ahead = self._ahead, None
-            late = () if ahead is None else ahead.result().ranges
-            unused = tuple((epoch.number, start, stop) for start, stop in (*ranges, *late))
+            unused = tuple((epoch.number, start, stop) for start, stop in ranges)
             self._ask(unused=unused, stopped=(epoch.number,))
+
+    def leave_out(self, epoch: Epoch, ranges: Sequence[Range]) -> None:
+        """No batch will have these."""
+        self._ask(skipped=tuple((epoch.number, start, stop) for start, stop in ranges))
 
     @property
     def _most(self) -> int:
         return ALL if self.stripes else MOST
 
-    def _next(self, **asked: Any) -> LeaseAsked:
-        self._asked += 1
-        return LeaseAsked(self._asked, **asked)
-
     def _ask(self, **asked: Any) -> Lease:
-        assert self._ahead is None, "one request at a time"
-        return self.communicator.clients[0].leases.ask(self._next(**asked))
+        with self._asking:
+            self._asked += 1
+            ended, self._ended = tuple(self._ended), []
+            request = LeaseAsked(self._asked, ended=ended, **asked)
+            return self.communicator.clients[0].leases.ask(request)
 
 
 class JobSamples:
@@ -158,11 +175,18 @@ class JobSamples:
             if stripes is None:
                 self._leases = None
             else:
-                self._leases = SampleLeases(communicator, stripes, meanwhile)
+                self._leases = SampleLeases(communicator, stripes, meanwhile, elastic)
             if self._leases is not None and self.restored:
                 # each trainer says it, before it asks: the first one counts
                 communicator.clients[0].leases.restore(self.restored)
         return self._leases
+
+    def restore(self, kept: str) -> None:
+        """Takes what :meth:`kept` gave, of a checkpoint from which the script goes on by itself;
+        nothing once it has asked for a lease.
+        """
+        if self._leases is None:
+            self.restored = kept
 
     def kept(self) -> str:
         """What a checkpoint is to keep; "" where nothing is dealt out."""
@@ -173,61 +197,3 @@ class JobSamples:
 
 def _nothing() -> None:
     """A job that does not save by itself."""
-
-
-class LeasedPass:
-    """One pass, as this trainer has it: batches of samples, drawn lease by lease.
-
-    Loaders draw ahead of the script, so a batch counts as given when the script gets it.
-
-    Args:
-        leases: of this trainer.
-        epoch: the pass.
-        order: its permutation.
-    """
-
-    def __init__(self, leases: SampleLeases, epoch: Epoch, order: Sequence[Any]) -> None:
-        self._leases, self._epoch, self._order = leases, epoch, order
-        self._batches: deque[list[Range]] = deque()  # leased, not drawn
-        self._drawn: deque[list[Range]] = deque()  # by the loader, not given
-        self._stripes = Stripes(epoch.samples, epoch.batch_size, 1, epoch.drop_last)
-        self._over = False
-
-    def more(self) -> bool:
-        """Whether there is more; waits for it where this trainer has nothing left."""
-        if not self._over:
-            self._take(self._leases.wait(self._epoch))
-        return bool(self._batches)
-
-    def draw(self) -> Iterator[list[Any]]:
-        """A batch sampler: what can be had without waiting."""
-        while self._batches or self._take(self._leases.lease(self._epoch)):
-            batch = self._batches.popleft()
-            self._drawn.append(batch)
-            if len(self._batches) <= 1:
-                self._leases.lease_ahead(self._epoch)
-            places = (place for a, b in batch for place in self._stripes.places(a, b))
-            yield [sample for a, b in places for sample in self._order[a:b]]
-
-    def give(self) -> None:
-        """The script gets the next batch that was drawn."""
-        number = self._epoch.number
-        consumed: list[EpochRange] = [(number, a, b) for a, b in self._drawn.popleft()]
-        self._leases.communicator.consumed.give(consumed)
-
-    def close(self) -> None:
-        """The script takes no more."""
-        if not self._over:
-            left = [each for batch in (*self._drawn, *self._batches) for each in batch]
-            self._over = True
-            self._leases.hand_back(self._epoch, left)
-
-    def _take(self, lease: Lease) -> bool:
-        """Whether the lease has batches."""
-        self._over = self._over or lease.over
-        if lease.ranges:
-            epoch = self._epoch
-            stripes = max(1, lease.stripes)
-            self._stripes = Stripes(epoch.samples, epoch.batch_size, stripes, epoch.drop_last)
-            self._batches += lease.cut(epoch.batch_size)
-        return bool(lease.ranges)

@@ -20,6 +20,12 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from trainer.job.passes import LoaderPasses
 from trainer.job.shared_randomness import SharedRandomness
 
+SAME_BATCHES = (
+    "every trainer must read the same batches in the same order, of which fleet.shard gives each "
+    "its part: draw from torch's, random's or numpy's global generator, which fleet.shard seeds, "
+    "or seed alike on every trainer; iterate over data that is divided already without "
+    "fleet.shard; and every trainer must call fleet.shard equally often"
+)
 # attributes by which samplers that give a part only are known: torch's, and accelerate's
 _PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 

@@ -71,7 +71,8 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     with jointly(optimizer, "fleet.save", "saved"):
         if job.is_first:
             optimizer.flush()  # the others' last steps too
-            write(job, path, scheduler, delta)
+            leases = job.samples.kept()
+            write(job, path, scheduler, delta, {"leases": leases} if leases else None)
 
 
 def write(
@@ -85,7 +86,7 @@ def write(
 
     Args:
         scheduler, delta: see :func:`save`.
-        place: where the script is, of an automatic checkpoint.
+        place: where the script is, of an automatic checkpoint; otherwise the leases of samples.
 
     Raises:
         OSError, ValueError: see :func:`save`.
@@ -126,6 +127,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
     job = _whole(present())
     found = read(job, path, scheduler)
     job.passes.count = found.passes
+    job.samples.restore((found.meta.get("place") or {}).get("leases", ""))
     if job.saves is not None:
         job.saves.cancel()
     return distributed(job).steps

@@ -90,7 +90,7 @@ def test_the_end_waits_for_steps_that_are_not_decided() -> None:
     assert again.ranges == ((0, 5),)
     table.decided(0, "a", [(0, 0, 5)])
     assert table.lease(0, "a", LeaseAsked(number + 3, ON_DEMAND, 100, 0)).over
-    assert table.accounts == {0: Account(40, 40, 0, 0, over=True)}
+    assert table.accounts == {0: Account(40, 40, 0, 0, over=True, handed_back=5)}
 
 
 def test_batches_without_a_step_at_the_end_count_as_skipped() -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
@@ -36,6 +45,92 @@ def ended() -> Iterator[None]:
 
 def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(torch.arange(SAMPLES), 4, **options)  # type: ignore[arg-type]  # it has a length
+
+
+class Pairs(Sampler[list[int]]):
+    """A batch sampler of the script's own: unequal batches, in an order that it draws."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SAMPLES).tolist()
+        while order:
+            size = 1 + order[0] % 3
+            yield order[:size]
+            order = order[size:]
+
+
+class Sized(Pairs):
+    """The same, with a length, in the order of which every trainer has it whole."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Endless(Sampler[int]):
+    """A sampler without a length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES).tolist())
+
+
+class Stream(IterableDataset[Any]):
+    """Samples in an order that it draws; its workers share them."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        order = torch.arange(SAMPLES).tolist()
+        return iter(order if info is None else order[info.id :: info.num_workers])
+
+
+class Drawn(IterableDataset[Any]):
+    """Samples in an order that it draws."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES).tolist())
+
+
+class Whole(Dataset[Any]):
+    """Each sample is a batch by itself."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index])
+
+
+# data, whether its order differs from pass to pass, and what the lease table counts
+KINDS: dict[str, tuple[Callable[[], Any], bool, int]] = {
+    "weighted sampler": (
+        lambda: loader(sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False)),
+        True,
+        SAMPLES,
+    ),
+    "sampler without a length": (lambda: loader(sampler=Endless()), True, 6),
+    "batch sampler": (lambda: DataLoader(torch.arange(SAMPLES), batch_sampler=Sized()), True, 0),
+    "batch sampler without a length": (
+        lambda: DataLoader(torch.arange(SAMPLES), batch_sampler=Pairs()),
+        True,
+        0,
+    ),
+    "single samples": (lambda: DataLoader(Whole(), batch_size=None, shuffle=True), True, SAMPLES),
+    "sampler of batches": (
+        lambda: DataLoader(
+            torch.arange(SAMPLES),
+            batch_size=None,
+            sampler=BatchSampler(RandomSampler(range(SAMPLES)), 4, False),
+        ),
+        True,
+        6,
+    ),
+    "iterable data set": (lambda: DataLoader(Drawn(), 4), True, 6),
+    "iterable data set with workers": (lambda: DataLoader(Stream(), 4, num_workers=2), False, 6),
+    "list": (lambda: list(torch.arange(SAMPLES).split(4)), False, 6),
+}
+
+
+EACH_KIND = [
+    pytest.param(kind, marks=pytest.mark.processes) if "workers" in kind else kind for kind in KINDS
+]
 
 
 def begin(server: Server, checkpoint: str | None = None, **settings: Any) -> Step:
@@ -90,6 +185,84 @@ def test_each_sample_is_in_one_decided_step(server: Server, mode: str) -> None:
     assert found[0] == found[1] == Account(SAMPLES, SAMPLES, 0, 0, over=True)
 
 
+@pytest.mark.parametrize("mode", ["async", "elastic sync"])
+@pytest.mark.parametrize("kind", EACH_KIND)
+def test_each_sample_of_any_data_is_in_one_decided_step(
+    server: Server, kind: str, mode: str
+) -> None:
+    """Whatever has drawn the batches: it draws alike in every process, and is leased by number."""
+    made, shuffled, counted = KINDS[kind]
+    step = begin(server, **MODES[mode])
+    batches = fleet.shard(made(), seed=3)
+    orders, numbers = [], []
+    for _ in range(2):
+        orders.append([])
+        for x in batches:
+            step(x)
+            orders[-1] += x.tolist()
+        numbers.append(len(orders[-1]))
+    for x in batches:
+        step(x)
+
+    found = accounts(server)
+    assert [sorted(order) for order in orders] == [list(range(SAMPLES))] * 2
+    assert (orders[0] != orders[1]) == shuffled
+    for number in range(2):
+        assert found[number].decided == found[number].samples
+        assert not counted or found[number].samples == counted
+        assert found[number].over and not found[number].skipped
+
+
+@pytest.mark.parametrize("kind", EACH_KIND)
+def test_data_that_is_left_in_the_middle_is_counted(server: Server, kind: str) -> None:
+    """No trainer takes the rest of the pass; the next one has all again."""
+    step = begin(server)
+    batches = fleet.shard(KINDS[kind][0](), seed=3)
+    for x in batches:
+        step(x)
+        break
+    seen = []
+    for x in batches:
+        step(x)
+        seen += x.tolist()
+
+    assert sorted(seen) == list(range(SAMPLES))
+    assert accounts(server)[0].over
+
+
+def test_data_that_cannot_be_read_again_is_not_leased(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning says what is lost with a trainer; who asks for leases is refused."""
+    step = begin(server)
+    for x in fleet.shard(iter(torch.arange(SAMPLES).split(4)), seed=3):
+        step(x)
+
+    assert "cannot be read again" in caplog.text
+    assert accounts(server) == {}
+    fleet.finish()
+    begin(server, elastic=True)
+    with pytest.raises(ValueError, match="iterated over again, got a"):
+        next(iter(fleet.shard(iter(torch.arange(SAMPLES).split(4)), seed=3)))
+    unordered = DataLoader(Stream(), 4, num_workers=2, in_order=False)
+    with pytest.raises(ValueError, match="in_order=True, got False"):
+        next(iter(fleet.shard(unordered, seed=3)))
+
+
+def test_two_loaders_side_by_side_have_leases_of_their_own(server: Server) -> None:
+    """A step counts the batches of both."""
+    step = begin(server)
+    first, second = fleet.shard(loader(), seed=3), fleet.shard(DataLoader(Stream(), 4), seed=3)
+    for _ in range(2):
+        for x, y in zip(first, second, strict=True):
+            step(torch.cat([x, y]))
+    for batches in first, second:
+        next(iter(batches))
+
+    found = accounts(server)
+    assert [found[n].decided for n in range(4)] == [SAMPLES, 6, SAMPLES, 6]
+
+
 @pytest.mark.observes("elastic")
 def test_an_elastic_sync_job_has_the_order_of_one_that_is_not(server: Server) -> None:
     """Batch by batch; only the elastic one asks for leases."""
@@ -142,7 +315,7 @@ def test_what_a_script_breaks_off_is_counted(server: Server) -> None:
         step(x)
         break
 
-    assert accounts(server)[0] == Account(SAMPLES, 4, 18, 0, over=True)
+    assert accounts(server)[0] == Account(SAMPLES, 4, 18, 0, over=True, handed_back=18)
 
 
 def test_an_evaluation_is_not_leased(server: Server) -> None:
@@ -160,14 +333,16 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("mode", ["async", "elastic sync"])
+@pytest.mark.parametrize("kind", ["samples", "batch sampler", "iterable data set"])
 def test_a_script_that_is_started_again_trains_on_the_rest(
-    server: Server, mode: str, tmp_path: Path
+    server: Server, mode: str, kind: str, tmp_path: Path
 ) -> None:
     """Of the epoch in which it was, in the same shuffle: what no saved step had."""
 
     def script(stop: int) -> list[list[int]]:
         step = begin(server, checkpoint=str(tmp_path), **MODES[mode])
-        batches = fleet.shard(loader(shuffle=True), seed=3)
+        made = loader(shuffle=True) if kind == "samples" else KINDS[kind][0]()
+        batches = fleet.shard(made, seed=3)
         trained: list[list[int]] = [[], [], []]
         left = stop
         for epoch in range(3):
@@ -180,7 +355,9 @@ def test_a_script_that_is_started_again_trains_on_the_rest(
         return trained
 
     with pytest.raises(Stopped) as stopped:
-        script(9)  # it saves when it asks for a batch: the last step is in no checkpoint
+        script(
+            18 if kind == "batch sampler" else 9
+        )  # it saves when it asks for a batch: the last step is in no checkpoint
     before = stopped.value.args[0]
     present().optimizers[0].close("killed")
     fleet.finish()

@@ -1,0 +1,327 @@
+"""The world of lost trainers, with the code that trainers run: scripts that iterate over what
+leases give them of each kind of data, without threads, sockets or servers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Generator, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from pserver import wire_pb2 as wire
+from pserver.job.job_leases import JobLeases
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership, MemberState
+from pserver.leases.epoch import Account, Epoch
+from pserver.leases.lease_table import LeaseTable
+from tests.support.lease_world import World
+from tests.support.scripts import Desk, Script, Step, Waits, items_of
+from trainer.data.columns import Columns
+from trainer.data.lines import Parsed
+from trainer.data.pieces import Piece
+from trainer.job.counted_reader import CountedReader
+from trainer.job.leased_files import LeasedFiles, epoch_of
+from trainer.job.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
+
+KINDS = ("samples", "batches", "iterable", "files")
+
+
+class ScriptWorld(World):
+    """One schedule, over data of one kind.
+
+    Args:
+        kind: one of ``KINDS``.
+    """
+
+    def __init__(self, seed: int, together: bool, kind: str) -> None:
+        super().__init__(seed, LeaseTable, together)
+        self.kind = kind
+        self.applying: list[tuple[Member, Step]] = []
+        self.serve()
+        draw = random.Random(seed)
+        self.lengths = [self.samples]  # of files, in samples; of other data all
+        if kind == "files":
+            self.lengths = [draw.choice((0, 1, 5, 17, 40)) for _ in range(draw.randint(1, 7))]
+        self.lists = self._lists(draw)
+
+    def _lists(self, draw: random.Random) -> list[list[int]]:
+        """What a batch sampler of the script's gives."""
+        left, found = list(range(self.samples)), []
+        while left:
+            size = draw.randint(1, 5)
+            found.append(left[:size])
+            left = left[size:]
+        return found
+
+    # ---- the processes ----
+
+    def serve(self) -> None:
+        """A server begins, without members."""
+        self.members = Membership(self.trainers, 0.0)
+        job = Lifecycle()
+        self.lock = job.condition
+        self.server = JobLeases(self.members, job, wait_seconds=0.0)
+        self.table = self.server._table
+
+    def asks(self, member: Member, request: wire.LeaseRequest) -> wire.LeaseReply:
+        """A process's request reaches the server, which may get it twice."""
+        for _ in range(self.random.choice((1, 1, 1, 2))):
+            found = self.server.lease(member, request)
+        return found
+
+    def join(self, number: int) -> None:
+        self.started += 1
+        self.away.remove(number)
+        member = Member(number, f"start {self.started}", "tcp", 0.0)
+        self.members.add(member)
+        script: Any = Script(number, member.incarnation, member, Desk(self, member))
+        self.there[number] = script
+
+    def kill(self, trainer: Any) -> None:
+        """What has no record does not count."""
+        del self.there[trainer.number]
+        self.away.append(trainer.number)
+        trainer.member.state = MemberState.LOST
+        if trainer.arrived is not None:
+            trainer.member.watermark(0).taking -= 1
+
+    def leave(self, trainer: Any) -> None:
+        if not self.together:
+            while self.under_way(trainer):
+                self.move_on(trainer)
+        self.kill(trainer)
+        if not self.together:
+            trainer.member.state = MemberState.LEFT
+
+    def restart(self) -> None:
+        assert self.saved is not None
+        plain, counted = map(json.loads, self.saved)
+        self.trainers = self.trainers_again()
+        self.serve()
+        self.server.restore(plain)
+        self.table = self.server._table
+        self.counted = {
+            int(n): Counter({int(p): c for p, c in each.items()}) for n, each in counted.items()
+        }
+        self.applying, self.there, self.away = [], {}, list(range(self.trainers))
+        for number in range(self.trainers):
+            self.join(number)
+
+    @property
+    def quiet(self) -> bool:
+        return not any(map(self.under_way, self.there.values())) and not self.applying
+
+    def trainers_again(self) -> int:
+        # data whose end nobody knows is divided among as many as before: others are refused
+        fixed = self.kind == "iterable" and self.together
+        return self.trainers if fixed else super().trainers_again()
+
+    def begin(self, script: Script) -> Leased:
+        """A pass, as the script's process makes it."""
+        leases, number, stripes = script.desk, script.epoch, script.desk.stripes
+        if self.kind == "samples":
+            epoch = Epoch(number, "", "", self.samples, self.batch, stripes, self.drop_last)
+            order = random.Random(number).sample(range(self.samples), self.samples)
+            return LeasedPass(leases, epoch, SampleLists(epoch, order))
+        if self.kind == "batches":
+            lists = BatchLists(self.lists)
+            count = lists.count(stripes)
+            epoch = Epoch(
+                number, "", "", len(self.lists), 1, stripes, unit="batches", positions=count
+            )
+            return LeasedPass(leases, epoch, lists)
+        if self.kind == "iterable":
+            fresh: Any = nullcontext
+            reader = CountedReader(range(self.samples), fresh, lambda *_: None)
+            epoch = Epoch(
+                number, "", "", 0, 1, stripes, unit="batches", whole=True, segments=stripes or 1
+            )
+            return LeasedPass(leases, epoch, reader)
+        pieces = [Piece(str(file)) for file in range(len(self.lengths))]
+        epoch = epoch_of(number, "", pieces, self.batch, self.drop_last)
+        return LeasedFiles(leases, epoch, pieces, self._parses)
+
+    def _parses(self, pieces: Iterable[Piece]) -> Generator[Parsed]:
+        """A piece more than is asked for is parsed."""
+        ahead: deque[Piece] = deque()
+        for piece in pieces:
+            ahead.append(piece)
+            if len(ahead) > 1:
+                yield self._parsed(int(ahead.popleft().path))
+        for piece in ahead:
+            yield self._parsed(int(piece.path))
+
+    def _parsed(self, file: int) -> Parsed:
+        first, length = sum(self.lengths[:file]), self.lengths[file]
+        blocks: list[Columns] = [
+            {"n": np.arange(first + at, first + min(at + 6, length))} for at in range(0, length, 6)
+        ]
+        return Parsed(blocks)
+
+    # ---- what a script does ----
+
+    def advance(self, trainer: Any, faults: bool) -> None:
+        script: Script = trainer
+        mine = [each for each, _ in self.applying if each.trainer == script.number]
+        if any(each is not script.member for each in mine):
+            return  # the server lets it wait: a step of the process before it is being applied
+        if script.done:
+            if self.accounted and not self.under_way(script):
+                self.leave(trainer)
+            return
+        if self.together and self.under_way(script):  # a sync step is decided before the next one
+            return
+        if script.waits and self.random.random() < 0.7:
+            return
+        if script.mine is None:
+            script.mine = self.begin(script)
+        breaks = self.random.random() < self.breaks
+        if breaks and faults and script.draws is not None and not self.together:
+            script.mine.close()
+            self.end(script)
+            return
+        try:
+            self.train_on(script, script.mine)
+        except Waits:
+            script.waits = True
+
+    def train_on(self, script: Script, mine: Leased) -> None:
+        """A batch, and a step where it is time; or the end of the pass."""
+        if script.draws is None:
+            if not mine.more():
+                mine.close()
+                self.end(script)
+                return
+            script.waits, script.draws = False, mine.draw()
+        for item in script.draws:
+            mine.give()
+            script.items += items_of(item)
+            script.batches += 1
+            if script.batches == self.every:
+                self.stage(script)
+            return
+        script.draws = None
+
+    def stage(self, script: Script) -> None:
+        """A step is closed, and its message leaves."""
+        script.staged.append((list(script.desk.communicator.consumed.close()), script.items))
+        script.items, script.batches = [], 0
+
+    def end(self, script: Script) -> None:
+        """The loop is over; maybe a step follows it.  Then the next one begins."""
+        if script.batches and self.random.random() < 0.5 and not self.together:
+            self.stage(script)
+        script.desk.skip(script.epoch)
+        script.mine, script.draws, script.items, script.batches = None, None, [], 0
+        script.epoch, script.waits = script.epoch + 1, False
+        script.done = script.epoch == self.epochs
+
+    # ---- what becomes of steps ----
+
+    def under_way(self, script: Any) -> bool:
+        """Whether a step of a process is not applied."""
+        mine = any(member is script.member for member, _ in self.applying)
+        return bool(script.staged or script.arrived or mine)
+
+    def move_on(self, script: Script) -> None:
+        """The oldest step of a process goes on its way."""
+        applying = [each for each in self.applying if each[0] is script.member]
+        if applying:
+            self.apply(*applying[0])
+        elif script.arrived is not None:
+            self.stand(script)
+        elif script.staged:
+            self.arrive(script)
+
+    def arrive(self, script: Script) -> None:
+        """A step is at the server, whole."""
+        ranges, items = script.staged.popleft()
+        with self.lock:
+            self.server.check(script.number, script.incarnation, ranges)
+        script.member.watermark(0).taking += 1
+        script.arrived = ranges, items
+
+    def stand(self, script: Script) -> None:
+        """A step's record stands: it counts, whatever becomes of its trainer."""
+        assert script.arrived is not None, "it has arrived"
+        self.applying.append((script.member, script.arrived))
+        script.arrived = None
+
+    def apply(self, member: Member, step: Step) -> None:
+        """A step is applied."""
+        self.applying.remove((member, step))
+        member.watermark(0).apply(1, False)
+        ranges, items = step
+        with self.lock:
+            self.server.decided(member.trainer, member.incarnation, ranges)
+        if ranges:
+            self.counted[ranges[0][0]].update(items)
+
+    def decide_next(self) -> None:
+        scripts: list[Any] = list(self.there.values())
+        if not self.together:
+            moving = [each for each in scripts if self.under_way(each)]
+            orphans = [each for each in self.applying if each[0].state is MemberState.LOST]
+            if moving and self.random.random() < 0.8:
+                self.move_on(self.random.choice(moving))
+            elif orphans:
+                self.apply(*orphans[0])
+            return
+        if self.applying:  # a round is applied as one
+            for each in list(self.applying):
+                self.apply(*each)
+            return
+        for each in scripts:
+            if each.staged and each.arrived is None:
+                self.arrive(each)
+        part = [each for each in scripts if not each.done or each.arrived]
+        if part and all(each.arrived or each.waits for each in part):
+            for each in part:
+                if each.arrived:
+                    self.stand(each)
+
+    # ---- the account ----
+
+    @property
+    def whole(self) -> set[int]:
+        """All that an epoch has."""
+        return set(range(sum(self.lengths)))
+
+    def check(self) -> None:
+        """Each sample is in one decided step, or counts as skipped.
+
+        Raises:
+            AssertionError: one is in none, or in two, or was never there.
+        """
+        for each in list(self.applying):
+            self.apply(*each)
+        for number, counted in self.counted.items():
+            account = self.server.accounts[number]
+            twice = [item for item, count in counted.items() if count > 1]
+
+            assert not twice, f"epoch {number}: in two decided steps: {twice}"
+            assert set(counted) <= self.whole, number
+            assert not account.leased, (number, account)
+            self._check_account(number, account, self.whole - set(counted))
+
+    def _check_account(self, number: int, account: Account, missing: set[int]) -> None:
+        assert account.samples or self.breaks or not self.whole, (number, account)
+        if account.samples:
+            assert account.samples == (account.decided + account.skipped + account.left_out), (
+                number,
+                account,
+            )
+        if not (account.skipped or account.left_out or self.breaks):
+            assert not missing, (number, account, missing)
+        if self.kind != "batches" and account.samples:
+            assert account.samples == len(self.whole), (number, account)
+            assert len(missing) == account.skipped + account.left_out, (number, account)
+        if self.every == 1 and not self.breaks and not self.drop_last:
+            assert not account.skipped, (number, account)
+        if not (self.together or self.drop_last):
+            assert not account.left_out, (number, account)

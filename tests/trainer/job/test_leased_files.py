@@ -1,0 +1,237 @@
+"""Files of samples that servers deal out by leases, in jobs of one trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pserver.config import ServerConfig
+from pserver.leases.epoch import Account
+from pserver.service.server import Server
+from trainer import fleet
+from trainer.data import multislot_lines, pieces
+from trainer.job.current import present
+from transpiler import DistributedStrategy
+
+FILES, LINES = 3, 17
+SAMPLES = FILES * LINES
+Step = Callable[[torch.Tensor], None]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(ServerConfig(keep_failed_seconds=0.0)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Files of several pieces."""
+    monkeypatch.setattr(multislot_lines, "pieces_of", partial(pieces.pieces_of, most=20), False)
+    monkeypatch.setattr("trainer.data.lines.pieces_of", partial(pieces.pieces_of, most=20))
+    found = []
+    for file in range(FILES):
+        path = tmp_path / f"part-{file}"
+        path.write_text("".join(f"1 {file * LINES + n}\n" for n in range(LINES)))
+        found.append(str(path))
+    yield found
+    fleet.finish()
+
+
+def begin(server: Server, checkpoint: str | None = None, **settings: Any) -> Step:
+    """A job of one trainer: what trains on a batch, with a step."""
+    strategy = DistributedStrategy()
+    for name, value in settings.items():
+        setattr(strategy, name, value)
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[server.endpoint])
+    every = None if checkpoint is None else 1e-6  # seconds: after each step
+    fleet.init(role, strategy=strategy, checkpoint=checkpoint, every=every)
+    model = fleet.distributed_model(nn.Linear(1, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1e-4))
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x.float()[:, None]).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def dataset(files: list[str], **settings: Any) -> fleet.QueueDataset:
+    made = fleet.QueueDataset()
+    made.init(batch_size=4, use_var=[fleet.Slot("n")], **settings)
+    made.set_filelist(files)
+    return made
+
+
+def accounts(server: Server) -> dict[int, Account]:
+    assert server.job.program is not None, "a job runs"
+    return server.job.program.leases.accounts
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_sample_of_the_files_is_in_one_decided_step(
+    server: Server, files: list[str], threads: int
+) -> None:
+    """Pass by pass, in the order of the files."""
+    step = begin(server)
+    batches = dataset(files, thread_num=threads)
+    for _ in range(2):
+        seen = []
+        for batch in batches:
+            step(batch["n"])
+            seen.append(batch["n"].tolist())
+
+        assert [n for each in seen for n in each] == list(range(SAMPLES))
+        assert [len(each) for each in seen] == [4] * 12 + [3]
+    for batch in batches:
+        step(batch["n"])
+
+    assert accounts(server)[0] == accounts(server)[1] == Account(SAMPLES, SAMPLES, 0, 0, over=True)
+
+
+def test_a_last_batch_that_is_dropped_counts_as_skipped(server: Server, files: list[str]) -> None:
+    """With drop_last."""
+    step = begin(server)
+    batches = dataset(files, drop_last=True)
+    seen = []
+    for batch in batches:
+        step(batch["n"])
+        seen.append(len(batch["n"]))
+    next(iter(batches))
+
+    assert seen == [4] * 12
+    assert accounts(server)[0] == Account(SAMPLES, 48, 3, 0, over=True)
+
+
+def test_what_a_script_leaves_in_the_middle_is_handed_back(
+    server: Server, files: list[str]
+) -> None:
+    """Of the pass nothing is left for the trainer itself; the next one has all samples."""
+    step = begin(server)
+    batches = dataset(files)
+    for number, batch in enumerate(batches, 1):
+        step(batch["n"])
+        if number == 3:
+            break
+    seen = []
+    for batch in batches:
+        step(batch["n"])
+        seen += batch["n"].tolist()
+
+    assert seen == list(range(SAMPLES))
+    assert accounts(server)[0].decided == 12 and accounts(server)[0].over
+
+
+def test_an_evaluation_reads_all_files(server: Server, files: list[str]) -> None:
+    """Without gradients nothing is leased; nor where a trainer reads all files by itself."""
+    begin(server)
+    alone = dataset(files)
+    alone.set_filelist(files, 0, 1)
+    with torch.no_grad():
+        seen = [n for batch in dataset(files) for n in batch["n"].tolist()]
+
+    assert seen == [n for batch in alone for n in batch["n"].tolist()] == list(range(SAMPLES))
+    assert accounts(server) == {}
+
+
+def test_trainers_that_step_together_have_files_of_their_own(
+    server: Server, files: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the strategy is elastic a warning says what is lost with a trainer."""
+    step = begin(server, a_sync=False, elastic=True)
+    for batch in dataset(files):
+        step(batch["n"])
+
+    assert accounts(server) == {}
+    assert "a lost trainer's samples of a pass are lost" in caplog.text
+
+
+class Stopped(Exception):
+    """The process is killed here."""
+
+
+def test_a_script_that_is_started_again_reads_the_rest(
+    server: Server, files: list[str], tmp_path: Path
+) -> None:
+    """Of the pass in which it was: what no saved step had."""
+
+    def script(stop: int) -> list[list[int]]:
+        step = begin(server, checkpoint=str(tmp_path / "saved"))
+        batches = dataset(files)
+        trained: list[list[int]] = [[], [], []]
+        left = stop
+        for epoch in range(3):
+            for batch in batches:
+                step(batch["n"])
+                left -= 1
+                if not left:
+                    raise Stopped(trained)
+                trained[epoch] += batch["n"].tolist()
+        return trained
+
+    with pytest.raises(Stopped) as stopped:
+        script(19)  # it saves when it asks for a batch: the last step is in no checkpoint
+    before = stopped.value.args[0]
+    present().optimizers[0].close("killed")
+    fleet.finish()
+    after = script(0)
+
+    assert before[1] and not before[2] and not after[0]
+    both = [sorted(a + b) for a, b in zip(before, after, strict=True)]
+    assert both == [list(range(SAMPLES))] * 3
+
+
+def test_a_script_that_saves_by_itself_keeps_the_position(
+    server: Server, files: list[str], tmp_path: Path
+) -> None:
+    """A dataset's state names the pass; the checkpoint's servers know what is left of it."""
+    step = begin(server)
+    batches, before = dataset(files), []
+    for number, batch in enumerate(batches, 1):
+        step(batch["n"])
+        before += batch["n"].tolist()
+        if number == 5:
+            fleet.save(str(tmp_path / "kept"))
+            state = batches.state_dict()
+            break
+    fleet.finish()
+    step = begin(server)
+    fleet.load(str(tmp_path / "kept"))
+    again = dataset(files)
+    again.load_state_dict(state)
+    after = []
+    for batch in again:
+        step(batch["n"])
+        after += batch["n"].tolist()
+
+    assert state == {"batches": 5, "batch_size": 4, "pass": 0}
+    assert before + after == list(range(SAMPLES))
+    plain = dataset(files)
+    plain.load_state_dict(state)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="dealt out by leases, as the one"):
+        next(iter(plain))
+    plain.load_state_dict({"batches": 5, "batch_size": 4})
+    with pytest.raises(RuntimeError, match="files of its own, as the one"):
+        next(iter(plain))
+
+
+def test_a_wrong_line_is_told_once(
+    server: Server, files: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wrong lines are counted as in a job without leases."""
+    with Path(files[1]).open("a") as file:
+        file.write("nothing\n")
+    step = begin(server)
+    batches = dataset(files, on_error="skip")
+    for batch in batches:
+        step(batch["n"])
+
+    assert batches.wrong_lines == 1
+    assert caplog.text.count("left out 1 wrong lines") == 1

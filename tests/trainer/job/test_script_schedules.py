@@ -1,0 +1,162 @@
+"""Promises about leased data of every kind in a world of losses, with the code that trainers run:
+each sample counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pserver.errors import PServerError
+from pserver.job.job_leases import JobLeases
+from pserver.leases.lease_table import EpochRange
+from pserver.leases.segments import Segments, place_of
+from tests.support.script_world import ScriptWorld
+from tests.support.tiers import RARE
+from trainer.data.columns import Columns
+from trainer.data.lines import Parsed
+from trainer.job.counted_reader import CountedReader
+from trainer.job.leased_files import LeasedFiles
+
+SEEDS = [range(200), *(RARE(range(first, first + 400)) for first in range(200, 5000, 400))]
+CAUGHT_WITHIN = 500  # seeds
+# files are not leased where trainers step together
+WORLDS = [
+    (kind, together)
+    for kind in ("samples", "batches", "iterable", "files")
+    for together in (False, True)
+    if not (kind == "files" and together)
+]
+NAMES = [f"{kind}, {'sync' if together else 'async'}" for kind, together in WORLDS]
+
+
+def schedule(seed: int, kind: str, together: bool) -> None:
+    """One schedule, and its account.
+
+    Raises:
+        AssertionError: a sample is lost, or counts twice.
+    """
+    world = ScriptWorld(seed, together, kind)
+    world.run()
+    world.check()
+
+
+@pytest.mark.parametrize(("kind", "together"), WORLDS, ids=NAMES)
+@pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"seeds {seeds.start} to {seeds.stop}")
+def test_each_sample_is_in_one_decided_step_or_counts_as_skipped(
+    seeds: range, kind: str, together: bool
+) -> None:
+    """Epoch by epoch, over random schedules of kills, restarts, joins, leaves, requests that come
+    twice, and restarts of the whole job from what it saved.
+    """
+    for seed in seeds:
+        try:
+            schedule(seed, kind, together)
+        except Exception as error:
+            error.add_note(f"seed {seed}, {kind}, together={together}")
+            raise
+
+
+def caught(kind: str, together: bool) -> bool:
+    """Whether a schedule shows that the code is wrong."""
+    for seed in range(CAUGHT_WITHIN):
+        try:
+            schedule(seed, kind, together)
+        except (AssertionError, ValueError, PServerError):
+            return True
+    return False
+
+
+def written_before_the_step(patch: pytest.MonkeyPatch) -> None:
+    """A server counts what a commit names as soon as it comes."""
+
+    def check(
+        leases: JobLeases, trainer: int, incarnation: str, ranges: Sequence[EpochRange]
+    ) -> None:
+        decided(leases, trainer, incarnation, ranges)
+
+    decided = JobLeases.decided
+    patch.setattr(JobLeases, "check", check)
+    patch.setattr(JobLeases, "decided", lambda *_: None)
+
+
+def given_away_while_a_step_is_decided(patch: pytest.MonkeyPatch) -> None:
+    """A lost trainer's lease is dealt out again while a step of it is being applied."""
+    patch.setattr("pserver.job.job_leases._is_applied", lambda member: False)
+
+
+@pytest.mark.parametrize(("kind", "together"), WORLDS, ids=NAMES)
+@pytest.mark.parametrize("wrong", [written_before_the_step, given_away_while_a_step_is_decided])
+def test_schedules_find_a_server_that_counts_wrongly(
+    wrong: Callable[[pytest.MonkeyPatch], None],
+    kind: str,
+    together: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the data is."""
+    wrong(monkeypatch)
+
+    assert caught(kind, together)
+
+
+def begins_again_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Data that is read again from its beginning is counted from the batch behind it."""
+    begin_again = CountedReader._begin_again
+
+    def wrong(reader: CountedReader) -> None:
+        begin_again(reader)
+        reader._next = 1
+
+    patch.setattr(CountedReader, "_begin_again", wrong)
+
+
+def counts_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A position is the batch behind it."""
+    monkey = "trainer.job.counted_reader.place_of"
+    patch.setattr(monkey, lambda position, stripes: place_of(position, stripes) + 1)
+
+
+def ends_early(patch: pytest.MonkeyPatch) -> None:
+    """The last batch is taken for the end."""
+    end = Segments.end
+    patch.setattr(Segments, "end", lambda it, segment, length: end(it, segment, max(length - 1, 1)))
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize("wrong", [begins_again_off_by_one, counts_off_by_one, ends_early])
+def test_schedules_find_an_iterable_that_is_positioned_wrongly(
+    wrong: Callable[[pytest.MonkeyPatch], None], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one batch."""
+    wrong(monkeypatch)
+
+    assert caught("iterable", together)
+
+
+def reads_on_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    """A file of which another trainer has read some samples is read whole."""
+
+    def wrong(files: LeasedFiles, parsed: Parsed, start: int, stop: int) -> Iterator[Any]:
+        skipped = start % 2**40
+        blocks: list[tuple[int, Columns]] = list(leased(files, parsed, start - skipped, stop))
+        left = sum(len(block["n"]) for _, block in blocks) - skipped
+        for at, block in blocks:
+            taken = {name: column[:left] for name, column in block.items()}  # type: ignore[index]
+            if left > 0:
+                yield at + skipped, taken
+            left -= len(block["n"])
+
+    leased = LeasedFiles._leased
+    patch.setattr(LeasedFiles, "_leased", wrong)
+
+
+@pytest.mark.parametrize("wrong", [reads_on_from_the_beginning])
+def test_schedules_find_a_file_that_is_read_on_wrongly(
+    wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lost trainer has left of a file is what its records have not."""
+    wrong(monkeypatch)
+
+    assert caught("files", False)

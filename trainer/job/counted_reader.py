@@ -1,0 +1,108 @@
+"""Data whose batches are known by their numbers only: what comes from any iterable.
+
+Every trainer reads all batches, with the same random numbers, and leaves out those that it has no
+lease for.  Where it has to go back, to what another trainer has not done, it begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from pserver.leases.intervals import Range
+from pserver.leases.segments import place_of
+from trainer.job.shared_randomness import SharedRandomness
+
+_END = object()
+
+
+class Ended(Exception):
+    """There is no such batch.
+
+    Args:
+        length: how many there are.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"{length} batches")
+        self.length = length
+
+
+class CountedReader:
+    """The batches of one pass over an iterable, by their numbers.  One thread uses it.
+
+    Args:
+        data: gives the same batches whenever it is iterated over with the same random numbers.
+        randomness: makes the random sources, each time as at the beginning of the pass.
+        compare: told of each batch that is read, with its number from 0, whether it is this
+            trainer's or not.
+        least: batches, below which there are too few for the trainers.
+    """
+
+    def __init__(
+        self,
+        data: Iterable[Any],
+        randomness: Callable[[], SharedRandomness],
+        compare: Callable[[int, Any], None],
+        least: int = 1,
+    ) -> None:
+        self._data, self._randomness, self._compare, self._least = data, randomness, compare, least
+        self._next = 0  # the batch that is read next
+        self._length: int | None = None
+        self._sources, self._batches = self._begun()
+
+    def _begun(self) -> tuple[SharedRandomness, Iterator[Any]]:
+        sources = self._randomness()
+        with sources:
+            return sources, iter(self._data)
+
+    def at(self, batch: Sequence[Range], stripes: int) -> Any:
+        """The batch at a position.  Where trainers step together, those of all of them are there.
+
+        Raises:
+            Ended: there are fewer, or too few for each of the trainers to have one.
+            ValueError: there are fewer batches than trainers; or it gives others than before.
+        """
+        ((position, _),) = batch
+        place, together = place_of(position, stripes), max(1, stripes)
+        last = place - place % together + together - 1  # the last one of the step
+        if self._length is not None and last >= self._length:
+            raise Ended(self._length)
+        if place < self._next:
+            self._begin_again()
+        while self._next < place:
+            self._read()
+        found = self._read()
+        while self._length is None and self._next <= last:
+            self._read()
+        return found
+
+    def _begin_again(self) -> None:
+        self._next = 0
+        self._sources, self._batches = self._begun()
+
+    def _read(self) -> Any:
+        with self._sources:
+            batch = next(self._batches, _END)
+        if batch is _END:
+            self._end()
+        self._compare(self._next, batch)
+        self._next += 1
+        return batch
+
+    def _end(self) -> None:
+        length = self._next
+        if self._length is None:
+            self._length = length
+        if length != self._length:
+            raise ValueError(
+                f"fleet.shard: expected {self._length} batches again, as when they were read "
+                f"before, got {length}: the data must begin again as it began"
+            )
+        if length < self._least:
+            raise ValueError(
+                f"fleet.shard: expected at least one batch for each of {self._least} trainers, "
+                f"got {length}: make smaller batches, or iterate without fleet.shard over data "
+                "that every trainer is to see whole"
+            )
+        raise Ended(length)

@@ -1,0 +1,171 @@
+"""One pass over the files of a dataset, as leases deal them out: piece by piece.
+
+A position is a sample: its piece's segment, and its number there.  A lease is what a piece still
+has; its progress is part of each step's record, so another trainer reads on from there.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+
+from pserver.leases.epoch import Epoch
+from pserver.leases.intervals import Intervals, Range
+from pserver.leases.segments import WIDTH
+from trainer.data.batches import Batch, tensors_of
+from trainer.data.columns import Columns, joined, part, samples_of
+from trainer.data.file_dataset import Parses
+from trainer.data.lines import Parsed
+from trainer.data.pieces import Piece
+from trainer.job.sample_leases import SampleLeases
+
+
+def epoch_of(
+    number: int, name: str, pieces: Sequence[Piece], batch_size: int, drop_last: bool
+) -> Epoch:
+    """A pass over pieces, as the lease table knows it.
+
+    Args:
+        number: among the passes of the job.
+        name: of the dataset.
+    """
+    said = repr([(each.path, each.begin, each.end) for each in pieces])
+    seed = f"{len(pieces)} pieces, checksum {zlib.crc32(said.encode()):08x}"
+    return Epoch(number, name, seed, 0, batch_size, 0, drop_last, segments=len(pieces))
+
+
+class LeasedFiles:
+    """One pass, as this trainer has it; see :class:`trainer.job.leased_pass.LeasedPass`.
+
+    A thread makes batches ahead of the script, so a batch counts as given when the script gets it.
+
+    Args:
+        leases: of this trainer, on demand.
+        epoch: the pass.
+        pieces: of all files.
+        parses: gives the samples of pieces, in their order.
+    """
+
+    def __init__(
+        self, leases: SampleLeases, epoch: Epoch, pieces: Sequence[Piece], parses: Parses
+    ) -> None:
+        self._leases, self._epoch, self._pieces, self._parses = leases, epoch, pieces, parses
+        self._first: list[Range] = []  # leased, while nobody reads
+        self._drawn: deque[list[Range]] = deque()  # made, not given
+        self._over = False
+        self._guard = threading.Lock()  # guards what follows
+        self._held = Intervals()  # leased, and not given to the script
+
+    def more(self) -> bool:
+        """Whether there is more; waits for it, with nothing in this trainer's hands."""
+        if not self._over:
+            lease = self._leases.wait(self._epoch)
+            self._over = lease.over
+            self._take(lease.ranges)
+            self._first = list(lease.ranges)
+        return bool(self._first)
+
+    def draw(self) -> Iterator[Batch]:
+        """What can be had without waiting, batch by batch."""
+        size = self._epoch.batch_size
+        for ranges, columns in cut(self._blocks(), size):
+            if self._epoch.drop_last and samples_of(columns) < size:
+                self._let_go(ranges)
+                self._leases.leave_out(self._epoch, ranges)
+            else:
+                self._drawn.append(ranges)
+                yield tensors_of(columns)
+
+    def give(self) -> None:
+        """The script gets the next batch that was made."""
+        ranges, number = self._drawn.popleft(), self._epoch.number
+        self._let_go(ranges)
+        self._leases.communicator.consumed.give((number, a, b) for a, b in ranges)
+
+    def close(self) -> None:
+        """The script takes no more."""
+        if not self._over:
+            self._over = True
+            self._leases.hand_back(self._epoch, list(self._held))
+
+    def _take(self, ranges: Iterable[Range]) -> None:
+        with self._guard:
+            for start, stop in ranges:
+                self._held.add(start, stop)
+
+    def _let_go(self, ranges: Iterable[Range]) -> None:
+        with self._guard:
+            for start, stop in ranges:
+                self._held.remove(start, stop)
+
+    def _blocks(self) -> Iterator[tuple[int, Columns]]:
+        """Samples in a row: the position of the first one, and their columns."""
+        reading: deque[Range] = deque()  # the leases of the pieces that are parsed
+
+        def wanted() -> Iterator[Piece]:
+            ranges, self._first = self._first, []
+            while ranges:
+                for start, stop in ranges:
+                    reading.append((start, stop))
+                    yield self._pieces[start // WIDTH]
+                ranges = list(self._leases.lease(self._epoch).ranges)
+                self._take(ranges)
+
+        with closing(self._parses(wanted())) as found:
+            for parsed in found:
+                yield from self._leased(parsed, *reading.popleft())
+
+    def _leased(self, parsed: Parsed, start: int, stop: int) -> Iterator[tuple[int, Columns]]:
+        """Those samples of a piece that are leased."""
+        segment, begin = start // WIDTH, start // WIDTH * WIDTH
+        end = begin + parsed.samples
+        with self._guard:
+            self._held.discard(end, begin + WIDTH)
+        self._leases.end(self._epoch, segment, parsed.samples)
+        at = begin
+        for block in parsed.blocks:
+            samples = samples_of(block)
+            first, last = max(start, at), min(stop, at + samples)
+            if first < last:
+                yield first, part(block, first - at, last - at)
+            at += samples
+
+
+def cut(blocks: Iterable[tuple[int, Columns]], size: int) -> Iterator[tuple[list[Range], Columns]]:
+    """Batches of samples in a row, which begin in one block and may end in another; the last one
+    has what is left.
+
+    Args:
+        blocks: the position of the first sample, and the columns.
+
+    Returns:
+        For each batch its positions, and its columns.
+    """
+    held: list[tuple[int, Columns]] = []
+    have = 0
+    for start, block in blocks:
+        at, samples = 0, samples_of(block)
+        while have + samples - at >= size:
+            stop = at + size - have
+            held.append((start + at, part(block, at, stop)))
+            yield _batch(held)
+            held, have, at = [], 0, stop
+        if at < samples:
+            held.append((start + at, part(block, at, samples)))
+            have += samples - at
+    if held:
+        yield _batch(held)
+
+
+def _batch(held: Sequence[tuple[int, Columns]]) -> tuple[list[Range], Columns]:
+    ranges: list[Range] = []
+    for start, columns in held:
+        stop = start + samples_of(columns)
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = ranges[-1][0], stop
+        else:
+            ranges.append((start, stop))
+    return ranges, joined([columns for _, columns in held])
