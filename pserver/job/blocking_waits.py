@@ -76,7 +76,8 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
         job.fail(
             JobFailed(
                 f"the trainers wait for one another ({waits}): they have taken different numbers "
-                "of steps"
+                "of steps, or only some of them save, load, meet at a barrier or ask for values of "
+                "all trainers"
             )
         )
         job.check_running()

@@ -77,7 +77,8 @@ class FileDataset(ABC):
             prefetch: batches that a thread makes ahead.
 
         Raises:
-            TypeError, ValueError: a setting is none of these.
+            TypeError, ValueError: a setting is none of these; of the parser and its slots this is
+                said when files are read, as the slots may come later.
         """
         self.set_batch_size(batch_size)
         self.set_thread(thread_num)
