@@ -158,7 +158,8 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
         arguments.max_restarts,
         least,
         arguments.grace,
-        arguments.straggler_factor,
+        straggler_factor=arguments.straggler_factor,
+        record_log=arguments.record_log,
     )
 
 
@@ -298,6 +299,20 @@ def run_save(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_replay(arguments: argparse.Namespace) -> int:
+    """``pserver replay``; returns the exit status."""
+    checked(lambda: refuse_url("LOG", arguments.log))
+    if arguments.until is not None and arguments.until < 0:
+        raise UsageError(f"--until: expected the number of a record, got {arguments.until}")
+    # here, because they import torch and rich, and --help does not need them
+    from rich.console import Console
+
+    from pserver.operations.replay import replay
+
+    replay(Path(arguments.log), Console(), arguments.start, arguments.to, arguments.until)
+    return 0
+
+
 def run_reset(arguments: argparse.Namespace) -> int:
     """``pserver reset``; returns the exit status."""
     # here, because they import gRPC and rich, and --help does not need them
@@ -348,6 +363,7 @@ COMMANDS = {
     "status": run_status,
     "web": run_web,
     "save": run_save,
+    "replay": run_replay,
     "reset": run_reset,
     "drain": run_drain,
     "keys": run_keys,

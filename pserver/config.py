@@ -85,6 +85,8 @@ class ServerConfig:
         metrics: PORT, on the endpoint's host, or HOST:PORT, where Prometheus reads metrics; port 0
             is any free one.  None: nowhere.
         job: names the job in metrics; "": the first digits of its plan's fingerprint do.
+        record_log: the directory where the server keeps all that it applies, for
+            ``pserver replay``; None: nowhere.
         straggler_factor: a trainer whose own part of a step takes more than so many times the
             median of the others' is named as slow; 0: none is.
 
@@ -117,6 +119,7 @@ class ServerConfig:
     metrics: str | None = None
     job: str = ""
     straggler_factor: float = STRAGGLER_FACTOR
+    record_log: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -144,7 +147,7 @@ class ServerConfig:
         self._check_limits()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
-        for name in ("data_dir", "program", "token_file", "keys"):
+        for name in ("data_dir", "program", "token_file", "keys", "record_log"):
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))
         if self.store is not None:

@@ -22,35 +22,70 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from transpiler import program_pb2 as transpiler_dot_program__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pserver/job_log.proto\x12\x07pserver\"/\n\x07Process\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\x0bProcessStep\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04step\x18\x02 \x01(\x04\"+\n\x07Notices\x12 \n\x07notices\x18\x01 \x03(\x0b\x32\x0f.pserver.Notice\"\\\n\x06Notice\x12%\n\x06staged\x18\x01 \x01(\x0b\x32\x13.pserver.StagedStepH\x00\x12#\n\x07silence\x18\x02 \x01(\x0b\x32\x10.pserver.SilenceH\x00\x42\x06\n\x04what\">\n\nStagedStep\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.pserver.ProcessStep\":\n\x07Silence\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"+\n\x07Records\x12 \n\x07records\x18\x01 \x03(\x0b\x32\x0f.pserver.Record\"\xa2\x01\n\x06Record\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12%\n\x06joined\x18\x03 \x01(\x0b\x32\x13.pserver.JoinRecordH\x00\x12#\n\x04lost\x18\x04 \x01(\x0b\x32\x13.pserver.LossRecordH\x00\x12&\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x13.pserver.StepRecordH\x00\x42\x06\n\x04what\">\n\nJoinRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05steps\x18\x02 \x03(\x04\"=\n\nLossRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"?\n\nStepRecord\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12#\n\x05steps\x18\x02 \x03(\x0b\x32\x14.pserver.ProcessStepb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pserver/job_log.proto\x12\x07pserver\x1a\x18transpiler/program.proto\"/\n\x07Process\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\x0bProcessStep\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04step\x18\x02 \x01(\x04\"+\n\x07Notices\x12 \n\x07notices\x18\x01 \x03(\x0b\x32\x0f.pserver.Notice\"\\\n\x06Notice\x12%\n\x06staged\x18\x01 \x01(\x0b\x32\x13.pserver.StagedStepH\x00\x12#\n\x07silence\x18\x02 \x01(\x0b\x32\x10.pserver.SilenceH\x00\x42\x06\n\x04what\">\n\nStagedStep\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.pserver.ProcessStep\":\n\x07Silence\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"+\n\x07Records\x12 \n\x07records\x18\x01 \x03(\x0b\x32\x0f.pserver.Record\"\xa2\x01\n\x06Record\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12%\n\x06joined\x18\x03 \x01(\x0b\x32\x13.pserver.JoinRecordH\x00\x12#\n\x04lost\x18\x04 \x01(\x0b\x32\x13.pserver.LossRecordH\x00\x12&\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x13.pserver.StepRecordH\x00\x42\x06\n\x04what\">\n\nJoinRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05steps\x18\x02 \x03(\x04\"=\n\nLossRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"?\n\nStepRecord\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12#\n\x05steps\x18\x02 \x03(\x0b\x32\x14.pserver.ProcessStep\"\xbe\x02\n\x05\x45ntry\x12\x1e\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x0e.pserver.Array\x12#\n\x07opening\x18\x02 \x01(\x0b\x32\x10.pserver.OpeningH\x00\x12#\n\x07records\x18\x03 \x01(\x0b\x32\x10.pserver.RecordsH\x00\x12(\n\x07\x61pplied\x18\x04 \x01(\x0b\x32\x15.pserver.AppliedStepsH\x00\x12\'\n\x06values\x18\x05 \x01(\x0b\x32\x15.pserver.LoadedValuesH\x00\x12#\n\x04rows\x18\x06 \x01(\x0b\x32\x13.pserver.LoadedRowsH\x00\x12&\n\x06shrunk\x18\x07 \x01(\x0b\x32\x14.pserver.ShrunkTableH\x00\x12#\n\x07\x63losing\x18\x08 \x01(\x0b\x32\x10.pserver.ClosingH\x00\x42\x06\n\x04what\"\x86\x02\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12!\n\x04kind\x18\x04 \x01(\x0e\x32\x13.pserver.Array.Kind\x12\x0f\n\x07trainer\x18\x05 \x01(\r\"\x9c\x01\n\x04Kind\x12\t\n\x05VALUE\x10\x00\x12\x0c\n\x08GRADIENT\x10\x01\x12\n\n\x06\x42\x45\x46ORE\x10\x02\x12\x07\n\x03IDS\x10\x03\x12\x08\n\x04ROWS\x10\x04\x12\x0e\n\nSTATISTICS\x10\x05\x12\x08\n\x04THEN\x10\x06\x12\t\n\x05KNOWN\x10\x07\x12\t\n\x05WHOLE\x10\x08\x12\x0c\n\x08\x45LEMENTS\x10\t\x12\x12\n\x0e\x45LEMENT_VALUES\x10\n\x12\n\n\x06\x42UFFER\x10\x0b\"J\n\x07Opening\x12\x11\n\trecording\x18\x01 \x01(\t\x12,\n\x07program\x18\x02 \x01(\x0b\x32\x1b.pserver.transpiler.Program\"\xd3\x01\n\x0c\x41ppliedSteps\x12\x0e\n\x06record\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12#\n\x05steps\x18\x04 \x03(\x0b\x32\x14.pserver.AppliedStep\x12=\n\x0c\x63oefficients\x18\x05 \x03(\x0b\x32\'.pserver.AppliedSteps.CoefficientsEntry\x1a\x33\n\x11\x43oefficientsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x01\n\x0b\x41ppliedStep\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x14.pserver.ProcessStep\x12)\n\x07hparams\x18\x02 \x03(\x0b\x32\x18.pserver.RecordedHparams\x12\x10\n\x08overflow\x18\x03 \x01(\x08\x12\x0f\n\x07refused\x18\x04 \x01(\x08\x12\x32\n\x07written\x18\x05 \x03(\x0b\x32!.pserver.AppliedStep.WrittenEntry\x1a.\n\x0cWrittenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x06:\x02\x38\x01\"\xa1\x01\n\x0fRecordedHparams\x12\r\n\x05group\x18\x01 \x01(\r\x12\x34\n\x06values\x18\x02 \x03(\x0b\x32$.pserver.RecordedHparams.ValuesEntry\x1aI\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.pserver.transpiler.Hparam:\x02\x38\x01\"Y\n\x0cLoadedValues\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12\x10\n\x08versions\x18\x02 \x03(\x04\x12)\n\x07hparams\x18\x03 \x03(\x0b\x32\x18.pserver.RecordedHparams\"?\n\nLoadedRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x01(\x08\"n\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04\x64\x61ys\x18\x03 \x01(\x01\x12\x16\n\tthreshold\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06number\x18\x05 \x01(\x04\x42\x0c\n\n_threshold\"\x1a\n\x07\x43losing\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pserver.job_log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROCESS']._serialized_start=34
-  _globals['_PROCESS']._serialized_end=81
-  _globals['_PROCESSSTEP']._serialized_start=83
-  _globals['_PROCESSSTEP']._serialized_end=145
-  _globals['_NOTICES']._serialized_start=147
-  _globals['_NOTICES']._serialized_end=190
-  _globals['_NOTICE']._serialized_start=192
-  _globals['_NOTICE']._serialized_end=284
-  _globals['_STAGEDSTEP']._serialized_start=286
-  _globals['_STAGEDSTEP']._serialized_end=348
-  _globals['_SILENCE']._serialized_start=350
-  _globals['_SILENCE']._serialized_end=408
-  _globals['_RECORDS']._serialized_start=410
-  _globals['_RECORDS']._serialized_end=453
-  _globals['_RECORD']._serialized_start=456
-  _globals['_RECORD']._serialized_end=618
-  _globals['_JOINRECORD']._serialized_start=620
-  _globals['_JOINRECORD']._serialized_end=682
-  _globals['_LOSSRECORD']._serialized_start=684
-  _globals['_LOSSRECORD']._serialized_end=745
-  _globals['_STEPRECORD']._serialized_start=747
-  _globals['_STEPRECORD']._serialized_end=810
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._loaded_options = None
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_options = b'8\001'
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._loaded_options = None
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_options = b'8\001'
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._loaded_options = None
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_options = b'8\001'
+  _globals['_PROCESS']._serialized_start=60
+  _globals['_PROCESS']._serialized_end=107
+  _globals['_PROCESSSTEP']._serialized_start=109
+  _globals['_PROCESSSTEP']._serialized_end=171
+  _globals['_NOTICES']._serialized_start=173
+  _globals['_NOTICES']._serialized_end=216
+  _globals['_NOTICE']._serialized_start=218
+  _globals['_NOTICE']._serialized_end=310
+  _globals['_STAGEDSTEP']._serialized_start=312
+  _globals['_STAGEDSTEP']._serialized_end=374
+  _globals['_SILENCE']._serialized_start=376
+  _globals['_SILENCE']._serialized_end=434
+  _globals['_RECORDS']._serialized_start=436
+  _globals['_RECORDS']._serialized_end=479
+  _globals['_RECORD']._serialized_start=482
+  _globals['_RECORD']._serialized_end=644
+  _globals['_JOINRECORD']._serialized_start=646
+  _globals['_JOINRECORD']._serialized_end=708
+  _globals['_LOSSRECORD']._serialized_start=710
+  _globals['_LOSSRECORD']._serialized_end=771
+  _globals['_STEPRECORD']._serialized_start=773
+  _globals['_STEPRECORD']._serialized_end=836
+  _globals['_ENTRY']._serialized_start=839
+  _globals['_ENTRY']._serialized_end=1157
+  _globals['_ARRAY']._serialized_start=1160
+  _globals['_ARRAY']._serialized_end=1422
+  _globals['_ARRAY_KIND']._serialized_start=1266
+  _globals['_ARRAY_KIND']._serialized_end=1422
+  _globals['_OPENING']._serialized_start=1424
+  _globals['_OPENING']._serialized_end=1498
+  _globals['_APPLIEDSTEPS']._serialized_start=1501
+  _globals['_APPLIEDSTEPS']._serialized_end=1712
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_start=1661
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_end=1712
+  _globals['_APPLIEDSTEP']._serialized_start=1715
+  _globals['_APPLIEDSTEP']._serialized_end=1942
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_start=1896
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_end=1942
+  _globals['_RECORDEDHPARAMS']._serialized_start=1945
+  _globals['_RECORDEDHPARAMS']._serialized_end=2106
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_start=2033
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_end=2106
+  _globals['_LOADEDVALUES']._serialized_start=2108
+  _globals['_LOADEDVALUES']._serialized_end=2197
+  _globals['_LOADEDROWS']._serialized_start=2199
+  _globals['_LOADEDROWS']._serialized_end=2262
+  _globals['_SHRUNKTABLE']._serialized_start=2264
+  _globals['_SHRUNKTABLE']._serialized_end=2374
+  _globals['_CLOSING']._serialized_start=2376
+  _globals['_CLOSING']._serialized_end=2402
 # @@protoc_insertion_point(module_scope)

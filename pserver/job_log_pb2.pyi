@@ -1,4 +1,6 @@
+from transpiler import program_pb2 as _program_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -95,3 +97,168 @@ class StepRecord(_message.Message):
     lane: int
     steps: _containers.RepeatedCompositeFieldContainer[ProcessStep]
     def __init__(self, lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ProcessStep, _Mapping]]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("arrays", "opening", "records", "applied", "values", "rows", "shrunk", "closing")
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SHRUNK_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.RepeatedCompositeFieldContainer[Array]
+    opening: Opening
+    records: Records
+    applied: AppliedSteps
+    values: LoadedValues
+    rows: LoadedRows
+    shrunk: ShrunkTable
+    closing: Closing
+    def __init__(self, arrays: _Optional[_Iterable[_Union[Array, _Mapping]]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., applied: _Optional[_Union[AppliedSteps, _Mapping]] = ..., values: _Optional[_Union[LoadedValues, _Mapping]] = ..., rows: _Optional[_Union[LoadedRows, _Mapping]] = ..., shrunk: _Optional[_Union[ShrunkTable, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ...) -> None: ...
+
+class Array(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "kind", "trainer")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        VALUE: _ClassVar[Array.Kind]
+        GRADIENT: _ClassVar[Array.Kind]
+        BEFORE: _ClassVar[Array.Kind]
+        IDS: _ClassVar[Array.Kind]
+        ROWS: _ClassVar[Array.Kind]
+        STATISTICS: _ClassVar[Array.Kind]
+        THEN: _ClassVar[Array.Kind]
+        KNOWN: _ClassVar[Array.Kind]
+        WHOLE: _ClassVar[Array.Kind]
+        ELEMENTS: _ClassVar[Array.Kind]
+        ELEMENT_VALUES: _ClassVar[Array.Kind]
+        BUFFER: _ClassVar[Array.Kind]
+    VALUE: Array.Kind
+    GRADIENT: Array.Kind
+    BEFORE: Array.Kind
+    IDS: Array.Kind
+    ROWS: Array.Kind
+    STATISTICS: Array.Kind
+    THEN: Array.Kind
+    KNOWN: Array.Kind
+    WHOLE: Array.Kind
+    ELEMENTS: Array.Kind
+    ELEMENT_VALUES: Array.Kind
+    BUFFER: Array.Kind
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    kind: Array.Kind
+    trainer: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., kind: _Optional[_Union[Array.Kind, str]] = ..., trainer: _Optional[int] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("recording", "program")
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    recording: str
+    program: _program_pb2.Program
+    def __init__(self, recording: _Optional[str] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ...) -> None: ...
+
+class AppliedSteps(_message.Message):
+    __slots__ = ("record", "time", "lane", "steps", "coefficients")
+    class CoefficientsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    record: int
+    time: float
+    lane: int
+    steps: _containers.RepeatedCompositeFieldContainer[AppliedStep]
+    coefficients: _containers.ScalarMap[str, float]
+    def __init__(self, record: _Optional[int] = ..., time: _Optional[float] = ..., lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[AppliedStep, _Mapping]]] = ..., coefficients: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class AppliedStep(_message.Message):
+    __slots__ = ("step", "hparams", "overflow", "refused", "written")
+    class WrittenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    step: ProcessStep
+    hparams: _containers.RepeatedCompositeFieldContainer[RecordedHparams]
+    overflow: bool
+    refused: bool
+    written: _containers.ScalarMap[str, int]
+    def __init__(self, step: _Optional[_Union[ProcessStep, _Mapping]] = ..., hparams: _Optional[_Iterable[_Union[RecordedHparams, _Mapping]]] = ..., overflow: _Optional[bool] = ..., refused: _Optional[bool] = ..., written: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class RecordedHparams(_message.Message):
+    __slots__ = ("group", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _program_pb2.Hparam
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_program_pb2.Hparam, _Mapping]] = ...) -> None: ...
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    values: _containers.MessageMap[str, _program_pb2.Hparam]
+    def __init__(self, group: _Optional[int] = ..., values: _Optional[_Mapping[str, _program_pb2.Hparam]] = ...) -> None: ...
+
+class LoadedValues(_message.Message):
+    __slots__ = ("last", "versions", "hparams")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    HPARAMS_FIELD_NUMBER: _ClassVar[int]
+    last: bool
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    hparams: _containers.RepeatedCompositeFieldContainer[RecordedHparams]
+    def __init__(self, last: _Optional[bool] = ..., versions: _Optional[_Iterable[int]] = ..., hparams: _Optional[_Iterable[_Union[RecordedHparams, _Mapping]]] = ...) -> None: ...
+
+class LoadedRows(_message.Message):
+    __slots__ = ("table", "metadata", "replaced")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    metadata: str
+    replaced: bool
+    def __init__(self, table: _Optional[str] = ..., metadata: _Optional[str] = ..., replaced: _Optional[bool] = ...) -> None: ...
+
+class ShrunkTable(_message.Message):
+    __slots__ = ("table", "time", "days", "threshold", "number")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    time: float
+    days: float
+    threshold: float
+    number: int
+    def __init__(self, table: _Optional[str] = ..., time: _Optional[float] = ..., days: _Optional[float] = ..., threshold: _Optional[float] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Closing(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    def __init__(self, failure: _Optional[str] = ...) -> None: ...

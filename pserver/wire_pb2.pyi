@@ -418,7 +418,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +452,7 @@ class StatusReply(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEPS_REFUSED_OUTLIER_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -478,7 +479,31 @@ class StatusReply(_message.Message):
     run: str
     steps_refused_outlier: int
     save: SaveStatus
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ...) -> None: ...
+    recording: RecordingStatus
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ...) -> None: ...
+
+class RecordingStatus(_message.Message):
+    __slots__ = ("recording", "entry", "record", "failure", "tables", "versions")
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    recording: str
+    entry: int
+    record: int
+    failure: str
+    tables: _containers.ScalarMap[str, str]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, recording: _Optional[str] = ..., entry: _Optional[int] = ..., record: _Optional[int] = ..., failure: _Optional[str] = ..., tables: _Optional[_Mapping[str, str]] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveStatus(_message.Message):
     __slots__ = ("number", "file", "done", "failure", "bytes", "seconds", "pause_seconds")
@@ -613,7 +638,7 @@ class ObserveRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., pause: _Optional[bool] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class ObserveReply(_message.Message):
-    __slots__ = ("session", "transport", "data_port", "heartbeat_timeout_seconds", "program", "fingerprint", "versions", "step", "hparams", "failure")
+    __slots__ = ("session", "transport", "data_port", "heartbeat_timeout_seconds", "program", "fingerprint", "versions", "step", "hparams", "failure", "recording")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -624,6 +649,7 @@ class ObserveReply(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     HPARAMS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     session: str
     transport: str
     data_port: int
@@ -634,7 +660,8 @@ class ObserveReply(_message.Message):
     step: int
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     failure: str
-    def __init__(self, session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ..., fingerprint: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., failure: _Optional[str] = ...) -> None: ...
+    recording: RecordingStatus
+    def __init__(self, session: _Optional[str] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., program: _Optional[_Union[_program_pb2.Program, _Mapping]] = ..., fingerprint: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., failure: _Optional[str] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ...) -> None: ...
 
 class ResetRequest(_message.Message):
     __slots__ = ()

@@ -352,10 +352,11 @@ class Reader:
         meta: the metadata that :meth:`Writer.commit` was given.
         tables: the names of its tables.
         saved: the checkpoint, to be named as a base.
+        parts: what others have written of it, in their order.
     """
 
     def __init__(self, links: list[Manifest], parts: Sequence[Reader] = ()) -> None:
-        self._links, self._parts = links, parts
+        self._links, self.parts = links, tuple(parts)
         self.meta: dict[str, Any] = links[0].meta
         theirs = (name for part in parts for name in part.tables)
         self.tables: list[str] = list(dict.fromkeys([*links[0].tables, *theirs]))
@@ -374,7 +375,7 @@ class Reader:
         described = self._links[0].parts
         if described is None:
             return {}
-        parts, found = [part.tensors() for part in self._parts], {}
+        parts, found = [part.tensors() for part in self.parts], {}
         for name, whole in described.tensors.items():
             try:
                 tensor = whole.assembled(name, parts)
@@ -411,7 +412,7 @@ class Reader:
                 f"{', '.join(self.tables) or 'none'}"
             )
         layers = [_layer(link, link.tables.get(table, [])) for link in self._links]
-        holders = [part for part in self._parts if table in part.tables]
+        holders = [part for part in self.parts if table in part.tables]
         if holders:  # the oldest checkpoint of the chain has its rows in them
             layers.append(Layer(lambda: chain(*(each.chunks(table) for each in holders)), 0))
         return table_files.merged(layers, max_ids)

@@ -50,12 +50,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
 from pserver.client.grouped_calls import GroupedCalls
 from pserver.client.install_requests import install_requests
-from pserver.client.replies import Absences, Joined, TableStatus
+from pserver.client.replies import Absences, Joined, TableStatus, log_place_of
 from pserver.client.report import Report, heartbeat
 from pserver.client.retrying_stream import Destination
 from pserver.config import split_endpoint
@@ -335,6 +336,10 @@ class Client(GroupedCalls):
     def table_status(self) -> list[TableStatus]:
         """What the server holds of each table now."""
         return [TableStatus.from_message(table) for table in self._control.status().tables]
+
+    def log_place(self) -> dict[str, Any]:
+        """As of which entry of its recorded log the server is; nothing where it records none."""
+        return log_place_of(self._control.status().recording)
 
     def barrier(
         self, name: str, text: str = "", meanwhile: Callable[[], None] = lambda: None

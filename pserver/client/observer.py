@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pserver.client.channel import Channel, Hparams
+from pserver.client.replies import log_place_of
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
@@ -39,18 +40,21 @@ class Progress:
         step: the last one applied, of the trainer that is furthest.
         hparams: of the last step of each group.
         failure: what has ended the job; "" while it runs.
+        log_place: see :func:`~pserver.client.replies.log_place_of`.
     """
 
     versions: tuple[int, ...]
     step: int
     hparams: Hparams
     failure: str
+    log_place: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, reply: ObserveReply) -> Progress:
         """The same as plain values."""
         hparams = {each.group: hparams_from_proto(each.values) for each in reply.hparams}
-        return cls(tuple(reply.versions), reply.step, hparams, reply.failure)
+        place = log_place_of(reply.recording)
+        return cls(tuple(reply.versions), reply.step, hparams, reply.failure, place)
 
 
 class Observer:

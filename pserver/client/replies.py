@@ -10,7 +10,7 @@ from typing import Any
 
 from pserver.finite import NonFiniteStep
 from pserver.transport.push_norms import OutlierPush, PushNorm
-from pserver.wire_pb2 import Done, JoinReply, Roll
+from pserver.wire_pb2 import Done, JoinReply, RecordingStatus, Roll
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 
 
@@ -173,3 +173,18 @@ class TableStatus:
     def from_message(cls, message: TableStatusMessage) -> TableStatus:
         """The same as a plain value."""
         return cls(message.name, message.rows, message.bytes_held, dict(message.counters))
+
+
+def log_place_of(recording: RecordingStatus) -> dict[str, Any]:
+    """As of which entry of its recorded log a server is, as a checkpoint has it; nothing where it
+    records none.
+    """
+    if not recording.recording or recording.failure:
+        return {}
+    return {
+        "recording": recording.recording,
+        "entry": recording.entry,
+        "record": recording.record,
+        "versions": list(recording.versions),
+        "tables": dict(recording.tables),
+    }

@@ -12,6 +12,7 @@ from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
 from pserver.command_line.launch_flags import add_launching
 from pserver.command_line.manifest_flags import add_manifest
 from pserver.command_line.plan_flags import add_planning
+from pserver.command_line.replay_flags import add_replaying
 from pserver.command_line.texts import (
     DRAIN,
     ENDPOINTS,
@@ -20,6 +21,7 @@ from pserver.command_line.texts import (
     LAUNCH,
     MANIFEST,
     PLAN,
+    REPLAY,
     RESET,
     SAVE,
     SERVE,
@@ -91,6 +93,10 @@ def parser() -> Parser:
     add_web(web)
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     _add_saving(save)
+    replay = commands.add_parser(
+        "replay", help="apply a recorded log to a checkpoint", description=REPLAY
+    )
+    add_replaying(replay)
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
     reset.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job")
     drain = commands.add_parser("drain", help="end servers", description=DRAIN)
@@ -207,19 +213,7 @@ def _add_saving(sub: argparse.ArgumentParser) -> None:
 
 def _add_serving(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
-    add(
-        "--data-dir",
-        metavar="DIR",
-        default=UNSET,
-        help="where trainers may save and load (default: nowhere)",
-    )
-    add(
-        "--store",
-        metavar="URL",
-        default=UNSET,
-        help="the prefix below which trainers may save and load, in place of --data-dir: "
-        "s3://bucket/jobs, or a whole path",
-    )
+    _add_files(sub)
     add(
         "--once",
         action="store_true",
@@ -251,6 +245,30 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         default=None,
         help="a file with these settings; flags override it",
+    )
+
+
+def _add_files(sub: argparse.ArgumentParser) -> None:
+    """Where a server keeps files."""
+    add = sub.add_argument
+    add(
+        "--data-dir",
+        metavar="DIR",
+        default=UNSET,
+        help="where trainers may save and load (default: nowhere)",
+    )
+    add(
+        "--store",
+        metavar="URL",
+        default=UNSET,
+        help="the prefix below which trainers may save and load, in place of --data-dir: "
+        "s3://bucket/jobs, or a whole path",
+    )
+    add(
+        "--record-log",
+        metavar="DIR",
+        default=UNSET,
+        help="where to keep all that the server applies, for `pserver replay` (default: nowhere)",
     )
 
 

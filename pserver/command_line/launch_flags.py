@@ -60,6 +60,11 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
         help="how long the processes wait for one another to come up (default: 300)",
     )
     _add_fates(sub)
+    add(
+        "--record-log",
+        metavar="DIR",
+        help="where the servers keep all that they apply, for `pserver replay` (default: nowhere)",
+    )
     add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
     add(
         "--store",

@@ -26,6 +26,7 @@ VARIABLES = {
     "PSERVER_METRICS": "metrics",
     "PSERVER_JOB": "job",
     "PSERVER_STRAGGLER_FACTOR": "straggler_factor",
+    "PSERVER_RECORD_LOG": "record_log",
 }
 
 KINDS: dict[str, type] = {"keep_failed_seconds": float}  # of settings whose default is None

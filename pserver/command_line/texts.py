@@ -21,6 +21,8 @@ EXAMPLES = """examples:
       one page that shows the job, and answers an operator's questions
   pserver save a:6174,b:6174 rescued
       what a running or a failed job holds, as a checkpoint for fleet.load
+  pserver replay log --from saved/step-000120 --to again
+      applies a log that --record-log has recorded to a checkpoint of its job
   pserver reset a:6174,b:6174
       drops what a failed job has left, so that any job may begin
   pserver drain a:6174,b:6174
@@ -48,6 +50,10 @@ SAVE = """Writes what the servers of a running or a failed job hold (parameters,
 optimizer state, step) as a checkpoint that fleet.load reads, on any number of servers.  A running
 job waits meanwhile, between two of its steps.  The servers do not know everything: fleet.load says
 what it has not found, a scheduler's state for one."""
+REPLAY = """Applies a log that the servers of a job have recorded (--record-log) to a checkpoint of
+that job, or to what the job began with, and gives what the servers held, to the bit: parameters,
+optimizer states and rows.  It says what it has applied, and with --to writes a checkpoint that
+fleet.load reads.  It starts no server."""
 RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
 whose job runs is left alone: end its trainers first."""
 DRAIN = """Ends servers, as SIGTERM does: each takes no new step, tells its trainers why, sends what

@@ -46,7 +46,14 @@ class AsyncSlices:
         # (trainer, slice) -> the value that the trainer read last; for delay compensation
         self._last_read: dict[tuple[int, str], torch.Tensor] = {}
 
-    def update(self, name: str, trainer: int, contribution: Contribution) -> None:
+    def last_read(self, trainer: int, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """These slices as a trainer has read them last, where delays are compensated."""
+        if not self._compensates:
+            return {}
+        found = {name: self._last_read.get((trainer, name)) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def update(self, name: str, contribution: Contribution) -> None:
         """Assigns what a trainer has written into a slice, then applies its gradient, if any."""
         gradient = contribution.gradients.pop(name, None)
         assignment = contribution.assignments.get(name)
@@ -59,7 +66,7 @@ class AsyncSlices:
             gradient = None
         if assignment is None and gradient is None:
             return
-        slice_, before = self._updates[name], self._last_read.get((trainer, name))
+        slice_, before = self._updates[name], contribution.before.get(name)
         with self._locks[name], self._snapshots[name].updating(), self._writing((name,)):
             if assignment is not None:
                 assignment.write(slice_.value)

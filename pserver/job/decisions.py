@@ -76,8 +76,8 @@ class Followed(Protocol):
     def undecided(self) -> int:
         """How many steps are staged, and have no record."""
 
-    def decided(self, steps: Sequence[ProcessStep], time: float) -> None:
-        """The record of these steps stands."""
+    def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
+        """The record of these steps, of that number, stands."""
 
     def drop(self, member: Member) -> None:
         """What a lost trainer has staged never counts."""
@@ -104,6 +104,8 @@ class Decisions:
     Attributes:
         lanes: the lane executors, once they are made.
         joined: by process, the steps by lane at which it begins.
+        last: the number of the last record that took effect.
+        recorded: told of each record that takes effect.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Decisions:
         self._rounds = rounds
         # on server 0
         self._coordinator = None if server else Coordinator(servers, rounds, awaited)
-        self._last = 0  # record that took effect
+        self.last = 0
+        self.recorded: Callable[[Record], None] = lambda record: None
 
     def connect(self, dial: Callable[[], Link]) -> None:
         """Messages go over a link to the other servers, which begins when a trainer joins: a server
@@ -244,17 +247,18 @@ class Decisions:
     def _take(self, records: Iterable[Record]) -> None:
         """Records take effect, in their order."""
         for record in records:
-            if record.number != self._last + 1:
+            if record.number != self.last + 1:
                 self._job.fail(
                     JobFailed(
-                        f"the job's log: expected record {self._last + 1}, got {record.number}"
+                        f"the job's log: expected record {self.last + 1}, got {record.number}"
                     )
                 )
                 return
-            self._last = record.number
+            self.last = record.number
+            self.recorded(record)
             match record.what:
                 case Decided(lane, steps):
-                    self.lanes[lane].decided(steps, record.time)
+                    self.lanes[lane].decided(steps, record.time, record.number)
                 case Lost(process, text):
                     self._lost(process, text)
                 case Joined(process, steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from pserver import wire_pb2 as wire
@@ -10,6 +11,7 @@ from pserver.job import job_files
 from pserver.job.attendance import Attendance
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.installed_program import InstalledProgram
+from pserver.job.recorder import Recorder
 from transpiler.files.local_path import shown
 
 
@@ -19,9 +21,30 @@ class Filing(Attendance):
 
     Attributes:
         saves: in the background.
+        recorders: of recorded logs that are not written to their ends.
     """
 
     saves: BackgroundSaves
+    recorders: list[Recorder]
+
+    def _record(self, installed: InstalledProgram) -> None:
+        """Records the job's log, where the server was told to."""
+        if self.config.record_log is not None:
+            self.recorders = [each for each in self.recorders if not each.wait(0.0)]
+            recorder = Recorder(self.config.record_log, self._identity.server_index, self.log)
+            self.recorders.append(recorder)
+            installed.recording.begin(recorder, installed.program.to_proto())
+
+    def end_recording(self, seconds: float) -> bool:
+        """Nothing more is recorded; waits until all is written.
+
+        Returns:
+            Whether it is.
+        """
+        end = time.monotonic() + seconds
+        for recorder in self.recorders:
+            recorder.close()
+        return all([each.wait(max(0.0, end - time.monotonic())) for each in self.recorders])
 
     def installed(self) -> InstalledProgram:
         """What the present job has installed.

@@ -60,9 +60,8 @@ def give(values: Storage, installed: InstalledProgram, members: Membership) -> N
     if values.served is None:
         return
     for name, held in values.served.tables.items():
-        table = installed.tables[name]
-        table.restore(held.metadata)
-        table.load({key: array.numpy() for key, array in held.arrays.items()})
+        installed.restore_table(name, held.metadata)
+        installed.load_rows(name, {key: array.numpy() for key, array in held.arrays.items()})
     for lane, version in zip(installed.lanes, values.served.versions, strict=True):
         lane.version = version
         lane.hparams = values.served.hparams
@@ -76,9 +75,7 @@ def _give_rows(
     for begin in range(0, len(ids), CHUNK_ROWS):
         chunk = RowGradient(ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS])
         own = installed.own_rows(chunk)
-        installed.tables[name].load(
-            {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()}
-        )
+        installed.load_rows(name, {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()})
 
 
 def take(values: Storage, installed: InstalledProgram, members: Membership) -> None:

@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from pserver.dense.slice_store import SliceStore
@@ -25,6 +26,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.memory_budget import MemoryBudget
 from pserver.job.quiesce import Quiesce
+from pserver.job.recording import Recording
 from pserver.job.workers import Workers
 from pserver.limits import Limits
 from pserver.metrics.job_steps import JobSteps
@@ -72,6 +74,7 @@ class InstalledProgram:
         steps: what is measured of them.
         last_save: which save a later one may continue; None: none.
         leases: who trains on which samples; server 0's counts.
+        recording: of the job's log.
     """
 
     def __init__(
@@ -98,33 +101,36 @@ class InstalledProgram:
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
         self.leases = JobLeases(members, job)
+        self.recording = Recording()
+        decisions.recorded = self.recording.record
         workers = Workers(torch.get_num_threads())
         self._locks = {name: threading.Lock() for name in self.slices.values}
-        self.lanes = [
-            LaneExecutor(
-                index,
-                lane,
-                self._updates(index),
-                self._locks,
-                members,
-                job,
-                decisions,
-                self.leases,
-                self.quiesce,
-                workers,
-                self._tables(index),
-                self.slices.held,
-                self.slices.writing,
-                self.steps,
-            )
-            for index, lane in enumerate(self.plan.lanes)
-        ]
+        self.lanes = [self._lane(index, workers) for index in range(len(self.plan.lanes))]
         decisions.lanes = self.lanes
         self._rendezvous = ""  # the address that trainer 0 has given
         self._said: dict[str, str] = {}  # by topic: what the first trainer said
         # by name: the trainers that have reached it, each with what it told the others
         self._barriers: dict[str, dict[int, str]] = {}
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
+
+    def _lane(self, index: int, workers: Workers) -> LaneExecutor:
+        return LaneExecutor(
+            index,
+            self.plan.lanes[index],
+            self._updates(index),
+            self._locks,
+            self._members,
+            self._job,
+            self.decisions,
+            self.leases,
+            self.quiesce,
+            workers,
+            self._tables(index),
+            self.slices.held,
+            self.slices.writing,
+            self.steps,
+            self.recording,
+        )
 
     def own_rows(self, rows: RowGradient) -> RowGradient:
         """Those rows of a table that this server holds."""
@@ -234,9 +240,51 @@ class InstalledProgram:
         self.quiesce.await_cut()
         with self.quiesce.paused():
             return {
-                name: self.tables[name].shrink(days, threshold, call)
-                for name in names or self.tables
+                name: self._shrunk(name, days, threshold, call) for name in names or self.tables
             }
+
+    def _shrunk(
+        self, name: str, days: float, threshold: float | None, call: tuple[str, int]
+    ) -> int:
+        table = self.tables[name]
+        now = table.now
+        if not table.has_shrunk(call):
+            self.recording.shrunk(name, now, days, threshold, call[1])
+        return table.shrink(days, threshold, call, now)
+
+    # ---- what is loaded, and recorded: the caller keeps steps from changing anything ----
+
+    def record_values(self) -> None:
+        """Slices and states have been loaded."""
+        hparams = {group: held for lane in self.lanes for group, held in lane.hparams.items()}
+        self.recording.values(self.slices, [lane.version for lane in self.lanes], hparams)
+
+    def restore_table(self, name: str, metadata: str) -> None:
+        """Drops all rows of a table, and takes over what is known of it besides its rows.
+
+        Raises:
+            Refused: that is of another table.
+        """
+        self.tables[name].restore(metadata)
+        self.recording.rows(name, {}, metadata)
+
+    def load_rows(self, name: str, chunk: Mapping[str, np.ndarray]) -> None:
+        """Takes over those rows of a chunk that this server holds.
+
+        Raises:
+            Refused: the chunk is of another table.
+        """
+        self.tables[name].load(dict(chunk))
+        self.recording.rows(name, chunk)
+
+    @property
+    def log_place(self) -> dict[str, Any]:
+        """As of which record of the job's log all is; and, where the log is recorded, as of which
+        entry of which recording.
+        """
+        recording, entry = self.recording.place
+        recorded = {"recording": recording, "entry": entry} if recording else {}
+        return {"record": max((lane.record for lane in self.lanes), default=0), **recorded}
 
     # ---- trainers among themselves ----
 

@@ -31,6 +31,7 @@ from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.program_parts import ProgramParts
+from pserver.job.recorder import Recorder
 from pserver.job.status_report import (
     lane_statuses,
     observed,
@@ -82,6 +83,7 @@ class Job(Filing):
         self.saves = BackgroundSaves(self.condition, self.log, clock)
         self._started = clock()
         self._preset: tuple[Program, Storage] | None = None
+        self.recorders: list[Recorder] = []
         self._left: tuple[InstalledProgram | None, Membership] = None, self._members
         self._reset()
 
@@ -95,6 +97,7 @@ class Job(Filing):
         self.traffic = ByteCounters(self.has)
         if self.program is not None:
             self.program.decisions.close()
+            self.program.recording.close()
         self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
@@ -154,6 +157,7 @@ class Job(Filing):
         self._begin_log(self._installed_program(program))
         assert self.program is not None, "which has begun"
         held_values.give(values, self.program, self._members)
+        self.program.record_values()
         self.lifecycle.state = JobState.SERVING
 
     def _installed_program(self, program: Program) -> InstalledProgram:
@@ -228,6 +232,7 @@ class Job(Filing):
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
+        self._record(installed)
         deployment, decisions = installed.program.deployment, installed.decisions
         if self.links is not None and deployment is not None and deployment.plan.servers > 1:
             decisions.connect(partial(self._linked, self.links, deployment, decisions))
@@ -251,6 +256,10 @@ class Job(Filing):
             slices = installed.slices
             slices.loaded()
             installed.discard_snapshots()
+        if installed.recording.on:
+            with installed.quiesce.paused():
+                installed.record_values()
+        with self.condition:
             if self.lifecycle.state is JobState.INSTALLING:
                 self.lifecycle.state = JobState.SERVING
                 self._parts = ProgramParts(self.config.limits)  # no part comes again

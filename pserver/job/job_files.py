@@ -38,6 +38,18 @@ def check_place(data_dir: str | None, store: str | None) -> None:
             raise OSError(f"store: {error}") from error
         return
     name, path = ("data_dir", str(data_dir)) if store is None else ("store", store)
+    check_folder(name, path)
+
+
+def check_folder(name: str, path: str) -> None:
+    """Returns if a server can keep files in a directory; makes it where it is missing.
+
+    Args:
+        name: of the setting.
+
+    Raises:
+        OSError: it cannot; one sentence.
+    """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -231,12 +243,13 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
         installed.last_save = None
         installed.slices.load(tensors)
         installed.discard_snapshots()
-        for name, table in installed.tables.items():
-            table.restore(meta["tables"][name])
+        for name in installed.tables:
+            installed.restore_table(name, meta["tables"][name])
             for chunk in reader.chunks(name):
-                table.load(chunk)
+                installed.load_rows(name, chunk)
         for lane, version in zip(installed.lanes, meta.get("versions", []), strict=False):
             lane.version = max(lane.version, version)
+        installed.record_values()
         members.load_watermarks(meta.get("watermarks", {}))
         installed.leases.restore(meta.get("leases", {}))
     return path

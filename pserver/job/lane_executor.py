@@ -32,8 +32,10 @@ from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import FingerprintMismatch, Refused, TrainerLost
 from pserver.job.async_slices import AsyncSlices, Writing
 from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.decided_steps import DecidedSteps
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
+from pserver.job.lane_updates import LaneUpdates, Taken
 from pserver.job.lane_waits import LaneWaits
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
@@ -41,6 +43,7 @@ from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
 from pserver.job.outlier_pushes import OutlierPushes
 from pserver.job.quiesce import Quiesce
+from pserver.job.recording import Recording
 from pserver.job.shared_buffers import SharedBuffers
 from pserver.job.staged_steps import StagedStep, StagedSteps
 from pserver.job.step_checks import StepChecks
@@ -79,6 +82,7 @@ class LaneExecutor:
             lane may assign them.
         writing: marks slices whose values change while it lasts.
         steps: what is measured of the job's.
+        recording: of the job's log.
 
     Attributes:
         version: updates applied so far, counted in steps.
@@ -86,6 +90,7 @@ class LaneExecutor:
         nonfinite: what becomes of steps with a NaN or an infinity, and how many were refused.
         outliers: the same of steps with a norm far beyond its history.
         buffers: of models, which trainers share.
+        record: the number of the last record that is applied.
     """
 
     def __init__(
@@ -104,14 +109,14 @@ class LaneExecutor:
         held: Mapping[str, torch.Tensor],
         writing: Writing,
         steps: JobSteps,
+        recording: Recording,
     ) -> None:
         self.index, self.lane = index, lane
         self.updates, self.tables = updates, tables
         # what a step may assign, by slice
         self.variables = {name: update.value for name, update in updates.items()} | dict(held)
-        self.version = 0
+        self.version = self.record = 0
         self.hparams: Hparams = {}
-        self._locks, self._writing = locks, writing
         self._members, self._job = members, job
         self._decisions, self._leases = decisions, leases
         self._staged = StagedSteps(job)
@@ -120,14 +125,19 @@ class LaneExecutor:
         self.nonfinite = NonFiniteSteps(lane, job, steps.nonfinite)
         self.outliers = OutlierPushes(lane, job, steps.outlier)
         self._steps = steps.lane(index)
-        batches = UpdateBatches(updates, tables, lane.kind.waits_for_all, workers.threads)
-        self._tasks = UpdateTasks(batches, job, quiesce, workers, self._steps)
+        self._batches = UpdateBatches(updates, tables, lane.kind.waits_for_all, workers.threads)
+        self._tasks = UpdateTasks(self._batches, job, quiesce, workers, self._steps)
         self._waits = LaneWaits(index, members, job, self._steps)
         merges = lane.kind.merges_gradients
         self.buffers = SharedBuffers(lane.buffers, merges, held, locks, lambda: members.first)
-        self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
         self._checks = StepChecks(lane, updates, self.variables, tables)
-        self._one_by_one = AsyncSlices(updates, self.variables, locks, writing, bool(lane.dc_asgd))
+        slices = updates, self.variables, locks, writing
+        self._one_by_one = AsyncSlices(*slices, bool(lane.dc_asgd))
+        self._updates = LaneUpdates(
+            lane, *slices, tables, self.buffers, self._one_by_one, recording
+        )
+        self._round = self._updates.new_round()
+        self._taken: Taken | None = None  # of the round
 
     def commit(
         self, member: Member, step: int, contribution: Contribution
@@ -177,13 +187,13 @@ class LaneExecutor:
 
     # ---- the job's log: see decisions.py; the caller holds the job's lock ----
 
-    def decided(self, steps: Sequence[ProcessStep], time: float) -> None:
+    def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """The record of these steps stands: they are applied."""
         if self.lane.kind.waits_for_all:
-            self._round.decide([each.process.trainer for each in steps], time)
+            self._round.decide(steps, time, record)
         else:
             for each in steps:
-                self._staged.decided(each.process.trainer, time)
+                self._staged.decided(each.process.trainer, time, record)
 
     def drop(self, member: Member) -> None:
         """A trainer is lost; what it has staged never counts."""
@@ -231,42 +241,40 @@ class LaneExecutor:
 
     def _commit_async(self, staged: StagedStep) -> UpdateTask:
         """Applies one trainer's step as an update of its own, when its turn comes."""
-        member, contribution, began = staged.member, staged.contribution, now()
-
-        def update(batch: Batch) -> None:
-            for name in batch:
-                if name in contribution.buffers:
-                    self.buffers.assign(name, {member.trainer: contribution.buffers[name]})
-                elif name not in self.tables:
-                    self._one_by_one.update(name, member.trainer, contribution)
-                elif (
-                    of_rows := contribution.row_gradients.pop(name, None)
-                ) is not None and not contribution.skipped:
-                    self.tables[name].update(
-                        of_rows, contribution.hparams, {}, member.trainer, staged.time
-                    )
-
-        def applied() -> None:
-            watermark = member.watermark(self.index)
-            if watermark.version:
-                self._steps.stale(self.version - watermark.version)
-            self.version += 0 if contribution.skipped else 1
-            self._steps.pushed(refused=contribution.skipped)
-            self._steps.applied(began)
-            seen = contribution.nonfinite, contribution.outliers
-            watermark.apply(1, contribution.overflow, contribution.refused, *seen)
-            watermark.version = self.version
-            self._leases.decided(member.trainer, member.incarnation, contribution.leases)
-
+        began = now()
         with self._job.condition:
             self._staged.wait_for_turn(staged)
+        # not under the lock, and nobody else's turn
+        steps = staged.decided(self.index)
+        taken = self._job.or_fail(lambda: self._updates.take(steps))
+        with self._job.condition:
             # under the lock: workers take updates in their order
             task = self._tasks.begin(
-                self.version, update, applied, contribution.assigned, self._last_task
+                self.version,
+                partial(self._updates.update, taken.steps),
+                lambda: self._applied_one(staged, began),
+                staged.contribution.assigned,
+                self._last_task,
+                taken.begins,
             )
             self._last_task = task
             self._staged.begin()
             return task
+
+    def _applied_one(self, staged: StagedStep, began: float) -> None:
+        """Ends one trainer's step.  The caller holds the job's lock."""
+        member, contribution = staged.member, staged.contribution
+        watermark = member.watermark(self.index)
+        if watermark.version:
+            self._steps.stale(self.version - watermark.version)
+        self.version += 0 if contribution.skipped else 1
+        self.record = staged.record
+        self._steps.pushed(refused=contribution.skipped)
+        self._steps.applied(began)
+        seen = contribution.nonfinite, contribution.outliers
+        watermark.apply(1, contribution.overflow, contribution.refused, *seen)
+        watermark.version = self.version
+        self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
     def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
         """Waits until the sync round has its record, and applies the round once."""
@@ -280,6 +288,7 @@ class LaneExecutor:
         if not clips:
             return self._apply(current, Phase.COLLECTING, {})
         if merges:
+            self._taken = self._take_round(current)
             norms = partial(current.measure, self.updates, self.tables)
             measure = self._steps.traced("merge", lambda _: norms(), self.version + 1)
             self._job.or_fail(lambda: measure(()))
@@ -291,6 +300,9 @@ class LaneExecutor:
         if current.norms:
             return Clipping(current, current.norms)
         return self._apply(current, Phase.MERGED, {})
+
+    def _take_round(self, current: SyncRound) -> Taken:
+        return self._job.or_fail(lambda: self._updates.take_round(self.index, current))
 
     def _stage(
         self, current: SyncRound, member: Member, step: int, contribution: Contribution
@@ -333,30 +345,27 @@ class LaneExecutor:
         self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
     ) -> UpdateTask:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
-        buffers = current.buffers
         merge = self._steps.traced("merge", current.merge, self.version + 1)
-
-        def update(batch: Batch) -> None:
-            if ready is Phase.COLLECTING:
-                merge(batch)
-            with self._writing(batch):
-                for name in current.assignments.keys() & batch:
-                    with self._locks[name]:
-                        current.assignments[name].write(self.variables[name])
-                for name in buffers.keys() & batch:
-                    self.buffers.assign(name, buffers[name])
-                current.apply(batch, self.updates, coefficients)
-            current.apply_rows(batch, self.tables, coefficients)
-
         with self._job.condition:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
             self._job.or_fail(lambda: current.agree(self.variables, self.tables))
-            assigned = (*current.assignments, *buffers)
+            taken = self._taken or self._take_round(current)
+            taken.steps.coefficients, self._taken = coefficients, None
+
+            def update(batch: Batch) -> None:
+                if ready is Phase.COLLECTING:
+                    merge(batch)
+                self._updates.update_round(current, taken.steps, batch)
+
             with self._job.condition:
                 current.task = self._tasks.begin(
-                    self.version, update, lambda: self._applied(current), assigned
+                    self.version,
+                    update,
+                    lambda: self._applied(current),
+                    (*current.assignments, *taken.steps.buffers),
+                    begins=taken.begins,
                 )
                 self._job.condition.notify_all()
                 return current.task
@@ -371,7 +380,7 @@ class LaneExecutor:
 
         The caller holds the job's lock.
         """
-        current.phase = Phase.APPLIED
+        current.phase, self.record = Phase.APPLIED, current.record
         self.version += 1 if current.counted else 0
         self._steps.applied(current.began)
         for trainer, contribution in current.contributions.items():
@@ -382,7 +391,13 @@ class LaneExecutor:
                 current.committed, current.overflow, refuses, current.nonfinite, current.outliers
             )
             self._leases.decided(trainer, member.incarnation, contribution.leases)
-        self._round = SyncRound(self.lane.kind.outer_optimizer, self.lane.averages)
+        self._round = self._updates.new_round()
+
+    def replay(self, steps: DecidedSteps) -> None:
+        """Applies decided steps of a recorded log, in this thread."""
+        self.version += 1 if self._updates.replay(steps, self._batches) else 0
+        self.record = steps.record
+        self.hparams = next(iter(steps.contributions.values())).hparams
 
     @property
     def undecided(self) -> int:

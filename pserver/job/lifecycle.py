@@ -30,11 +30,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError, TrainerLost
 from pserver.job.events import EventLog, Events
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class JobState(enum.Enum):
@@ -118,12 +121,12 @@ class Lifecycle:
             self.events.add("lost", str(error))
             self.fail(error)
 
-    def or_fail(self, work: Callable[[], None]) -> None:
+    def or_fail(self, work: Callable[[], T]) -> T:
         """Calls ``work``; if it raises, the job fails: tensors may be half updated, or trainers
         disagree.
         """
         try:
-            work()
+            return work()
         except FingerprintMismatch as error:
             self.fail(error)
             raise

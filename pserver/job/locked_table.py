@@ -19,7 +19,7 @@ import torch
 
 from pserver.errors import Refused
 from pserver.job.locked_cut import KEPT_BYTES, KEPT_PART, LockedCut
-from pserver.table.gradient import RowGradient
+from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.table.rows_read import RowsRead
 from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
@@ -124,8 +124,8 @@ class LockedTable:
         gradient: RowGradient,
         hparams: Mapping[int, Mapping[str, Hparam]],
         scale: Mapping[str, float],
-        trainer: int | None = None,
         now: float | None = None,
+        before: RowsBefore | None = None,
     ) -> None:
         """Takes one step: by the rules of the table's segments; or, where trainers step by
         themselves, by adding what they have changed, or by an outer optimizer, to which the
@@ -135,8 +135,8 @@ class LockedTable:
             gradient: merged; may be overwritten.
             hparams: the hyper-parameters of every group at this step.
             scale: the commit's clipping coefficients.
-            trainer: whose gradient it is; None: that of several.
             now: the time of the step, in seconds since 1970; None: the clock's.
+            before: the rows as the gradient's trainer has read them, where delays are compensated.
         """
         if self.clamp is not None:
             gradient.rows.clamp_(*self.clamp)
@@ -147,7 +147,8 @@ class LockedTable:
         with self._lock:
             if self._cut is not None:
                 self._cut.make_room()
-            counted = statistics, self._clock() if now is None else now
+            now = self._clock() if now is None else now
+            counted = statistics, now
             if self._adds:
                 self.rows.add(ids, values, *counted)
             elif self._outer:  # its hparams are those of the plan
@@ -157,20 +158,31 @@ class LockedTable:
                     {name: hparams[group][name] for name in names}
                     for group, names in self._hparam_names
                 ]
-                if self._compensation and trainer is not None:
-                    self._compensate(gradient, trainer)
+                if self._compensation and before is not None:
+                    self._compensate(gradient, before, now)
                 self.rows.update(ids, values, by_segment, *counted)
 
-    def _compensate(self, gradient: RowGradient, trainer: int) -> None:
+    def read_before(self, gradient: RowGradient, trainer: int) -> RowsBefore | None:
+        """A gradient's rows as its trainer has read them, for :meth:`update`; called once for each
+        gradient, in the order of their updates.  None where delays are not compensated.
+        """
+        if not self._compensation:
+            return None
+        with self._lock:
+            then, known = self._read.take_message(trainer, gradient.ids.numpy())
+        return RowsBefore(torch.from_numpy(then), torch.from_numpy(known))
+
+    def _compensate(self, gradient: RowGradient, before: RowsBefore, time: float) -> None:
         """Corrects a gradient, in place, for what others have changed of its rows since its trainer
-        looked them up (Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10).
+        looked them up (Zheng et al.: Asynchronous SGD with delay compensation, 2017, eq. 10).  Rows
+        that it has not looked up lately count as unchanged.
         """
         now = torch.empty_like(gradient.rows)
-        self.rows.lookup(gradient.ids.numpy(), now.numpy(), self._clock(), counts=False)
-        then = self._read.take_message(trainer, gradient.ids.numpy(), now.numpy())
+        self.rows.lookup(gradient.ids.numpy(), now.numpy(), time, counts=False)
         # one operation after the other: a fused one rounds differently from place to place
         squared = gradient.rows * gradient.rows
-        moved = now.sub_(torch.from_numpy(then))
+        then = torch.where(before.known[:, None], before.rows, now)
+        moved = now.sub_(then)
         gradient.rows.add_(squared.mul_(moved).mul_(self._compensation))
 
     def check(self, gradient: RowGradient) -> None:
@@ -264,7 +276,23 @@ class LockedTable:
         with self._lock:
             self._refusing(restore)
 
-    def shrink(self, days: float, threshold: float | None, call: tuple[str, int] = ("", 0)) -> int:
+    @property
+    def now(self) -> float:
+        """Of the table's clock, in seconds."""
+        return self._clock()
+
+    def has_shrunk(self, call: tuple[str, int]) -> bool:
+        """Whether a call, see :meth:`shrink`, is the last one, which has come again."""
+        with self._lock:
+            return bool(call[1]) and self._last_shrink[0] == call
+
+    def shrink(
+        self,
+        days: float,
+        threshold: float | None,
+        call: tuple[str, int] = ("", 0),
+        now: float | None = None,
+    ) -> int:
         """Applies time decay, then drops rows below the score threshold or past their time to live.
 
         Args:
@@ -272,13 +300,14 @@ class LockedTable:
             threshold: in place of the table's own; None: the table's.
             call: the caller's session and the number of its call, so that a call which arrives
                 twice counts once.  Number 0: it is not numbered.
+            now: in seconds since 1970; None: the clock's.
 
         Returns:
             How many rows it has dropped.
         """
         with self._lock:
             if not call[1] or self._last_shrink[0] != call:
-                now = self._clock()
+                now = self._clock() if now is None else now
                 self._last_shrink = (
                     call,
                     int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now)),

@@ -59,6 +59,7 @@ class ServerCut:
                     "versions": [lane.version for lane in installed.lanes],
                     "watermarks": members.watermarks(),
                     "leases": installed.leases.plain(),
+                    "log": installed.log_place,
                     "tables": {name: cut.metadata for name, cut in self._tables.items()},
                 }
                 self.pause_seconds = time.monotonic() - began

@@ -28,6 +28,9 @@ from torch import Tensor
 from pserver.dense.merge import mean
 from pserver.errors import Refused
 
+# by slice and trainer: its value; None: what the server has
+Gathered = Mapping[str, Mapping[int, Tensor | None]]
+
 
 class SharedBuffers:
     """Assigns buffers in one lane's steps, and knows which of them answers bring.  Any thread may
@@ -75,12 +78,32 @@ class SharedBuffers:
         dtype = self._variables[name].dtype
         return self._whose == "mean" and (dtype.is_floating_point or dtype.is_complex)
 
+    def gathered(self, sent: Mapping[str, Mapping[int, Tensor | None]]) -> Gathered:
+        """What :meth:`assign` is given for a step: where a mean is over the last value that each
+        trainer has sent, those of the others, too.  In the order of the steps, each once.
+
+        Args:
+            sent: by slice, and by trainer that takes part in the step: its value; None: it has what
+                the server has.
+        """
+        if self._of_step:
+            return sent
+        found: dict[str, Mapping[int, Tensor | None]] = {}
+        with self._lock:
+            for name, own in sent.items():
+                found[name] = own
+                if self._averages(name):
+                    now = self._variables[name]
+                    known = {t: now.clone() if each is None else each for t, each in own.items()}
+                    self._last[name] = {**self._last.get(name, {}), **known}
+                    found[name] = self._last[name]
+        return found
+
     def assign(self, name: str, sent: Mapping[int, Tensor | None]) -> None:
         """Assigns a slice.
 
         Args:
-            sent: by trainer that takes part in the step: its value; None: it has what the server
-                has.
+            sent: by trainer: its value; None: it has what the server has.
         """
         with self._lock, self._locks[name]:
             self._changed[name] = None
@@ -90,12 +113,8 @@ class SharedBuffers:
                 assert value is not None, "one trainer has sent it"
                 now.copy_(value)
                 return
-            values = {
-                trainer: now.clone() if value is None else value for trainer, value in sent.items()
-            }
-            if not self._of_step:
-                values = self._last[name] = {**self._last.get(name, {}), **values}
-            first, *others = (values[trainer] for trainer in sorted(values))
+            values = [now if sent[trainer] is None else sent[trainer] for trainer in sorted(sent)]
+            first, *others = (value for value in values if value is not None)
             now.copy_(mean([first.clone(), *others], len(values)))
 
     def told(self, trainer: int) -> list[str]:

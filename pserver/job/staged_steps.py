@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from pserver.errors import TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.decided_steps import DecidedSteps
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
+from pserver.job_log.records import Process, ProcessStep
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class StagedStep:
 
     Attributes:
         time: of its record, in seconds since 1970.
+        record: the record's number.
         turn: its place among the lane's updates; -1: it has no record.
         dropped: its trainer was lost before it had one.
     """
@@ -33,8 +36,20 @@ class StagedStep:
     step: int
     contribution: Contribution
     time: float = 0.0
+    record: int = 0
     turn: int = -1
     dropped: bool = False
+
+    def decided(self, lane: int) -> DecidedSteps:
+        """It and its record, as an update of its own."""
+        process = Process(self.member.trainer, self.member.incarnation)
+        return DecidedSteps(
+            lane,
+            self.record,
+            self.time,
+            (ProcessStep(process, self.step),),
+            {self.member.trainer: self.contribution},
+        )
 
 
 class StagedSteps:
@@ -56,10 +71,10 @@ class StagedSteps:
         """A step has come; before its record can."""
         self._waiting[staged.member.trainer] = staged
 
-    def decided(self, trainer: int, time: float) -> None:
+    def decided(self, trainer: int, time: float, record: int) -> None:
         """The record of a trainer's step stands."""
         staged = self._waiting.pop(trainer)
-        staged.time, staged.turn = time, self._decided
+        staged.time, staged.record, staged.turn = time, record, self._decided
         self._decided += 1
 
     def drop(self, member: Member) -> bool:

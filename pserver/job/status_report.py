@@ -77,6 +77,7 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         steps_refused_nonfinite=sum(lane.nonfinite.refused for lane in installed.lanes),
         steps_refused_outlier=sum(lane.outliers.refused for lane in installed.lanes),
         tables=tables,
+        recording=recording_status(installed),
     )
 
 
@@ -90,6 +91,22 @@ def save_status(save: SaveProgress) -> wire.SaveStatus:
         bytes=save.bytes,
         seconds=save.seconds,
         pause_seconds=save.pause_seconds,
+    )
+
+
+def recording_status(installed: InstalledProgram) -> wire.RecordingStatus | None:
+    """Of the job's recorded log; None: there is none."""
+    recorder = installed.recording.recorder
+    if recorder is None:
+        return None
+    place = installed.log_place
+    return wire.RecordingStatus(
+        recording=recorder.recording,
+        entry=place.get("entry", 0),
+        record=place["record"],
+        failure=recorder.failure,
+        tables={name: table.metadata() for name, table in installed.tables.items()},
+        versions=[lane.version for lane in installed.lanes],
     )
 
 
@@ -108,4 +125,5 @@ def observed(installed: InstalledProgram, members: Membership) -> wire.ObserveRe
             wire.GroupHparams(group=group, values=hparams_to_proto(values))
             for group, values in sorted(hparams.items())
         ],
+        recording=recording_status(installed),
     )

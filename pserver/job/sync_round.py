@@ -19,7 +19,7 @@ never used again.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from pserver.dense.slice_update import SliceUpdate, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch
 from pserver.finite import NonFiniteStep
 from pserver.job.update_task import UpdateTask
+from pserver.job_log.records import ProcessStep
 from pserver.leases.lease_table import EpochRange
-from pserver.table.gradient import RowGradient, total_of
+from pserver.table.gradient import RowGradient, RowsBefore, total_of
 from pserver.transport.assignment import Assignment, checksum
 from pserver.transport.push_norms import OutlierPush, PushNorm
 from transpiler.ir.rules import Hparam
@@ -72,6 +73,8 @@ class Contribution:
         buffers: of the model, which its forward has changed, by slice name.
         last: the trainer leaves after it.
         leases: the positions of epochs that it has consumed.
+        before: slices as the trainer has read them, where delays are compensated.
+        rows_before: the same of the rows of its gradients, by table.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -87,6 +90,8 @@ class Contribution:
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     last: bool = False
     leases: tuple[EpochRange, ...] = ()
+    before: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rows_before: dict[str, RowsBefore] = field(default_factory=dict)
 
     @property
     def assigned(self) -> list[str]:
@@ -117,6 +122,8 @@ class SyncRound:
         task: the update, from APPLYING on.
         began: when the first contribution came, as metrics measure it.
         time: of its record, in seconds since 1970; 0.0: it has none.
+        record: the record's number.
+        steps: that it decides.
     """
 
     goes_on_without: bool = False
@@ -130,6 +137,8 @@ class SyncRound:
     task: UpdateTask | None = None
     began: float = 0.0
     time: float = 0.0
+    record: int = 0
+    steps: tuple[ProcessStep, ...] = ()
 
     @property
     def committed(self) -> int:
@@ -165,10 +174,11 @@ class SyncRound:
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
 
-    def decide(self, trainers: Iterable[int], time: float) -> None:
-        """The round's record stands: these trainers are in it."""
+    def decide(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
+        """The round's record stands: these steps are in it."""
+        trainers = [step.process.trainer for step in steps]
         self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
-        self.time = time
+        self.steps, self.time, self.record = tuple(steps), time, record
 
     def drop(self, trainer: int) -> bool:
         """A trainer was lost; what is decided stays.
@@ -196,17 +206,6 @@ class SyncRound:
         """What is far beyond its trainer's history, in the order of the trainers."""
         in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
         return tuple(found for each in in_order for found in each.outliers)
-
-    @property
-    def buffers(self) -> dict[str, dict[int, torch.Tensor | None]]:
-        """The buffers that the step changes, by slice and trainer; None: this trainer's has not
-        changed.
-        """
-        names = {name for each in self.contributions.values() for name in each.buffers}
-        return {
-            name: {t: each.buffers.get(name) for t, each in self.contributions.items()}
-            for name in sorted(names)
-        }
 
     def agree(self, variables: Mapping[str, torch.Tensor], tables: Collection[str] = ()) -> None:
         """Finds what is to be assigned before the step: trainer 0's values, where all trainers

@@ -48,6 +48,7 @@ class UpdateTasks:
         applied: Callable[[], None],
         assigned: Iterable[str],
         after: UpdateTask | None = None,
+        begins: Callable[[], None] = lambda: None,
     ) -> UpdateTask:
         """A task that updates every batch and then calls ``applied``, which moves watermarks.  A
         large one begins in the workers; others run in the threads that wait for them.  See [Note:
@@ -59,6 +60,8 @@ class UpdateTasks:
             version: of the lane, before it.
             assigned: the slices that the step assigns; those that are never updated are a batch.
             after: the update before, if they come one by one.
+            begins: called when no save, load or shrink can come before it any more, under the job's
+                lock.
 
         Raises:
             PServerError: the job ended while a save, a load or a shrink ran.
@@ -76,6 +79,7 @@ class UpdateTasks:
             updating.__exit__(None, None, None)
 
         with self._job.condition:
+            begins()
             self.running += 1
             task = UpdateTask(
                 self._job.condition,

@@ -49,6 +49,7 @@ class Cluster:
         joins: the place of the one trainer that this host starts, in a job that is under way; None:
             it is not such a host, or has no place yet.
         straggler_factor: as ``pserver serve`` has it; None: its own choice.
+        record_log: where servers record the job's log; None: nowhere.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
@@ -76,6 +77,7 @@ class Cluster:
     grace_seconds: float = 0.0
     joins: int | None = None
     straggler_factor: float | None = None
+    record_log: str | None = None
 
     @property
     def collective(self) -> bool:
@@ -86,8 +88,9 @@ class Cluster:
         if not Path(self.script).is_file():
             raise ValueError(f"expected a script to run, and there is no file {self.script!r}")
         refuse_url("--log-dir", self.log_dir)
-        if self.data_dir is not None:
-            refuse_url("--data-dir", self.data_dir)
+        for name, path in (("--data-dir", self.data_dir), ("--record-log", self.record_log)):
+            if path is not None:
+                refuse_url(name, path)
         if self.store is not None:
             check_store("--store", self.store)
         if self.transport not in (None, *TRANSPORT_CHOICES):
@@ -135,6 +138,7 @@ class Cluster:
             ("--web", self.web),
             ("--grace", self.grace_seconds or None),
             ("--straggler-factor", self.straggler_factor),
+            ("--record-log", self.record_log),
         )
         for name, value in given:
             if value is not None:

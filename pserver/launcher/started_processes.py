@@ -89,6 +89,7 @@ class StartedProcesses:
                 ("--data-dir", cluster.data_dir),
                 ("--store", cluster.store),
                 ("--straggler-factor", cluster.straggler_factor),
+                ("--record-log", cluster.record_log),
                 ("--keep-failed", keep_failed_seconds),
                 ("--min-trainers", cluster.least_trainers or None),
             ):

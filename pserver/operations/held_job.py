@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from pserver.client.observer import Observer
+from pserver.client.observer import Observer, Progress
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.polling import poll
 from pserver.security.access import Access, always_open
@@ -21,11 +21,33 @@ from transpiler.ir.rules import Hparam
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
 from transpiler.plan.table_planner import stored
+from transpiler.program import Program
 
 LEVEL_SECONDS = 30.0  # for servers that are a step apart to come to the same step
 STEP_SECONDS = 0.05  # in which a server that is behind takes its step
 
 log = logging.getLogger(__name__)
+
+
+class Held(Protocol):
+    """One server, in a pause: see :class:`~pserver.client.observer.Observer`."""
+
+    endpoint: str
+    program: Program
+    fingerprint: str
+
+    @property
+    def progress(self) -> Progress:
+        """How far its job is."""
+
+    def pause(self, pausing: bool) -> None:
+        """From here on no step changes a value, or steps go on."""
+
+    def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Slices and optimizer states, by name; a state that no update has made is left out."""
+
+    def scan(self, table: str) -> Iterator[tuple[dict[str, torch.Tensor], Mapping[str, Any]]]:
+        """Its rows of a table, each chunk with what is known of the table besides."""
 
 
 class HeldJob:
@@ -38,7 +60,7 @@ class HeldJob:
             leaves some of them a step ahead.
     """
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[Held]) -> None:
         numbered = sorted((_index(observer), number) for number, observer in enumerate(observers))
         self.observers = [observers[number] for _, number in numbered]
         self.plan = _plan(self.observers)
@@ -78,7 +100,7 @@ class HeldJob:
             names = ", ".join(observer.endpoint for observer in behind)
             self.apart = f"{names}: a step behind the others, so the values are of two steps"
 
-    def _behind(self) -> list[Observer]:
+    def _behind(self) -> list[Held]:
         lanes = [lane for lane, each in enumerate(self.plan.lanes) if each.kind.waits_for_all]
         best = {
             lane: max(each.progress.versions[lane] for each in self.observers) for lane in lanes
@@ -140,6 +162,11 @@ class HeldJob:
                 metadata.update(dim=table.dim, dtype=table.dtype, rules=rules, table=known)
                 yield {key: array.numpy() for key, array in chunk.items()}
 
+    def log_places(self) -> list[dict[str, Any]]:
+        """As of which entry of its recorded log each server is; nothing where one records none."""
+        places = [dict(observer.progress.log_place) for observer in self.observers]
+        return places if all(places) else []
+
     def unknown(self) -> list[str]:
         """What a job has that its servers do not know, for whoever loads the file."""
         found = [
@@ -189,13 +216,13 @@ def holding(
         yield job
 
 
-def _index(observer: Observer) -> int:
+def _index(observer: Held) -> int:
     deployment = observer.program.deployment
     assert deployment is not None and deployment.server_index is not None, "a pserver program"
     return deployment.server_index
 
 
-def _plan(observers: Sequence[Observer]) -> Plan:
+def _plan(observers: Sequence[Held]) -> Plan:
     """The plan of the job that all have.
 
     Raises:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -45,32 +46,48 @@ def save(
         holding(endpoints, access_of) as job,
     ):
         task = bar.add_task("")
-        tensors = {}
-        for name, tensor in job.tensors():
-            bar.update(task, description=f"reading {name}")
-            tensors[name] = tensor
-        meta: dict[str, Any] = {
-            "step": job.step,
-            "groups": job.hparams(),
-            "saved_by": SAVED_BY,
-            "unknown": job.unknown(),
-        }
-        rows = 0
-        with checkpoint.writing(path) as writer:
-            bar.update(task, description=f"writing {path}")
-            writer.tensors(tensors)
-            for table in job.plan.tables:
-                bar.update(task, description=f"reading table {table.name}")
-                known = meta.setdefault("tables", {})[table.name] = dict[str, Any]()
-                rows += writer.chunks(table.name, job.chunks(table.name, known))
-            writer.commit(meta)
-        said = _said(job, len(tensors), rows)
+        told = partial(bar.update, task)
+        written = write(job, path, SAVED_BY, lambda text: told(description=text))
+        said = f"saved step {job.step} of the {'failed' if job.failure else 'running'} job, "
+        said += written
     console.print(f"{said}: {path}", markup=False, highlight=False, soft_wrap=True)
     if job.apart:
         console.print(f"warning: {job.apart}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _said(job: HeldJob, tensors: int, rows: int) -> str:
+def write(job: HeldJob, path: str, by: str, tell: Callable[[str], None]) -> str:
+    """Writes what a job holds as a checkpoint.
+
+    Args:
+        by: which command does.
+        tell: told what is done.
+
+    Returns:
+        How much it is, for a sentence.
+
+    Raises:
+        OSError: the directory cannot be written; the checkpoint that was there stays.
+    """
+    tensors = {}
+    for name, tensor in job.tensors():
+        tell(f"reading {name}")
+        tensors[name] = tensor
+    meta: dict[str, Any] = {
+        "step": job.step,
+        "groups": job.hparams(),
+        "saved_by": by,
+        "unknown": job.unknown(),
+    }
+    if places := job.log_places():
+        meta["log"] = {"servers": places}
+    rows = 0
+    with checkpoint.writing(path) as writer:
+        tell(f"writing {path}")
+        writer.tensors(tensors)
+        for table in job.plan.tables:
+            tell(f"reading table {table.name}")
+            known = meta.setdefault("tables", {})[table.name] = dict[str, Any]()
+            rows += writer.chunks(table.name, job.chunks(table.name, known))
+        writer.commit(meta)
     tables = f", {rows} rows of {len(job.plan.tables)} tables" if job.plan.tables else ""
-    state = "failed" if job.failure else "running"
-    return f"saved step {job.step} of the {state} job, {tensors} tensors{tables}"
+    return f"{len(tensors)} tensors{tables}"

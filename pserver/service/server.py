@@ -111,6 +111,8 @@ class Server:
             program = Program.load(self.config.program)
         if self.config.data_dir is not None or self.config.store is not None:
             job_files.check_place(self.config.data_dir, self.config.store)
+        if self.config.record_log is not None:
+            job_files.check_folder("record_log", self.config.record_log)
         host, port = split_endpoint(self.config.endpoint)
         access = self._access = Access.of(self.config.token_file, self.config.keys, "server")
         limits, insecure = self.config.limits, self.config.insecure
@@ -248,6 +250,8 @@ class Server:
             time.sleep(0.02)
         if not self.job.saves.wait(saved_by - time.monotonic()):
             log.warning("a save is not written, and what was saved before stays")
+        if not self.job.end_recording(GRACE_SECONDS):
+            log.error("the end of the recorded log is not written: a replay ends before it")
         self._control.stop(1.0)
         self._clock.join()
 

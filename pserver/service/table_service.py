@@ -119,13 +119,17 @@ class TableService:
         self._check_loader(header, chunks)
         if header.commit.metadata:  # all rows go
             self._job.installed().quiesce.await_cut()
-        for name, metadata in header.commit.metadata.items():
-            self._table(name).restore(metadata)
         installed = self._job.installed()
+        for name in (*header.commit.metadata, *chunks):
+            self._table(name)  # it is there
+        if header.commit.metadata:
+            with installed.quiesce.paused():
+                for name, metadata in header.commit.metadata.items():
+                    installed.restore_table(name, metadata)
         installed.budget.check({name: len(chunk.get("ids", ())) for name, chunk in chunks.items()})
         with installed.quiesce.paused():
             for name, chunk in chunks.items():
-                self._table(name).load({key: array.numpy() for key, array in chunk.items()})
+                installed.load_rows(name, {key: array.numpy() for key, array in chunk.items()})
 
     def _check_loader(self, header: Frame, chunks: Mapping[str, Collection[str]]) -> None:
         """Returns if this trainer may load: trainer 0, or who stands in for it, anything; others

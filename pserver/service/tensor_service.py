@@ -281,20 +281,28 @@ class TensorService:
                     lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),
                 )
         finally:
-            with self._job.condition:
-                self._watermark.loading = False
-                self._job.condition.notify_all()
+            self._rests()
 
     def _loaded(self, header: Frame) -> None:
         """Ends an upload, which counts once."""
         with self._job.condition:
             self._check_place()
-            if 0 < header.request <= self._watermark.uploaded:
-                outcome = Outcome(self._job.installed().version, 0)
-            else:
+            again = 0 < header.request <= self._watermark.uploaded
+            self._watermark.loading = not again
+        outcome = Outcome(self._job.installed().version, 0)
+        if not again:
+            try:
                 outcome = self._job.loaded(self._member)
                 self._watermark.uploaded = header.request
+            finally:
+                self._rests()
         self._answer((), lambda: outcome)
+
+    def _rests(self) -> None:
+        """What this stream has brought is loaded: another one may go on."""
+        with self._job.condition:
+            self._watermark.loading = False
+            self._job.condition.notify_all()
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()

@@ -83,6 +83,19 @@ class RowGradient:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RowsBefore:
+    """The rows of a gradient as its trainer has read them.
+
+    Attributes:
+        rows: [u, dim].
+        known: bool[u]: which of them it has read lately.
+    """
+
+    rows: torch.Tensor
+    known: torch.Tensor
+
+
 def total_of(gradients: Sequence[RowGradient]) -> RowGradient:
     """The sum of several gradients.
 

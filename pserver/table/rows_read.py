@@ -33,10 +33,11 @@ class _Generation:
             self.rows.need(self.index.used)
         self.rows.array[slots] = rows
 
-    def fill_in(self, ids: Array, out: Array) -> None:
+    def fill_in(self, ids: Array, out: Array) -> Array:
         slots, _ = self.index.locate(ids)
-        here = slots >= 0
+        here: Array = slots >= 0
         out[here] = self.rows.array[slots[here]]
+        return here
 
     def clear(self) -> None:
         self.rows.clear(self.index.used)
@@ -77,26 +78,25 @@ class RowsRead:
             ids, rows = found, rows[first]
         self._read[trainer][0].put(ids, rows)
 
-    def take_message(self, trainer: int, ids: Array, now: Array) -> Array:
+    def take_message(self, trainer: int, ids: Array) -> tuple[Array, Array]:
         """Rows as a trainer had them when it computed a gradient that has come.
 
         Args:
             ids: int64[u], of the gradient.
-            now: [u, dim], the rows as they are.
 
         Returns:
-            [u, dim]; what is not known is as it is now.
+            [u, dim], and bool[u]: which of them are known.
         """
-        then = now.copy()
+        then, known = np.zeros((len(ids), self._dim), self._dtype), np.zeros(len(ids), np.bool_)
         if trainer in self._read:
             young, old = self._read[trainer]
-            old.fill_in(ids, then)
-            young.fill_in(ids, then)
+            known |= old.fill_in(ids, then)
+            known |= young.fill_in(ids, then)
             self._messages[trainer] += 1
             if self._messages[trainer] >= self._kept:
                 old.clear()
                 self._read[trainer], self._messages[trainer] = (old, young), 0
-        return then
+        return then, known
 
     def clear(self) -> None:
         """Forgets everything, because rows have been loaded."""

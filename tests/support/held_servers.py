@@ -61,6 +61,10 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
         slices=Slices(value),
         tables=tables,
         discard_snapshots=lambda: None,
+        record_values=lambda: None,
+        restore_table=lambda name, metadata: tables[name].restore(metadata),
+        load_rows=lambda name, chunk: tables[name].load(chunk),
+        log_place={"record": 0},
         last_save=None,
     )
 

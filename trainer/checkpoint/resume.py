@@ -56,6 +56,7 @@ def save(
     passes: int = 0,
     claims: checkpoint.Claims | None = None,
     place: Mapping[str, Any] | None = None,
+    log: Mapping[str, Any] | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
@@ -71,6 +72,7 @@ def save(
         claims: the paths that this job writes to.
         place: where the script is, of an automatic checkpoint: see
             :class:`trainer.job.automatic_saves.ScriptPlace`.
+        log: as of which entries of the servers' recorded log this is; None: there is none.
 
     Returns:
         The checkpoint, as the base of a later one.
@@ -84,6 +86,8 @@ def save(
     for optimizer in optimizers:
         named |= _states(optimizer)
     meta = described(optimizers, scheduler, passes, place)
+    if log is not None:
+        meta["log"] = dict(log)
     names = [] if tables is None else tables.names()
     with checkpoint.writing(path, base, claims) as writer:
         writer.tensors(named)

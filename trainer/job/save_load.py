@@ -21,6 +21,7 @@ from transpiler.plan.setting import check_flag
 if TYPE_CHECKING:
     from trainer.checkpoint.resume import Opened
     from trainer.checkpoint.table_store import TableStore
+    from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
     from trainer.optimizer import DistributedOptimizer
 
@@ -91,6 +92,7 @@ def write(
     Raises:
         OSError, ValueError: see :func:`save`.
     """
+    log = None if job.communicator is None else _log_places(job.communicator)
     tensors = job.tensors() | job.served()
     job.saved = resume.save(
         path,
@@ -102,7 +104,14 @@ def write(
         job.passes.count,
         job.claims,
         place,
+        log,
     )
+
+
+def _log_places(communicator: Communicator) -> dict[str, Any] | None:
+    """As of which entries of the servers' recorded log all is, while nobody steps."""
+    places = [client.log_place() for client in communicator.clients]
+    return {"servers": places} if all(places) else None
 
 
 def load(path: str, scheduler: Any | None = None) -> int:

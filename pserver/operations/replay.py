@@ -1,0 +1,196 @@
+"""``pserver replay``: applies a recorded log to a checkpoint of its job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pserver.errors import FingerprintMismatch, Refused
+from pserver.job_log.entries import Damaged, Place
+from pserver.operations.held_job import HeldJob
+from pserver.operations.recorded_log import RecordedLog, RecordedPart, recorded_log
+from pserver.operations.replayed_server import ReplayedServer
+from pserver.operations.save import write
+from pserver.operations.starting_point import StartingPoint, starting_point
+from pserver.table.eviction import EXACT
+from transpiler.files.local_path import shown
+
+REPLAYED_BY = "pserver replay"
+BEGINNING = "start"  # in place of a checkpoint: the log's own
+
+Told = Callable[[str, int], None]  # what is done, and how many bytes of the log it has taken
+
+
+def replay(
+    folder: Path,
+    console: Console,
+    start: str | None = None,
+    target: str | None = None,
+    until: int | None = None,
+) -> list[ReplayedServer]:
+    """Applies a log, says what was applied, and may write what comes out.
+
+    Args:
+        folder: of the log.
+        console: where progress is shown, if it is a terminal, and the result.
+        start: the checkpoint to begin with; None, or "start": what the log itself begins with.
+        target: of the checkpoint that is written; None: none is.
+        until: the last record that is applied; None: all that the parts of all servers have.
+
+    Returns:
+        What each server held.
+
+    Raises:
+        FileNotFoundError: there is no log, or no checkpoint.
+        PServerError, ValueError: they do not fit one another, or one is damaged.
+        OSError: the target cannot be written; the checkpoint that was there stays.
+    """
+    begin = None if start in (None, BEGINNING) else starting_point(str(start))
+    names = () if begin is None else [str(place["recording"]) for place in begin.places]
+    with _progress(console) as told:
+        log = recorded_log(folder, names, lambda size: told("looking through the log", size))
+        last = _last(log, until, begin)
+        servers = [_replayed(log, part, begin, last, told) for part in log.parts]
+        written = ""
+        if target is not None:
+            text = write(HeldJob(servers), target, REPLAYED_BY, lambda what: told(what, 0))
+            written = f"; {text}: {target}"
+    steps = sum((server.steps for server in servers[:1]), Counter[int]())
+    began = "the log's beginning" if begin is None else f"record {begin.record}"
+    for warning in log.warnings():
+        _say(console, f"warning: {warning}")
+    if last < max(part.last for part in log.parts) and until is None:
+        _say(console, f"warning: not every server has all steps behind record {last}")
+    listed = ", ".join(f"trainer {trainer} {steps[trainer]}" for trainer in sorted(steps))
+    _say(
+        console,
+        f"replayed from {began} to record {max(server.record for server in servers)}: "
+        f"{sum(steps.values())} steps ({listed or 'none'}) on {len(servers)} servers{written}",
+    )
+    return servers
+
+
+def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> int:
+    """The last record whose steps are applied.
+
+    Raises:
+        Damaged: an entry before it is.
+        Refused: the log does not go so far, or does not go back so far.
+    """
+    last = log.until if until is None else until
+    for part in log.parts:
+        if part.damage is not None and (until is None or until > part.whole_until):
+            raise Refused(f"{part.damage}; --until {log.until} applies what stands before it")
+    if last > log.until:
+        raise Refused(f"--until: expected a record up to {log.until}, the last one, got {last}")
+    if begin is not None and last < begin.record:
+        raise Refused(
+            f"{shown(begin.path)} is as of record {begin.record}, and record {last} is before it"
+        )
+    return last
+
+
+def _replayed(
+    log: RecordedLog, part: RecordedPart, begin: StartingPoint | None, last: int, told: Told
+) -> ReplayedServer:
+    """What one server held."""
+    server, after = ReplayedServer(part), 0
+    if begin is not None:
+        after = _entry_of(log, part, begin)
+        begin.load(part.server, server)
+    evicted = _evicted(server)
+    wanted = _Wanted(after, last)
+    what, read = f"server {part.server} of {len(log.parts)}", 0
+    with suppress(Damaged):  # behind all that is wanted
+        for place in part.places():
+            if wanted(place):
+                server.apply(place)
+            told(what, place.end - read)
+            read = place.end
+    told(what, part.size - read)
+    if begin is not None and _evicted(server) != evicted and _samples(server):
+        raise Refused(
+            f"server {part.server}: a table of more than {EXACT} rows has evicted some, and which "
+            "ones depends on where rows lie in its memory, of which a checkpoint knows nothing: "
+            "replay from the log's beginning"
+        )
+    return server
+
+
+class _Wanted:
+    """Which entries of a part are applied: steps up to a record, and what was loaded or shrunk
+    before the first later one.
+    """
+
+    def __init__(self, after: int, last: int) -> None:
+        self._after, self._last, self._later = after, last, False
+
+    def __call__(self, place: Place) -> bool:
+        steps = place.entry.WhichOneof("what") == "applied"
+        if steps and place.entry.applied.record > self._last:
+            self._later = True
+            return False
+        return place.number > self._after and (steps or not self._later)
+
+
+def _entry_of(log: RecordedLog, part: RecordedPart, begin: StartingPoint) -> int:
+    """The entry of a part as of which the checkpoint is.
+
+    Raises:
+        FingerprintMismatch: it is of another log.
+        Refused: the part does not go so far.
+    """
+    if len(begin.places) != len(log.parts):
+        raise FingerprintMismatch(
+            f"{shown(begin.path)} is of a job with {len(begin.places)} servers, and the log of one "
+            f"with {len(log.parts)}"
+        )
+    place = begin.places[part.server]
+    if place["recording"] != part.recording:
+        raise FingerprintMismatch(
+            f"{shown(begin.path)}: expected a checkpoint of {part.recording}, got one of the "
+            f"recording {place['recording']}"
+        )
+    if int(place["entry"]) > part.entries:
+        raise Refused(
+            f"{part.path.name} ends with entry {part.entries}, and {shown(begin.path)} is as of "
+            f"entry {place['entry']}"
+        )
+    return int(place["entry"])
+
+
+def _evicted(server: ReplayedServer) -> int:
+    return sum(each.counters()["evicted"] for each in server.installed.tables.values())
+
+
+def _samples(server: ReplayedServer) -> bool:
+    return any(
+        each.counters()["rows"] > EXACT and each.counters()["evicted"]
+        for each in server.installed.tables.values()
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Told]:
+    """Shows how far it is, on a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        tasks: dict[str, int] = {}
+
+        def told(what: str, size: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=None)
+            bar.update(tasks[what], advance=size)  # type: ignore[arg-type]
+
+        yield told
