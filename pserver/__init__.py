@@ -306,6 +306,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/held_values.py               a server's file
     job/lane_executor.py             who updates
     job/lane_executor.py             answers begin early
+    job/lane_updates.py              a record is all
     job/lifecycle.py                 kept values
     job/lifecycle.py                 the job's lock
     job/locked_cut.py                a reader that keeps up
@@ -317,6 +318,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/observations.py              one moment
     job/outlier_pushes.py            outliers
     job/outlier_pushes.py            one measure
+    job/recorded_steps.py            layouts
+    job/recorder.py                  what a recording may cost
+    job/recording.py                 the order of a recorded log
     job/server_cut.py                a cut
     job/shared_buffers.py            whose buffers
     job/snapshot.py                  reading beside an update
@@ -324,6 +328,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/stragglers.py                a straggler
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
+    job_log/entries.py               a torn end
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model

@@ -27,6 +27,7 @@ ABOUT = {  # where more is said of a flag
     "--min-trainers": "restarts.md#hosts-that-come-later",
     "--no-panel": "terminal.md",
     "--program": "programs.md#go-on-with-what-servers-have-left",
+    "--record-log": "replay.md",
     "--search": "planner.md#searching",
     "--straggler-factor": "elasticity.md#a-trainer-that-is-slow",
     "--tensorboard": "terminal.md#tensorboard",

@@ -19,6 +19,7 @@ ABOUT = {  # where more is said of a variable
     "PSERVER_LOG_JSON": "metrics.md#logs",
     "PSERVER_METRICS": "metrics.md",
     "PSERVER_PANEL": "terminal.md",
+    "PSERVER_RECORD_LOG": "replay.md",
     "PSERVER_STRAGGLER_FACTOR": "elasticity.md#a-trainer-that-is-slow",
     "PSERVER_TENSORBOARD": "terminal.md#tensorboard",
     "PSERVER_TOKEN_FILE": "security.md",

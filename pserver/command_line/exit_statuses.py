@@ -76,6 +76,11 @@ EVERY = (
         "a server does not answer, holds nothing or has another job; or the disk refuses",
     ),
     ExitStatuses(
+        "pserver replay",
+        "all that was asked for is applied; a log that ends early is said",
+        "log and checkpoint do not belong together, or one is damaged; or the disk refuses",
+    ),
+    ExitStatuses(
         "pserver reset",
         "every server is empty",
         "a server does not answer, or has a running job",

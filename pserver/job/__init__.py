@@ -16,6 +16,8 @@ In reading order::
     decisions          this server's end of the job's log: what is staged, what is decided
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
+    lane_updates       what decided steps change: a function of their records
+    decided_steps      steps that a record decides, with all that their update reads
     staged_steps       steps that wait for their record, and for their turn
     lane_waits         for whom a lane's steps wait
     update_batches     what of a lane one call updates
@@ -40,6 +42,9 @@ In reading order::
     server_cut         all that a server holds, of one moment
     job_files          Save and Load
     background_saves   saves that are written while the job goes on
+    recording          what a server records of the job's log
+    recorded_steps     decided steps as entries of a recorded log
+    recorder           writes a recorded log, in a thread of its own
     job_trace          a server's part in traces
     held_values        what a server starts with, and what it ends with
     status_report      Status

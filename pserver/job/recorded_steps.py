@@ -235,11 +235,8 @@ def _buffers(
         for name, value in named.items() if kind == Array.BUFFER else ():
             buffers.setdefault(name, dict.fromkeys(contributions))[trainer] = value
     for trainer, contribution in contributions.items():
-        contribution.buffers = {
-            name: value
-            for name, values in buffers.items()
-            if (value := values.get(trainer)) is not None
-        }
+        own = {name: values.get(trainer) for name, values in buffers.items()}
+        contribution.buffers = {n: value for n, value in own.items() if value is not None}
     return buffers
 
 

@@ -163,7 +163,8 @@ class Recorder:
     def _cut(self, descriptor: int) -> None:
         """Leaves whole entries, of which the last says why there are no more."""
         message = Entry(closing=Closing(failure=self.failure)).SerializeToString()
-        closing = [memoryview(head_of(self._written + 1, message, ()) + message)]
+        begin = b"" if self._end else MAGIC
+        closing = [memoryview(begin + head_of(self._written + 1, message, ()) + message)]
         with suppress(OSError):  # the end is torn then, which a reader bears
             os.ftruncate(descriptor, self._end)
             os.lseek(descriptor, self._end, os.SEEK_SET)

@@ -10,6 +10,7 @@ In reading order::
 
     records       what the log has, and what servers tell the coordinator
     coordinator   appends records: a state machine, without clock and without network
+    entries       the form of a recorded log, as a file
 
 Pure: no clock, no threads, no sockets.  ``pserver.job`` acts on the records, ``pserver.link``
 carries them.

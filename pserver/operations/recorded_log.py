@@ -123,8 +123,10 @@ def recorded_log(
     runs: dict[tuple[str, str], list[RecordedPart]] = {}
     for path in files:
         part = _looked_through(path)
-        tell(part.size)
-        if part.run and (not recordings or part.recording in recordings):
+        tell(path.stat().st_size)
+        if part is None or not part.run:
+            continue  # no trainer has come
+        if not recordings or part.recording in recordings:
             runs.setdefault((part.fingerprint, part.run), []).append(part)
     if not runs and recordings:
         raise Refused(
@@ -152,8 +154,8 @@ def _every_server(folder: Path, parts: Sequence[RecordedPart]) -> list[RecordedP
     return found
 
 
-def _looked_through(path: Path) -> RecordedPart:
-    """A part, read to its end, or to where it is damaged."""
+def _looked_through(path: Path) -> RecordedPart | None:
+    """A part, read to its end, or to where it is damaged; None where nothing of it is whole."""
     part: RecordedPart | None = None
     with path.open("rb") as file:
         reader = EntryReader(path.name, file.read)
@@ -166,9 +168,8 @@ def _looked_through(path: Path) -> RecordedPart:
             if part is None:
                 raise Refused(str(error)) from error
             part.damage = error if isinstance(error, Damaged) else Damaged(str(error))
-    if part is None:
-        raise Refused(f"{path.name}: expected a recorded log, got an empty file")
-    part.torn = reader.torn
+    if part is not None:
+        part.torn = reader.torn
     return part
 
 

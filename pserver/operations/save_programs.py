@@ -11,9 +11,8 @@ from dataclasses import replace
 import torch
 from rich.console import Console
 
-from pserver.client.observer import Observer
 from pserver.errors import Refused
-from pserver.operations.held_job import HeldJob, holding
+from pserver.operations.held_job import Held, HeldJob, holding
 from pserver.security.access import Access, always_open
 from transpiler.files.local_path import local_path
 from transpiler.ir.graph import Role, Storage
@@ -59,7 +58,7 @@ def save_programs(
     console.print(f"not known to servers: {unknown}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _program(observer: Observer, job: HeldJob) -> Program:
+def _program(observer: Held, job: HeldJob) -> Program:
     """A server's program with what the server holds."""
     program = observer.program
     held = [each.name for each in program.main.variables_of(Role.PARAMETER, Role.BUFFER)]
@@ -75,7 +74,7 @@ def _program(observer: Observer, job: HeldJob) -> Program:
     return replace(program, storage=storage)
 
 
-def _rows(observer: Observer, table: str) -> HeldRows:
+def _rows(observer: Held, table: str) -> HeldRows:
     scanned = list(observer.scan(table))
     arrays = {
         name: torch.cat([chunk[name] for chunk, _ in scanned if name in chunk])

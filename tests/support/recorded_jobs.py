@@ -4,8 +4,9 @@ any mode, with dense parameters of several rules, buffers and tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from transpiler.program import Program
 
 ENDPOINT = "127.0.0.1:6174"
 TRAINERS = 2
-IDS = 60
+PUSHED = 8  # rows of a table by a step, if nothing else is said
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -43,17 +44,26 @@ MODES: dict[str, dict[str, Any]] = {
     "staleness": {"sync_mode": False, "staleness": 2, "send_queue_size": 1},
     "delay-compensated": {"sync_mode": False, "enable_dc_asgd": True},
     "geo": {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3},
+    "two lanes": {"sync_mode": False, "modes": {"fc.*": "sync"}},
     "diloco": {"k_steps": 3, "outer_optimizer": {"type": "nesterov", "lr": 0.5, "momentum": 0.9}},
+}
+
+
+RULES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
 
 
 class Net(nn.Module):
     """Weights, running statistics, and tables of every kind of life."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
         self.emb = DistributedEmbedding(4, ttl=0.01)
-        self.waits = DistributedEmbedding(4, entry=CountFilterEntry(2), capacity=12)
+        self.waits = DistributedEmbedding(4, entry=CountFilterEntry(2), capacity=capacity)
         self.shown = DistributedEmbedding(
             4, entry=ShowClickEntry("shows", "clicks", threshold=2.0, delete_threshold=1.0)
         )
@@ -67,22 +77,19 @@ class Net(nn.Module):
         return found
 
 
-def program_of(mode: str, rule: str = "adam") -> Program:
-    """The server's program of a job in a mode."""
+@cache
+def program_of(mode: str, rule: str = "adam", capacity: int = 12) -> Program:
+    """The server's program of a job in a mode; one of its tables has so many rows at most."""
     torch.manual_seed(1)
     settings = dict(MODES[mode])
-    model = Net()
-    optimizer = {
-        "adam": lambda: torch.optim.Adam(model.parameters(), lr=0.01),
-        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.1),
-        "momentum": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        "adagrad": lambda: torch.optim.Adagrad(model.parameters(), lr=0.1),
-    }[rule]()
+    model = Net(capacity)
+    optimizer = RULES[rule](model.parameters())
     clip = ClipGradByGlobalNorm(0.5) if settings.pop("clip", False) else None
     inputs = torch.arange(4), torch.ones(4), torch.zeros(4)
 
     def step(model: nn.Module, ids: Tensor, shows: Tensor, clicks: Tensor) -> Tensor:
-        return model(ids, shows, clicks).square().mean()
+        loss: Tensor = model(ids, shows, clicks).square().mean()
+        return loss
 
     main, startup = capture(model, step, optimizer, inputs, grad_clip=clip)
     config = DistributeTranspilerConfig()
@@ -100,12 +107,16 @@ class RecordedJob:
     Args:
         folder: where its log is recorded; None: nowhere.
         program: see :func:`program_of`.
+        pushed: rows of a table by a step.
         settings: of the server.
     """
 
-    def __init__(self, folder: Path | None, program: Program, **settings: Any) -> None:
-        record = {} if folder is None else {"record_log": str(folder)}
-        self.job = Job(ServerConfig(**record, **settings), {"inprocess": 1})
+    def __init__(
+        self, folder: Path | None, program: Program, pushed: int = PUSHED, **settings: Any
+    ) -> None:
+        self._pushed = pushed
+        record = None if folder is None else str(folder)
+        self.job = Job(ServerConfig(record_log=record, **settings), {"inprocess": 1})
         self.job.preset(program, _values(program))
         self.installed: InstalledProgram = self.job.installed()
         self.members: list[Member] = []
@@ -137,7 +148,7 @@ class RecordedJob:
         rng = torch.Generator().manual_seed(1000 * step + 10 * member.trainer + lane.index)
         for name in lane.updates:
             lane.read(member, name)
-        rows = {name: _rows(name, lane, member, rng) for name in lane.tables}
+        rows = {name: self._rows(name, lane, member, rng) for name in lane.tables}
         taken = lane.commit(member, step, self._contribution(member, lane, step, rows, rng))
         if isinstance(taken, Clipping):
             assert self.installed.plan.clip is not None
@@ -204,6 +215,19 @@ class RecordedJob:
             if value.is_floating_point() and (member.trainer == 0 or whose == "mean")
         }
 
+    def _rows(
+        self, name: str, lane: LaneExecutor, member: Member, rng: torch.Generator
+    ) -> RowGradient:
+        """Of an eighth of the ids, which the trainer has looked up."""
+        count, table = self._pushed, lane.tables[name]
+        ids = torch.randperm(8 * count, generator=rng)[:count]
+        table.lookup(ids, member.trainer)
+        statistics = None
+        if table.counts:
+            statistics = torch.randint(1, 4, (count, 2), generator=rng).float()
+        rows = torch.randn(count, table.table.dim, generator=rng)
+        return RowGradient(ids, rows, statistics)
+
     def shrink(self, days: float = 1.0, number: int = 1) -> None:
         """As ``fleet.shrink``."""
         session = self.members[0].session
@@ -264,13 +288,3 @@ def _values(program: Program) -> Storage:
             else torch.zeros(shape, dtype=torch.int64)
         )
     return Storage(values, None)
-
-
-def _rows(name: str, lane: LaneExecutor, member: Member, rng: torch.Generator) -> RowGradient:
-    ids = torch.randperm(IDS, generator=rng)[:8]
-    table = lane.tables[name]
-    table.lookup(ids, member.trainer)
-    statistics = None
-    if table.counts:
-        statistics = torch.randint(1, 4, (8, 2), generator=rng).float()
-    return RowGradient(ids, torch.randn(8, table.table.dim, generator=rng), statistics)

@@ -161,6 +161,13 @@ WITH_SERVERS = (
         "trainer is named as slow; 3 unless set, 0: none",
     ),
     Variable(
+        ("PSERVER_RECORD_LOG",),
+        NOT_READ,
+        OPTIONAL,
+        "as `--record-log` of `pserver serve`: the directory where it keeps all that it applies, "
+        "for `pserver replay`; nowhere unless set",
+    ),
+    Variable(
         ("PSERVER_GRACE",),
         OPTIONAL,
         NOT_READ,

@@ -4,35 +4,203 @@ with, gives what the servers held, to the bit.
 
 from __future__ import annotations
 
+import io
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from pserver.checkpoint import checkpoint
+from pserver.errors import FingerprintMismatch, PServerError, Refused
+from pserver.operations.recorded_log import recorded_log
 from pserver.operations.replay import replay
+from pserver.operations.replayed_server import ReplayedServer
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
+from tests.support.tiers import RARE
+
+RULES = [("async", "sgd"), ("sync", "momentum"), ("async", "momentum"), ("sync", "adagrad")]
 
 
-def console() -> Console:
-    return Console(quiet=True)
+def replayed(
+    folder: Path, start: Path | None = None, until: int | None = None
+) -> tuple[ReplayedServer, str]:
+    """The one server, and what was said."""
+    said = io.StringIO()
+    console = Console(file=said, width=1000)
+    (server,) = replay(folder, console, None if start is None else str(start), None, until)
+    return server, said.getvalue()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_replay_gives_what_the_server_held_to_the_bit(tmp_path: Path, mode: str) -> None:
+def recorded(path: Path, mode: str = "async", rule: str = "adam") -> RecordedJob:
+    return RecordedJob(path / "log", program_of(mode, rule), data_dir=str(path / "data"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"), [*((mode, "adam") for mode in MODES), *(RARE(*each) for each in RULES)]
+)
+def test_a_replay_gives_what_the_server_held_to_the_bit(
+    tmp_path: Path, mode: str, rule: str
+) -> None:
     """From the beginning and from a checkpoint in the middle, in every mode: Adam, buffers, what
     scripts write, skipped steps, tables whose rows wait, fade, expire and are evicted.
     """
-    job = RecordedJob(tmp_path / "log", program_of(mode), data_dir=str(tmp_path / "data"))
+    job = recorded(tmp_path, mode, rule)
     job.train(4)
     job.save("middle")
-    job.shrink()
+    job.shrink(days=40.0)
     job.train(5)
+    held, lanes = held_by(job.installed), len(job.installed.lanes)
+    counts = [table.counters() for table in job.installed.tables.values()]
+    job.end()
+
+    for event in ("expired", "evicted", "shrunk", "refused"):
+        assert sum(each[event] for each in counts), event
+    server, _ = replayed(tmp_path / "log")
+    assert same(held, held_by(server.installed)) == []
+    assert server.steps == {0: 9 * lanes, 1: 9 * lanes}
+    server, _ = replayed(tmp_path / "log", tmp_path / "data" / "middle")
+    assert same(held, held_by(server.installed)) == []
+    assert server.steps == {0: 5 * lanes, 1: 5 * lanes}
+
+
+def test_a_large_table_that_evicts_is_replayed_from_the_beginning_only(tmp_path: Path) -> None:
+    """Which of many rows go depends on where they lie in memory, of which no checkpoint knows: to
+    begin with one is refused.
+    """
+    program = program_of("async", capacity=17_000)
+    job = RecordedJob(tmp_path / "log", program, pushed=5000, data_dir=str(tmp_path / "data"))
+    job.train(4)
+    job.save("middle")
+    job.train(4)
+    held = held_by(job.installed)
+    assert job.installed.tables["waits"].counters()["evicted"] > 100
+    job.end()
+
+    server, _ = replayed(tmp_path / "log")
+    assert same(held, held_by(server.installed)) == []
+    with pytest.raises(Refused, match="evicted some"):
+        replayed(tmp_path / "log", tmp_path / "data" / "middle")
+
+
+def test_what_is_loaded_stands_in_its_place(tmp_path: Path) -> None:
+    """A job that goes back to its own checkpoint, and trains on."""
+    job = recorded(tmp_path)
+    job.train(2)
+    job.save("early")
+    job.train(2)
+    job.load("early")
+    job.train(3)
     held = held_by(job.installed)
     job.end()
 
-    (server,) = replay(tmp_path / "log", console())
+    server, said = replayed(tmp_path / "log")
     assert same(held, held_by(server.installed)) == []
-    assert server.steps == {0: 9 * len(job.installed.lanes), 1: 9 * len(job.installed.lanes)}
-    (server,) = replay(tmp_path / "log", console(), str(tmp_path / "data" / "middle"))
+    assert "14 steps (trainer 0 7, trainer 1 7)" in said
+
+
+def test_a_replay_stops_at_a_record(tmp_path: Path) -> None:
+    """With what the server held then; a checkpoint behind it is refused, and so is a record behind
+    the last one.
+    """
+    job = recorded(tmp_path)
+    job.train(3)
+    held, last = held_by(job.installed), job.installed.decisions.last
+    job.train(1)
+    job.save("late")
+    job.shrink()
+    job.end()
+
+    server, _ = replayed(tmp_path / "log", until=last)
+    assert same(held, held_by(server.installed)) == [] and server.record == last
+    with pytest.raises(Refused, match=f"record {last} is before it"):
+        replayed(tmp_path / "log", tmp_path / "data" / "late", last)
+    with pytest.raises(Refused, match="expected a record up to"):
+        replayed(tmp_path / "log", until=last + 50)
+
+
+# ---- logs that are not whole ----
+
+
+def test_a_killed_servers_log_is_replayed_to_its_last_whole_step(tmp_path: Path) -> None:
+    """Cut off anywhere: one line says so, and the values are those of that step."""
+    job = recorded(tmp_path)
+    job.train(3)
+    held, last = held_by(job.installed), job.installed.decisions.last
+    job.train(1)
+    job.end()
+    part = recorded_log(tmp_path / "log").parts[0]
+    ends = {p.entry.applied.record: p.end for p in part.places() if p.entry.HasField("applied")}
+    part.path.write_bytes(part.path.read_bytes()[: ends[last + 1] - 10])
+
+    server, said = replayed(tmp_path / "log")
     assert same(held, held_by(server.installed)) == []
-    assert server.steps == {0: 5 * len(job.installed.lanes), 1: 5 * len(job.installed.lanes)}
+    assert said.count("in the middle of an entry: the server was killed") == 1
+
+
+def test_a_damaged_log_is_refused_and_replayed_before_the_damage(tmp_path: Path) -> None:
+    """A bit of a step's gradient: the message says up to where the log is whole."""
+    job = recorded(tmp_path)
+    job.train(2)
+    held, last = held_by(job.installed), job.installed.decisions.last
+    job.train(2)
+    job.end()
+    part = recorded_log(tmp_path / "log").parts[0]
+    ends = {p.entry.applied.record: p.end for p in part.places() if p.entry.HasField("applied")}
+    changed = bytearray(part.path.read_bytes())
+    changed[ends[last + 2] - 5] ^= 1
+    part.path.write_bytes(bytes(changed))
+
+    with pytest.raises(Refused, match=rf"is damaged; --until {last + 1} applies"):
+        replayed(tmp_path / "log")
+    with pytest.raises(Refused, match="is damaged"):
+        replayed(tmp_path / "log", until=last + 2)
+    server, _ = replayed(tmp_path / "log", until=last)
+    assert same(held, held_by(server.installed)) == []
+
+
+def test_a_log_and_a_checkpoint_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    """Of another run, of another plan, of a job that recorded nothing; and no log at all."""
+    jobs = {name: recorded(tmp_path / name) for name in ("one", "two")}
+    jobs["three"] = recorded(tmp_path / "three", "sync")
+    jobs["none"] = RecordedJob(None, program_of("async"), data_dir=str(tmp_path / "none" / "data"))
+    for job in jobs.values():
+        job.train(1)
+        job.save("saved")
+        job.end()
+
+    log = tmp_path / "one" / "log"
+    for other, kind, text in (
+        ("two", Refused, "of another run"),
+        ("three", Refused, "of another run"),
+        ("none", Refused, "--record-log"),
+        ("nothing", FileNotFoundError, "checkpoint"),
+    ):
+        with pytest.raises(kind, match=text):
+            replayed(log, tmp_path / other / "data" / "saved")
+    with pytest.raises(FileNotFoundError, match="files of a recorded log"):
+        replayed(tmp_path / "one" / "data")
+    shutil.copytree(tmp_path / "two" / "log", tmp_path / "both")
+    shutil.copytree(log, tmp_path / "both", dirs_exist_ok=True)
+    with pytest.raises(Refused, match="expected"):
+        replayed(tmp_path / "both")
+    server, _ = replayed(tmp_path / "both", tmp_path / "two" / "data" / "saved")
+    assert same(held_by(jobs["two"].installed), held_by(server.installed)) == []
+
+
+def test_a_checkpoint_of_a_replay_is_one_that_fleet_load_reads(tmp_path: Path) -> None:
+    """Named as ``fleet.save`` names tensors, whole, with the tables' rows."""
+    job = recorded(tmp_path)
+    job.train(2)
+    held = held_by(job.installed)
+    job.end()
+    replay(tmp_path / "log", Console(quiet=True), None, str(tmp_path / "to"))
+
+    reader = checkpoint.reading(tmp_path / "to")
+    tensors = reader.tensors()
+    assert torch.equal(tensors["model/fc.weight"], held["fc.weight"])
+    assert torch.equal(tensors["state/exp_avg/fc.weight"], held["fc.weight@exp_avg"])
+    assert sorted(reader.tables) == ["emb", "shown", "waits"] and reader.meta["step"] == 2
+    with pytest.raises((PServerError, FingerprintMismatch), match="--record-log"):
+        replayed(tmp_path / "log", tmp_path / "to")  # it is of no job
