@@ -36,6 +36,7 @@ GROUPS = (
         "links",
         "tables",
         "saves",
+        "recordings",
         "sampled",
         "ctr",
         "parsing",
