@@ -22,6 +22,7 @@ from pserver.command_line.texts import (
     MANIFEST,
     PLAN,
     REPLAY,
+    REPLAYS,
     RESET,
     SAVE,
     SERVE,
@@ -93,10 +94,7 @@ def parser() -> Parser:
     add_web(web)
     save = commands.add_parser("save", help="write what a job holds to a file", description=SAVE)
     _add_saving(save)
-    replay = commands.add_parser(
-        "replay", help="apply a recorded log to a checkpoint", description=REPLAY
-    )
-    add_replaying(replay)
+    add_replaying(commands.add_parser("replay", help=REPLAYS, description=REPLAY))
     reset = commands.add_parser("reset", help="drop what a failed job has left", description=RESET)
     reset.add_argument("endpoints", metavar=ENDPOINTS, help="all servers of the job")
     drain = commands.add_parser("drain", help="end servers", description=DRAIN)

@@ -54,6 +54,7 @@ REPLAY = """Applies a log that the servers of a job have recorded (--record-log)
 that job, or to what the job began with, and gives what the servers held, to the bit: parameters,
 optimizer states and rows.  It says what it has applied, and with --to writes a checkpoint that
 fleet.load reads.  It starts no server."""
+REPLAYS = "apply a recorded log to a checkpoint"
 RESET = """Drops what a failed job has left on these servers, so that any job may begin.  A server
 whose job runs is left alone: end its trainers first."""
 DRAIN = """Ends servers, as SIGTERM does: each takes no new step, tells its trainers why, sends what
