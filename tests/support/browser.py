@@ -57,7 +57,8 @@ def violations(driver: Any) -> list[str]:
     script = Path(axe.__file__).parent / "axe.min.js"
     driver.execute_script(script.read_text(encoding="utf-8"))
     found = driver.execute_async_script(
-        "const done = arguments[arguments.length - 1]; axe.run().then(done, done);"
+        "const done = arguments[arguments.length - 1];"
+        "axe.run(document, {resultTypes: ['violations']}).then(done, done);"
     )
     return [
         f"{each['id']}: {each['help']}: {node['html'][:200]}"
