@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.generators.command_line import below
+from pserver.command_line.exit_statuses import EVERY
 from tests.support.pages import PAGES, ROOT, name
 from trainer.environment.variables import INTERNAL, WITH_SERVERS, WITHOUT_SERVERS
 from trainer.row_optimizers import BY_TYPE
@@ -182,9 +184,7 @@ def test_the_page_of_the_command_line_has_every_flag() -> None:
     from pserver.__main__ import parser
 
     text = (DOCS / "command_line.md").read_text(encoding="utf-8")
-    commands = next(action for action in parser()._actions if action.dest == "command").choices
-    assert isinstance(commands, dict)
-    for command, sub in commands.items():
+    for command, sub in below(parser()).items():
         section = text.partition(f"## pserver {command}\n")[2].partition("\n## ")[0]
         flags = [flag for action in sub._actions for flag in action.option_strings]
         missing = [
@@ -192,3 +192,12 @@ def test_the_page_of_the_command_line_has_every_flag() -> None:
         ]
 
         assert section and not missing, f"{command}: {missing}"
+
+
+def test_the_table_of_exit_statuses_has_every_command() -> None:
+    """docs/errors.md says of each command what its statuses mean, and so does its help."""
+    from pserver.__main__ import parser
+
+    for command, sub in below(parser()).items():
+        assert [each for each in EVERY if each.of == f"pserver {command}"], command
+        assert "exit status: 0: " in sub.format_help(), command

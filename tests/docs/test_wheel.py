@@ -21,7 +21,10 @@ from tests.support.tiers import RARE
 SECONDS = 240.0
 PACKAGES = ("transpiler", "pserver", "trainer")
 SOURCES = (*PACKAGES, "protos", "docs")
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt")
+FILES = (
+    *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
+    "mkdocs.yml",
+)
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 CLUSTER = re.compile("TRAINING_ROLE|TRAINER|CURRENT_ENDPOINT|PSERVER_|RANK|WORLD_SIZE|MASTER_")
 EXAMPLES = {
