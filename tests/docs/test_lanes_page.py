@@ -1,0 +1,31 @@
+"""Promises about docs/concepts/lanes.md: every update mode has a section and a picture there."""
+
+from __future__ import annotations
+
+import re
+
+from tests.support.pages import ROOT
+from transpiler.plan.modes import EVERY_MODE
+
+PAGE = ROOT / "docs" / "concepts" / "lanes.md"
+PICTURES = PAGE.parent / "modes"
+
+
+def test_every_mode_has_a_picture() -> None:
+    """Each is shown on the page, under a heading of its own, and no picture is left over."""
+    text = PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"^### .+\n\n!\[.+\]\(modes/(\w+)\.svg\)$", text, re.MULTILINE)
+
+    assert sorted(shown) == sorted(picture.stem for picture in PICTURES.glob("*.svg"))
+    assert [mode.name for mode in EVERY_MODE if mode.name not in shown] == []
+
+
+def test_a_picture_is_readable_without_the_page() -> None:
+    """It has a background of its own, for pages that are dark, and a title for who does not see
+    it.
+    """
+    for picture in PICTURES.glob("*.svg"):
+        drawn = picture.read_text(encoding="utf-8")
+
+        assert re.search(r"<title>[^<]{20,}</title>", drawn), picture.name
+        assert re.search(r'<rect width="\d+" height="\d+" rx="12" fill="#ffffff"/>', drawn)
