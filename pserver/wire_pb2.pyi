@@ -236,16 +236,18 @@ class Roll(_message.Message):
     def __init__(self, changes: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
-    __slots__ = ("trainer_id", "incarnation", "failure", "joined")
+    __slots__ = ("trainer_id", "incarnation", "failure", "joined", "unreplaced")
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
+    UNREPLACED_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     incarnation: str
     failure: str
     joined: bool
-    def __init__(self, trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., failure: _Optional[str] = ..., joined: _Optional[bool] = ...) -> None: ...
+    unreplaced: bool
+    def __init__(self, trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., failure: _Optional[str] = ..., joined: _Optional[bool] = ..., unreplaced: _Optional[bool] = ...) -> None: ...
 
 class AnnounceReply(_message.Message):
     __slots__ = ("heartbeat_timeout_seconds",)
@@ -596,7 +598,7 @@ class TableStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes_held: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TrainerStatus(_message.Message):
-    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind")
+    __slots__ = ("trainer_id", "state", "step", "transport", "silence_seconds", "activity", "report", "compute_seconds", "behind", "kept_seconds")
     TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -606,6 +608,7 @@ class TrainerStatus(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     trainer_id: int
     state: str
     step: int
@@ -615,7 +618,8 @@ class TrainerStatus(_message.Message):
     report: TrainerReport
     compute_seconds: float
     behind: float
-    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ...) -> None: ...
+    kept_seconds: float
+    def __init__(self, trainer_id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., transport: _Optional[str] = ..., silence_seconds: _Optional[float] = ..., activity: _Optional[str] = ..., report: _Optional[_Union[TrainerReport, _Mapping]] = ..., compute_seconds: _Optional[float] = ..., behind: _Optional[float] = ..., kept_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

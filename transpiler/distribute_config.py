@@ -127,8 +127,9 @@ class DistributeTranspilerConfig:
             with ``sync_mode=True``.
         k_steps, max_merge_var_num, send_queue_size, independent_recv_thread, thread_pool_size,
             min_send_grad_num_before_recv, send_wait_times, soft_wait_ms, launch_barrier, merge,
-            staleness, dc_asgd, outer_optimizer, nonfinite, outlier_push, outlier_factor, buffers,
-            modes, overlap: as the keys of a strategy's ``a_sync_configs`` (docs/strategy.md).
+            staleness, dc_asgd, outer_optimizer, nonfinite, outlier_push, outlier_factor,
+            lost_trainer, buffers, modes, overlap: as the keys of a strategy's ``a_sync_configs``
+            (docs/strategy.md).
             ``send_queue_size`` is 1 unless assigned: a step waits for its own result.  ``k_steps``
             and ``dc_asgd`` above 0 say the mode themselves.
         compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",
@@ -180,6 +181,7 @@ class DistributeTranspilerConfig:
     nonfinite: str
     outlier_push: str
     outlier_factor: float
+    lost_trainer: str
     buffers: str
     nccl_comm_num: int
     use_hierarchical_allreduce: bool

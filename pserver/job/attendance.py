@@ -194,14 +194,16 @@ class Attendance(Endings):
         """A trainer joins while others train: it begins at the step of the slowest one."""
         assert self.program is not None, "a trainer is lost alone where a program is installed"
         self._identity.check(request, self._members.expected)
-        decisions, process = (
-            self.program.decisions,
-            Process(request.trainer_id, request.incarnation),
-        )
-        if decisions.decides:
-            decisions.join(process, self._members.begins_at(len(self.program.lanes)))
+        decisions, trainer = self.program.decisions, request.trainer_id
+        process = Process(trainer, request.incarnation)
+        if decisions.decides and process not in decisions.joined:
+            until = self._clock() + self.config.start_timeout_seconds
+            self._members.arriving[trainer] = until
+            decisions.join(process, decisions.begins_at(self._members.joined()))
         steps = decisions.joined.get(process)
-        return None if steps is None else self._add(request, steps)
+        if steps is None or not self.program.between_rounds:
+            return None  # its values are to be those of the step at which it begins
+        return self._add(request, steps)
 
     def _add(self, request: wire.JoinRequest, steps: Sequence[int] = ()) -> Member:
         trainer = request.trainer_id
@@ -242,6 +244,8 @@ class Attendance(Endings):
                     self._end_membership(member, reason)
                 elif member is not None and not incarnation:
                     self._ended(member, reason)
+                    if request.unreplaced and self._members.kept.pop(trainer, None) is not None:
+                        self._say_empty(trainer, "again")
             elif request.joined:
                 self._announcements.joined(trainer, incarnation)
             elif not any(member.incarnation == incarnation for member in self._members.joined()):

@@ -186,6 +186,20 @@ class Decisions:
         if self._coordinator is not None:
             self._append(self._coordinator.join(process, steps, self._clock()))
 
+    def begins_at(self, members: Iterable[Member]) -> tuple[int, ...]:
+        """By lane, the last step that counts of the slowest of these: where a later one begins.  On
+        the coordinator; the step may not be applied yet.
+        """
+        assert self._coordinator is not None, "the coordinator lets trainers in"
+        coordinator, joined = self._coordinator, list(members)
+        return tuple(
+            min(
+                (max(m.step(lane), coordinator.decided(process_of(m), lane)) for m in joined),
+                default=0,
+            )
+            for lane in range(len(self._rounds))
+        )
+
     def changed(self) -> None:
         """Fewer trainers are awaited: rounds may be complete."""
         if self._coordinator is not None and self._job.failure is None:

@@ -111,6 +111,7 @@ class Endings(ABC):
                 self._silent(member, text)
             self._announcements.lose_silent(now, timeout)
             self.observations.lose_silent(now, timeout)
+            self._expire(now)
             for trainer, text in news(self._members.joined(), self.config.straggler_factor):
                 self.log.say(f"straggler {trainer}", text)
             if self._members.by_trainer and self.failure is None:
@@ -152,14 +153,35 @@ class Endings(ABC):
         if installed is None or not installed.outlives_trainers or not self._members.joined():
             self.lifecycle.lose(TrainerLost(text))
         else:
-            left = ", ".join(str(each.trainer) for each in self._members.joined())
-            self.log.say(
-                f"lost {process.trainer}",
-                f"{text}; its decided steps count, and the job goes on with trainer {left}",
-            )
+            self._go_on_without(member, text, installed.plan.keeps_places)
         for end in streams:
             if end is not None:
                 end()
+        self.condition.notify_all()
+
+    def _go_on_without(self, member: Member, text: str, keeps_place: bool) -> None:
+        """The job goes on; where steps need all trainers, it may keep the lost one's place for
+        another process.  See [Note: kept places] in membership.py.
+        """
+        left = ", ".join(str(each.trainer) for each in self._members.joined())
+        said = f"{text}; its decided steps count, and the job goes on with trainer {left}"
+        if keeps_place and not (member.finished or member.leaving):
+            seconds = self.config.start_timeout_seconds
+            self._members.kept[member.trainer] = self._clock() + seconds
+            said += f", after up to {seconds:g} s in which another process may take its place"
+        self.log.say(f"lost {member.trainer}", said)
+
+    def _expire(self, now: float) -> None:
+        """Ends the time of places that were kept for processes that have not come."""
+        for trainer in self._members.expire(now):
+            self._say_empty(trainer, f"within {self.config.start_timeout_seconds:g} s")
+
+    def _say_empty(self, trainer: int, when: str) -> None:
+        """A place is kept no more.  The caller holds the job's lock."""
+        text = f"nobody takes trainer {trainer}'s place {when}: the job goes on without it"
+        self.log.say(f"empty {trainer}", text)
+        if self.program is not None:
+            self.program.decisions.changed()
         self.condition.notify_all()
 
     def _check_missing(self, now: float) -> None:

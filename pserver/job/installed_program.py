@@ -161,9 +161,13 @@ class InstalledProgram:
 
     @property
     def outlives_trainers(self) -> bool:
-        """Whether the job goes on without a trainer that was lost: no step needs its gradients."""
-        merged = any(lane.lane.kind.merges_gradients for lane in self.lanes)
-        return not (merged or self.plan.averaged)
+        """Whether the job goes on without a trainer that was lost."""
+        return self.plan.outlives_trainers
+
+    @property
+    def between_rounds(self) -> bool:
+        """Whether every step of all trainers that is decided is applied."""
+        return not any(lane.applies_round for lane in self.lanes)
 
     @property
     def version(self) -> int:

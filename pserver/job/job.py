@@ -175,7 +175,7 @@ class Job(Filing):
             plan.servers if linked else 1,
             deployment.server_index if linked else 0,
             [lane.kind.waits_for_all for lane in plan.lanes],
-            members.awaited,
+            members.awaited_together,
             self._lose,
             self.lifecycle,
         )
@@ -219,9 +219,10 @@ class Job(Filing):
         installed = self._installed_program(program)
         if self._members.least and not installed.outlives_trainers:
             raise Refused(
-                f"min_trainers={self._members.least}: expected a job that does without a trainer "
-                "(an async mode), as trainers join later and the others do not wait for them; this "
-                "one steps with all of them: give it a fixed number"
+                f"min_trainers={self._members.least}: expected a job that does without a trainer, "
+                "as trainers join later and the others do not wait for them; this one stops where "
+                "one is lost (lost_trainer='stop', or gradients that trainers average among "
+                "themselves): give it a fixed number"
             )
         # a call that came twice may end twice, and values may have arrived since the first time
         with self.condition:

@@ -47,9 +47,10 @@ class LaneWaits:
         """
 
         def missing() -> list[int]:
-            awaited = self._members.awaited(self._index)
             if current is not None:
-                return [trainer for trainer in awaited if trainer not in current.contributions]
+                needed = self._members.awaited_together(self._index)
+                return [trainer for trainer in needed if trainer not in current.contributions]
+            awaited = self._members.awaited(self._index)
             return [
                 trainer for trainer in awaited if self._members.step(trainer, self._index) < step
             ]

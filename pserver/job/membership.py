@@ -224,8 +224,16 @@ class Membership:
         least: with how many trainers the job begins, whichever they are; more may join later.  0:
             with all of the plan.
 
+    [Note: kept places]  Steps that need all trainers wait for a while when one is lost: another
+    process may take its place.  So its place is kept, up to a time.  The same holds for a process
+    that has been let in and is not here yet: the record of its joining stands, so the other
+    trainers' steps wait for its first one.  Then all have the same values, as of the same step.
+
     Attributes:
         by_trainer: the members; of each number the last one.
+        kept: places of lost trainers that are kept, by trainer: until when, in seconds of the job's
+            clock.
+        arriving: the same of processes that have been let in and are not here yet.
         fenced: processes that were lost, whether they had joined here or not.
         preempted: the trainers that were, with the last step that each has taken.
         changes: how often trainers have joined, and gone before the job's end.
@@ -244,6 +252,8 @@ class Membership:
         self._loaded: Watermarks = {}  # read from files, for trainers that have not joined yet
         self.preempted: Mapping[int, int] = {}  # replaced, never changed
         self.changes = 0
+        self.kept: dict[int, float] = {}
+        self.arriving: dict[int, float] = {}
 
     def add(self, member: Member, steps: Sequence[int] = ()) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation.
@@ -252,6 +262,8 @@ class Membership:
             steps: by lane, where it begins; none: where files say.
         """
         self.by_trainer[member.trainer] = member
+        self.kept.pop(member.trainer, None)
+        self.arriving.pop(member.trainer, None)
         self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
         self.changes += 1
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
@@ -347,6 +359,27 @@ class Membership:
             or (member.leaving if lane is None else lane in member.leaving)
         }
         return [trainer for trainer in self._needed() if trainer not in done]
+
+    def awaited_together(self, lane: int) -> list[int]:
+        """The trainers that a step of all needs: :meth:`awaited`, and those whose places are kept.
+
+        Args:
+            lane: of the step.
+        """
+        return sorted({*self.awaited(lane), *self.kept, *self.arriving})
+
+    def expire(self, now: float) -> list[int]:
+        """Ends the time of places; see [Note: kept places].
+
+        Returns:
+            Those that are kept no more.
+        """
+        over = set()
+        for places in (self.kept, self.arriving):
+            for trainer in [each for each, until in places.items() if now >= until]:
+                del places[trainer]
+                over.add(trainer)
+        return sorted(over)
 
     def preempt(self, member: Member, step: int) -> None:
         """A trainer leaves because its host takes it away.
@@ -449,11 +482,6 @@ class Membership:
         self.changes += 1
         self._lost.append(member)
         return member
-
-    def begins_at(self, lanes: int) -> tuple[int, ...]:
-        """By lane, the step of the slowest trainer that takes part: where a later one begins."""
-        joined = self.joined()
-        return tuple(min((m.step(lane) for m in joined), default=0) for lane in range(lanes))
 
     def missing(self, now: float, timeout: float) -> list[int]:
         """The trainers that have not joined although the start timeout is over."""

@@ -63,6 +63,10 @@ class Coordinator:
         # by lane and trainer: the last step that was decided
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
 
+    def decided(self, process: Process, lane: int) -> int:
+        """The last step of a process in a lane that counts; 0: none."""
+        return self._decided[lane].get(process, 0)
+
     def join(self, process: Process, steps: Sequence[int], now: float) -> list[Record]:
         """A trainer joins; nothing where it has joined before.
 

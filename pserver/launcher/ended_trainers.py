@@ -48,9 +48,15 @@ class EndedTrainers:
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
-    def ask(self, ended: Process) -> Answer:
-        """Tells the servers of one, and asks what becomes of the job."""
+    def ask(self, ended: Process, replaced: bool) -> Answer:
+        """Tells the servers of one, and asks what becomes of the job.
+
+        Args:
+            replaced: it is to be started again, if the job goes on.
+        """
         command = self._command([ended])
+        if command and not replaced:
+            command.append("--unreplaced")
         with suppress(subprocess.TimeoutExpired, ValueError, KeyError):
             if command:
                 asked = subprocess.run(

@@ -10,6 +10,8 @@ With keys it must have an operator's: others do not speak for a process that has
 
 A trainer tells its end itself if it can; this is for one that cannot.
 
+With ``--unreplaced`` nobody will start them again, so that the others need not wait for it.
+
 With ``--ask`` behind all that it prints one line of JSON::
 
     {"took_part": true, "goes_on": false, "reason": "..."}
@@ -33,24 +35,29 @@ from pserver.wire_pb2 import AnnounceRequest, StatusReply
 
 CALL_SECONDS = 1.0
 LOST_SECONDS = 3.0  # for the servers to agree that a trainer is lost
-ASK = "--ask"
+ASK, UNREPLACED = "--ask", "--unreplaced"
 
 log = logging.getLogger(__name__)
 
 
-def tell(access: Access, endpoints: Sequence[str], words: Sequence[str]) -> None:
+def tell(
+    access: Access, endpoints: Sequence[str], words: Sequence[str], unreplaced: bool = False
+) -> None:
     """Tells every server that can be reached.
 
     Args:
         access: an operator's.
         words: "NUMBER=REASON" of each trainer.
+        unreplaced: nobody will start them again.
     """
     for endpoint in endpoints:
         control = ControlClient(endpoint, CALL_SECONDS, access=access)
         try:
             for word in words:
                 number, _, reason = word.partition("=")
-                control.announce(AnnounceRequest(trainer_id=int(number), failure=reason))
+                request = AnnounceRequest(trainer_id=int(number), failure=reason)
+                request.unreplaced = unreplaced
+                control.announce(request)
         except PServerError as error:
             print(f"could not tell {error}", file=sys.stderr)
         finally:
@@ -124,12 +131,13 @@ def obstacle(status: StatusReply, trainers: Collection[int]) -> str | None:
 
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
-    token, keys, endpoints, *words = [each for each in arguments if each != ASK]
+    flags = {ASK, UNREPLACED} & set(arguments)
+    token, keys, endpoints, *words = [each for each in arguments if each not in flags]
     access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
     trainers = {int(word.partition("=")[0]) for word in words}
-    took_part = ASK in arguments and took_part_in(access, servers, trainers)
-    tell(access, servers, words)
-    if ASK in arguments:
+    took_part = ASK in flags and took_part_in(access, servers, trainers)
+    tell(access, servers, words, UNREPLACED in flags)
+    if ASK in flags:
         reason = goes_on(access, servers, trainers)
         said = {"took_part": took_part, "goes_on": not reason, "reason": reason}
         print(json.dumps(said), flush=True)

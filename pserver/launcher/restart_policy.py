@@ -86,6 +86,11 @@ class RestartPolicy:
         return self.most - self.used
 
     @property
+    def replaces(self) -> bool:
+        """Whether a trainer without which the job goes on is started again."""
+        return self.left > 0 and (self.alone or self.whole)
+
+    @property
     def counted(self) -> str:
         """Which restart the last one was, in words."""
         return f"restart {self.used} of {self.most}"
@@ -93,7 +98,7 @@ class RestartPolicy:
     def after(self, ended: Ended) -> Next:
         """What follows in a job with servers."""
         if ended.goes_on:
-            if ended.preempted or not self.left or not (self.alone or self.whole):
+            if ended.preempted or not self.replaces:
                 return Next.WITHOUT
             self.used += 1
             return Next.ALONE if self.alone else Next.WHOLE

@@ -239,6 +239,8 @@ def trainer_line(trainer: TrainerStatus) -> str:
     text += f", {trainer.transport}" if trainer.transport else ""
     if trainer.state == "joined":
         text += f", silent for {trainer.silence_seconds:.1f} s"
+    if trainer.kept_seconds:
+        text += f", its place is kept for another {trainer.kept_seconds:.0f} s"
     if trainer.behind:
         text += f", slow: {trainer.compute_seconds:.3g} s of its own a step, "
         text += f"{trainer.behind:.1f} times the others'"

@@ -176,7 +176,7 @@ class Supervisor:
         alone = not others and self.cluster.host is None
         if number is None or self.cluster.collective or alone:
             raise Failed
-        said = None if preempted else self._words.ask(process)
+        said = None if preempted else self._words.ask(process, self.policy.replaces)
         if said is not None and not (said.goes_on and said.took_part):
             self._doubted = process if said.took_part else None
             raise Failed

@@ -1,5 +1,4 @@
-"""Trainers that are killed where no step needs their gradients: the others go on, and a step counts
-on all servers or on none.
+"""Trainers that are killed: the others go on, and a step counts on all servers or on none.
 
 Every trainer's gradients are ones, and the rate is a power of two: so each element of the
 parameters says how many steps are in it.
@@ -28,8 +27,9 @@ from transpiler import DistributedStrategy
 
 mode, where, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 strategy = DistributedStrategy()
-strategy.a_sync = True
+strategy.a_sync = mode != "sync"
 strategy.a_sync_configs = {
+    "sync": {"lost_trainer": "go_on"},
     "async": {"send_queue_size": 1},
     "half_async": {"half_async": True},
     "staleness": {"send_queue_size": 1, "staleness": 2},
@@ -86,7 +86,9 @@ def counted(trainer: Started) -> list[float]:
 
 
 @pytest.mark.parametrize("where", ["before", "between"])
-@pytest.mark.parametrize("mode", ["async", "half_async", RARE("staleness"), RARE("geo"), "diloco"])
+@pytest.mark.parametrize(
+    "mode", ["sync", "async", "half_async", RARE("staleness"), RARE("geo"), "diloco"]
+)
 def test_the_others_go_on_without_a_killed_trainer(
     processes: Processes, script: str, mode: str, where: str
 ) -> None:
@@ -100,7 +102,7 @@ def test_the_others_go_on_without_a_killed_trainer(
     assert killed.status() == -signal.SIGKILL
     total = counted(other)
     assert len(total) == 1, f"{other}"  # all elements, of both servers
-    if mode not in ("geo", "diloco"):  # which average
+    if mode not in ("sync", "geo", "diloco"):  # which average
         assert total == [STEPS + FAULT_STEP - 1], f"{other}"
     for server, _ in servers:
         server.said("trainer 1 has shown no heartbeat .*the job goes on with trainer 0")

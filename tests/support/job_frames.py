@@ -34,6 +34,8 @@ from transpiler.program import Program
 
 DEADLINE = 20.0
 LANES = {
+    "stop": Lane("sync", lost_trainer="stop"),
+    "go_on": Lane("sync", lost_trainer="go_on"),
     "geo": Lane("geo", k_steps=1),
     "diloco": Lane(
         "diloco",
@@ -73,13 +75,17 @@ def program_of(plan: Plan) -> Program:
 
 
 class Trainer:
-    """Just enough of a client: one frame out, the answer back."""
+    """Just enough of a client: one frame out, the answer back.
+
+    Attributes:
+        joined: how the server let it in.
+    """
 
     def __init__(
         self, job: Job, listener: inprocess.InprocessListener, plan: Plan, number: int
     ) -> None:
         self.job, self.plan, self.number = job, plan, number
-        reply = job.join(self.request())
+        self.joined = reply = job.join(self.request())
         self.session = reply.session
         self.stream: Stream = inprocess.connect(
             "127.0.0.1", listener.port, timeout_seconds=DEADLINE

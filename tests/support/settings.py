@@ -27,6 +27,7 @@ def other(name: str, setting: Setting) -> Any:
         "a_sync_configs.nonfinite": "stop",
         "a_sync_configs.outlier_push": "stop",
         "a_sync_configs.outlier_factor": 1e6,
+        "a_sync_configs.lost_trainer": "stop",
         "a_sync_configs.buffers": "mean",
         "a_sync_configs.launch_barrier": False,
         "a_sync_configs.staleness": 0,

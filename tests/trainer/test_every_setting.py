@@ -34,13 +34,14 @@ HYBRID = {"mp_degree": 1, "order": ["mp", "sep", "sharding", "pp", "dp"]}  # ano
 # what else a setting needs to act at all
 BESIDE: dict[str, dict[str, Any]] = {
     "sync_batch_norm": {"a_sync": False},
-    "elastic": {"a_sync": False},
+    "elastic": {"a_sync": False, "a_sync_configs": {"lost_trainer": "stop"}},
     "localsgd_configs.k_steps": {"localsgd": True},
     "localsgd_configs.begin_step": {"localsgd": True, "localsgd_configs": {"k_steps": 2}},
     "adaptive_localsgd_configs.init_k_steps": {"adaptive_localsgd": True},
     "adaptive_localsgd_configs.begin_step": {"adaptive_localsgd": True},
     "a_sync_configs.outer_optimizer": {"a_sync_configs": {"k_steps": 3}},
     "a_sync_configs.outlier_factor": {"a_sync_configs": {"outlier_push": "stop"}},
+    "a_sync_configs.lost_trainer": {"a_sync": False},
     "pipeline": {"hybrid_configs": {"pp_degree": 2}},
     "tensor_parallel": {"hybrid_configs": {"mp_degree": 2}},
     **{

@@ -23,8 +23,8 @@ class Roll:
     Args:
         trainers: of the plan.
         own: this trainer's number.
-        may_leave: trainers leave when they are preempted, so that another one may have to do what
-            trainer 0 did.
+        may_leave: trainers leave when they are preempted, or are lost and the others go on, so that
+            another one may have to do what trainer 0 did.
 
     Attributes:
         trainers, own, may_leave: as given.
@@ -90,4 +90,5 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
             "where trainers average gradients among themselves, because none can leave their "
             f"group: they do so for {plan.averaged[0]!r}"
         )
-    return Roll(plan.trainers, trainer, connection.grace_seconds > 0)
+    may_leave = connection.grace_seconds > 0 or plan.outlives_trainers
+    return Roll(plan.trainers, trainer, may_leave)

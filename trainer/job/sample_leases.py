@@ -28,6 +28,9 @@ ALL = 2**32 - 1  # of a stripe: nobody else may have them
 def stripes_of(plan: Plan, elastic: bool) -> int | None:
     """How a job's samples are dealt out.
 
+    Args:
+        elastic: by leases, also where a lost trainer ends the job.
+
     Returns:
         0: on demand, where no trainer waits for another; the number of trainers where they step
         together; None: as in a job without leases.
@@ -37,7 +40,7 @@ def stripes_of(plan: Plan, elastic: bool) -> int | None:
     )
     if not together:
         return 0
-    return plan.trainers if elastic else None
+    return plan.trainers if elastic or plan.outlives_trainers else None
 
 
 class SampleLeases:

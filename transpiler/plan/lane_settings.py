@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from transpiler.plan.modes import ASYNC, DILOCO, EVERY_MODE, GEO, HALF_ASYNC, MODES, Mode
+from transpiler.plan.modes import ASYNC, DILOCO, EVERY_MODE, GEO, HALF_ASYNC, MODES, SYNC, Mode
 from transpiler.plan.setting import (
     Setting,
     above,
@@ -206,6 +206,16 @@ A_SYNC_CONFIGS = table(
         "How many times its history a norm must exceed to be an outlier.",
         _names(MODES.values()),
         lane="outlier_factor",
+    ),
+    Setting(
+        "lost_trainer",
+        "wait",
+        text("wait", "go_on", "stop"),
+        "What becomes of a job whose trainer is lost: the others wait for another process in its "
+        "place, up to the start timeout, and then go on without it; they go on at once; or the job "
+        "stops.",
+        _names([SYNC]),
+        lane="lost_trainer",
     ),
     Setting(
         "buffers",

@@ -28,6 +28,7 @@ UNSAID: Mapping[str, str | float] = MappingProxyType(
         "gradient_scale": "avg",
         "outlier_push": "off",
         "outlier_factor": 100.0,
+        "lost_trainer": "wait",
     }
 )
 
@@ -68,6 +69,9 @@ class Lane:
         outlier_push: what servers do with a step of which a norm is far beyond its trainer's
             history: "refuse", "apply" or "stop"; "off": nobody looks at norms.
         outlier_factor: how many times its history such a norm exceeds.
+        lost_trainer: what becomes of a step of all trainers when one is lost: the others "wait" for
+            another process in its place, and then go on without it; "go_on"; or the job is to
+            "stop".
     """
 
     mode: str
@@ -88,6 +92,7 @@ class Lane:
     gradient_scale: str = "avg"
     outlier_push: str = "off"
     outlier_factor: float = 100.0
+    lost_trainer: str = "wait"
 
     @property
     def averages(self) -> bool:
@@ -271,6 +276,26 @@ class Plan:
             return self.collective.mode
         modes = {lane.mode for lane in self.lanes}
         return modes.pop() if len(modes) == 1 else "mixed"
+
+    @property
+    def outlives_trainers(self) -> bool:
+        """Whether a job with servers goes on without a trainer that is lost.
+
+        Not where trainers average gradients among themselves: none can leave their group.
+        """
+        stops = any(
+            lane.kind.merges_gradients and lane.lost_trainer == "stop" for lane in self.lanes
+        )
+        return not (stops or self.averaged)
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether the place of a trainer that is lost is kept for another process for a while:
+        steps that need all trainers wait.
+        """
+        return self.outlives_trainers and any(
+            lane.kind.merges_gradients and lane.lost_trainer == "wait" for lane in self.lanes
+        )
 
     def lanes_of(self, optimizer: int) -> tuple[int, ...]:
         """The indices of those lanes that take an optimizer's steps."""

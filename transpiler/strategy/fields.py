@@ -36,7 +36,7 @@ SWITCHES: Table = table(
         "elastic",
         False,
         flag(),
-        "Trainers may come and go: samples are dealt out by leases, also where steps wait for all.",
+        "Samples are dealt out by leases in every job, also where a lost trainer ends it.",
         EVERY,
         early=True,
     ),

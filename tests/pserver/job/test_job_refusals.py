@@ -169,9 +169,11 @@ def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
 
 
 def test_a_silent_trainer_fails_the_job_for_all_and_is_named(served, clock: Clock) -> None:
-    """A wait ends when the peer that it waits for has shown no heartbeat for the deadline."""
+    """A wait ends when the peer that it waits for has shown no heartbeat for the deadline, where
+    the job is to stop then.
+    """
     job, listener = served
-    plan = plan_of(trainers=2)
+    plan = plan_of(trainers=2, mode="stop")
     first, _ = Trainer(job, listener, plan, 0), Trainer(job, listener, plan, 1)
     ones = dict(w=torch.ones(2, 3), b=torch.ones(3))
     with ThreadPoolExecutor(1) as pool:

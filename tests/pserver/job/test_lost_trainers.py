@@ -4,7 +4,8 @@ One server's job, with a clock that the test moves.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pserver.job.job import Job
 from pserver.job_log.records import Process
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
+    AnnounceRequest,
     BarrierRequest,
     FinishRequest,
     Frame,
@@ -24,6 +26,7 @@ from pserver.wire_pb2 import (
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of, together
+from tests.support.waiting import eventually
 
 Served = tuple[Job, inprocess.InprocessListener]
 ONES = dict(w=torch.ones(2, 3), b=torch.ones(3))
@@ -181,12 +184,125 @@ def test_the_job_fails_when_its_last_trainer_is_lost(served: Served, clock: Cloc
     assert isinstance(job.failure, TrainerLost) and job.kept_seconds > 0
 
 
-@pytest.mark.parametrize("mode", ["sync"])
-def test_a_sync_job_fails_with_a_lost_trainer(served: Served, clock: Clock, mode: str) -> None:
-    """Each of its steps needs every trainer."""
+def test_a_sync_job_stops_with_a_lost_trainer_where_it_is_told_to(
+    served: Served, clock: Clock
+) -> None:
+    """The strategy's lost_trainer="stop"."""
     job, _ = served
-    first, lost = begun(served, mode, trainers=2)
-    together(*[lambda each=each: each.step(1, **ONES) for each in (first, lost)])
+    first, lost = stepped_together(served, "stop")
     lose(job, clock, lost, first)
 
     assert isinstance(job.failure, TrainerLost)
+
+
+# ---- steps that need all trainers: see [Note: kept places] ----
+
+
+def stepped_together(served: Served, mode: str = "sync") -> list[Trainer]:
+    """Two trainers of a sync job that have taken a step."""
+    both = begun(served, mode, trainers=2)
+    together(*[lambda each=each: each.step(1, **ONES) for each in both])
+    return both
+
+
+def waits(pool: ThreadPoolExecutor, job: Job, trainer: Trainer, step: int) -> Future[Any]:
+    """A step of a trainer that waits for others."""
+    future = pool.submit(trainer.step, step, **ONES)
+    eventually(lambda: job.status(StatusRequest()).trainers[0].activity == f"step {step}")
+    return future
+
+
+def committed(step: Future[Any]) -> int:
+    """How many trainers were in it."""
+    done, _ = step.result(timeout=20)
+    return int(done.committed)
+
+
+def test_a_sync_step_goes_on_without_a_lost_trainer(served: Served, clock: Clock) -> None:
+    """At once, under lost_trainer="go_on"; by the mean of those that are left."""
+    job, _ = served
+    first, lost = stepped_together(served, "go_on")
+    with ThreadPoolExecutor(1) as pool:
+        step = waits(pool, job, first, 2)
+        lose(job, clock, lost, first)
+
+        assert committed(step) == 1
+    assert job.failure is None and states(job) == {0: "joined", 1: "lost"}
+
+
+def test_what_a_lost_trainer_sent_of_an_undecided_step_does_not_count(
+    served: Served, clock: Clock
+) -> None:
+    """The step is that of the others alone."""
+    job, _ = served
+    first, second, lost = begun(served, "go_on")
+    with ThreadPoolExecutor(2) as pool:
+        steps = [pool.submit(lost.step, 1, **ONES), pool.submit(second.step, 1, **ONES)]
+        eventually(lambda: len(job.installed().lanes[0]._round.contributions) == 2)
+        lose(job, clock, lost, first, second)
+        done, _ = first.step(1, **ONES)
+
+        assert done.committed == 2 and committed(steps[1]) == 2
+        with pytest.raises(PServerError):  # TrainerLost, or its stream is closed before
+            steps[0].result(timeout=20)
+
+
+def test_a_sync_step_waits_for_another_process_in_the_place(served: Served, clock: Clock) -> None:
+    """It begins at the step that the others have taken, and the next one has both."""
+    job, listener = served
+    first, lost = stepped_together(served)
+    with ThreadPoolExecutor(1) as pool:
+        step = waits(pool, job, first, 2)
+        lose(job, clock, lost, first)
+        said = job.status(StatusRequest()).trainers[1]
+        assert not step.done() and (said.state, said.kept_seconds) == ("lost", 300.0)
+        another = Again(job, listener, plan_of(2, "sync"), 1)
+
+        assert list(another.joined.steps) == [1]
+        done, _ = another.step(2, **ONES)
+        assert done.committed == committed(step) == 2
+    assert job.failure is None
+
+
+def test_the_wait_ends_with_the_start_timeout(served: Served, clock: Clock) -> None:
+    """The others go on without it, and an event says so."""
+    job, _ = served
+    first, lost = stepped_together(served)
+    with ThreadPoolExecutor(1) as pool:
+        step = waits(pool, job, first, 2)
+        lose(job, clock, lost, first)
+        for _ in range(int(job.config.start_timeout_seconds / DEADLINE) + 1):
+            clock.time += DEADLINE - 1
+            job.heartbeat(HeartbeatRequest(session=first.session))
+            assert not step.done()
+        job.tick()
+
+        assert committed(step) == 1
+    events = [each.text for each in job.status(StatusRequest()).events]
+    assert any("nobody takes trainer 1's place within 300 s" in each for each in events)
+
+
+def test_the_wait_ends_where_nobody_will_start_it_again(served: Served, clock: Clock) -> None:
+    """launch says so when it has no restart left."""
+    job, _ = served
+    first, lost = stepped_together(served)
+    with ThreadPoolExecutor(1) as pool:
+        step = waits(pool, job, first, 2)
+        job.announce(AnnounceRequest(trainer_id=1, failure="killed", unreplaced=True))
+
+        assert committed(step) == 1
+    assert states(job)[1] == "lost"
+
+
+def test_the_others_wait_for_one_that_was_let_in(served: Served, clock: Clock) -> None:
+    """From the record of its joining on: its values are those of the step at which it begins."""
+    job, listener = served
+    first, lost = stepped_together(served, "go_on")
+    lose(job, clock, lost, first)
+    another = Again(job, listener, plan_of(2, "go_on"), 1)
+    with ThreadPoolExecutor(1) as pool:
+        step = waits(pool, job, first, 2)
+        assert not step.done()
+        another.step(2, **ONES)
+
+        assert committed(step) == 2

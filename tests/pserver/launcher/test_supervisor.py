@@ -94,7 +94,7 @@ def test_what_follows_a_lost_trainer_is_done_and_said(
     begun: list[int] = []
     monkeypatch.setattr(watched.started, "start_again", begun.append)
     answer = Answer(took_part=status != 143 or signalled, goes_on=True)
-    monkeypatch.setattr(watched._words, "ask", lambda process: answer)
+    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
     watched._follow(cast(Any, lost))
 
     assert lines[0].startswith(said) and begun == [1] * again
@@ -116,7 +116,7 @@ def test_nobody_goes_on_where_the_servers_do_not_or_nobody_is_left(
     """Then the job has failed."""
     lost = Lost(137, True)
     watched = supervisor([others, lost], [])
-    monkeypatch.setattr(watched._words, "ask", lambda process: said)
+    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: said)
 
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
@@ -131,7 +131,7 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
     watched = supervisor([running, lost], [])
     watched.say = lines.append
     answer = Answer(took_part, goes_on=False)
-    monkeypatch.setattr(watched._words, "ask", lambda process: answer)
+    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
     watched.started.trainers[0] = cast(Any, Ended(other))
