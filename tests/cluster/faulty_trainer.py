@@ -35,14 +35,15 @@ from trainer import fleet
 ME = int(os.environ["TRAINER_ID"])
 STEPS, FAULT_STEP = 6, 3
 OUTER = {"type": "nesterov", "lr": 0.7, "momentum": 0.9}
-MODES: dict[str, dict[str, Any] | None] = {
-    "sync": None,
+TOGETHER = {"lost_trainer": "go_on"}
+MODES: dict[str, dict[str, Any]] = {
+    "sync": TOGETHER,
     "async": {},
     "half_async": {"half_async": True},
     "staleness": {"staleness": 2},
     "geo": {"k_steps": 2},
     "diloco": {"k_steps": 2, "outer_optimizer": OUTER},
-    "tables": None,
+    "tables": TOGETHER,
     "mixed": {"modes": {"rows*": "async", "*": "collective"}},
 }
 _here: list[str] = []  # the phases that have come
@@ -128,7 +129,7 @@ def main(mode: str) -> None:
     """The whole job."""
     torch.manual_seed(1)
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync, strategy.a_sync_configs = MODES[mode] is not None, MODES[mode] or {}
+    strategy.a_sync, strategy.a_sync_configs = MODES[mode] is not TOGETHER, MODES[mode]
     if "FAULT_LAUNCHED" in os.environ:
         phase("starting")
     fleet.init(strategy=strategy)

@@ -6,6 +6,7 @@ In reading order::
     membership          heartbeats between trainers; who is lost, and how
     peer_meeting        how trainers bring the spans of a trace together
     gloo_threads        how a process ends beside them
+    own_address         where others reach this host
     process_groups      groups of one job, and waits that name a trainer
     parallel_env        torch's own default group: init_parallel_env, new_group, errors with names
     spawn               a function in several processes of this machine
@@ -18,6 +19,7 @@ In reading order::
     averaging_schedule  after which steps local SGD averages
     local_sgd           trainers that step by themselves, and average their parameters
     dense_allreduce     means of dense gradients in a job with servers
+    elastic_group       a group of the trainers that are there, which outlives its members
     object_bytes        objects that travel between trainers
     trainer_links       how values travel between trainers, in each kind of job
     trainer_values      sums, lists and objects of all trainers

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import platform
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from pserver.polling import poll
 from trainer.collective.buckets import MB
 from trainer.collective.comm_ring import Ring
 from trainer.collective.gradient_sums import as_sent
+from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.environment.connection import Connection
@@ -80,7 +80,7 @@ class DenseAllreduce:
                 connection, heartbeat_timeout_seconds=clients[0].heartbeat_timeout_seconds
             )
             meanwhile = partial(_check, clients)
-            host = _own_address(clients[0].endpoint)
+            host = own_address(clients[0].endpoint)
             connection.check_collective(host)
             if rank == 0:
                 store = connect_store(host, 0, rank, connection)
@@ -283,15 +283,6 @@ def _buckets(parameters: Sequence[Tensor], exchange: Exchange) -> list[list[Tens
 
 def _bytes(own: Sequence[Tensor], more: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in (*own, more))
-
-
-def _own_address(endpoint: str) -> str:
-    """This host's address on the way to an endpoint."""
-    host, port = split_endpoint(endpoint)
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def _rendezvous_endpoint(client: Client, timeout: float) -> str:

@@ -97,15 +97,22 @@ class Membership:
         address: of trainer 0.
         store: where trainer 0 writes down its port.
         heartbeat_timeout: seconds without a heartbeat after which a trainer is lost.
+        ends_process: a loss ends the job, so it is logged, and a main thread that it blocks ends.
 
     Raises:
         OSError: trainer 0 cannot be reached.
     """
 
     def __init__(
-        self, rank: int, size: int, address: str, store: Store, heartbeat_timeout: float
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        store: Store,
+        heartbeat_timeout: float,
+        ends_process: bool = True,
     ) -> None:
-        self._rank, self._timeout = rank, heartbeat_timeout
+        self._rank, self._timeout, self._ends_process = rank, heartbeat_timeout, ends_process
         self._changed = threading.Condition()  # guards _events
         self._events: dict[int, Event] = {}
         self._sending = threading.Lock()  # one line at a time on a connection
@@ -210,7 +217,8 @@ class Membership:
             for rank, peer in peers.items():
                 if now - peer.heard > self._timeout:
                     self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
-            self._guard.look()
+            if self._ends_process:
+                self._guard.look()
         for peer in peers.values():
             peer.connection.close()
         self._woken.close()
@@ -249,7 +257,7 @@ class Membership:
                 return
             self._events[event.rank] = event
             self._changed.notify_all()
-        if event.kind != "left":
+        if event.kind != "left" and self._ends_process:
             log.error("%s", event.error())
         if self._rank == 0:
             self._send(

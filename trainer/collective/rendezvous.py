@@ -152,6 +152,7 @@ def rendezvous(
     host: str = "127.0.0.1",
     number: str = "1",
     meanwhile: Callable[[], None] = lambda: None,
+    ends_process: bool = True,
 ) -> Peers:
     """Finds the other trainers of a job.  Every one of them calls this, with a store of its own to
     the same server.
@@ -166,6 +167,7 @@ def rendezvous(
         host: this trainer's address, at which the others reach it.
         number: of this rendezvous among those that use the same store.
         meanwhile: called while this trainer waits; raises what should end the wait.
+        ends_process: the loss of a trainer ends the job; see :class:`Membership`.
 
     Raises:
         TimedOut: some have not come; the message names them.
@@ -190,7 +192,7 @@ def rendezvous(
     if peers.size > 1:
         address, timeout = announced[0]["host"], connection.heartbeat_timeout_seconds
         try:
-            peers.membership = Membership(rank, peers.size, address, store, timeout)
+            peers.membership = Membership(rank, peers.size, address, store, timeout, ends_process)
         except OSError as error:
             raise Unreachable(
                 f"{peers.spell(rank)} and {peers.spell(0)} at {address} cannot reach one another: "

@@ -7,15 +7,17 @@ A link does what it is told.  That all trainers ask for the same is for
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pserver.errors import TrainerLost
+from pserver.errors import PServerError, TrainerLost
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.parallel_env import current_peers, naming_trainers, wait_on_cpu
 
 OPS = {
@@ -29,6 +31,7 @@ TOLD_BYTES = 512  # of what a trainer tells over a process group
 # an hour, ends gloo's operations without naming anybody.
 MOST_SECONDS = 1500.0
 CPU = torch.device("cpu")
+Found = TypeVar("Found")
 WHAT = "a call that all trainers make"  # in messages
 
 
@@ -42,11 +45,20 @@ class Link(Protocol):
     rank: int
     size: int
 
-    def told(self, text: str) -> list[str]:
-        """What every trainer tells, by trainer.
+    def told(self, text: str) -> dict[int, str]:
+        """What every trainer tells that is there, by trainer; from here on the others take part.
 
         Raises:
-            PServerError: another trainer is gone.
+            PServerError: another trainer is gone, and the job does not go on without it.
+        """
+        ...
+
+    def attempted(self, work: Callable[[], Found]) -> Found | None:
+        """What ``work`` returns, which calls the methods below; None: a trainer was lost meanwhile,
+        and all begin again with :meth:`told`.
+
+        Raises:
+            PServerError: another trainer is gone, and the job does not go on without it.
         """
         ...
 
@@ -64,11 +76,15 @@ class Link(Protocol):
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every trainer's tensor, all of one shape and dtype, by trainer."""
+        """Every trainer's tensor, all of one shape and dtype, in the order of the trainers."""
         ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Gives all trainers the tensor of one, in place."""
+        """Gives all trainers the tensor of one, in place.
+
+        Raises:
+            TrainerLost: that one is not there.
+        """
         ...
 
 
@@ -77,9 +93,13 @@ class NoLink:
 
     rank, size = 0, 1
 
-    def told(self, text: str) -> list[str]:
+    def told(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
-        return [text]
+        return {0: text}
+
+    def attempted(self, work: Callable[[], Found]) -> Found | None:
+        """See :class:`Link`."""
+        return work()
 
     def on_gpus(self, device: torch.device) -> bool:
         """See :class:`Link`."""
@@ -106,13 +126,18 @@ class WorldLink:
         peers = current_peers()
         self.rank, self.size = peers.rank, peers.size
 
-    def told(self, text: str) -> list[str]:
+    def told(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         data = text.encode()
         if len(data) > TOLD_BYTES:
             raise ValueError(f"expected a call in {TOLD_BYTES} bytes, got {len(data)}: {text}")
         padded = torch.frombuffer(bytearray(data.ljust(TOLD_BYTES)), dtype=torch.uint8)
-        return [bytes(each.numpy()).decode().rstrip() for each in self.gather(padded)]
+        texts = [bytes(each.numpy()).decode().rstrip() for each in self.gather(padded)]
+        return dict(enumerate(texts))
+
+    def attempted(self, work: Callable[[], Found]) -> Found | None:
+        """See :class:`Link`."""
+        return work()
 
     def on_gpus(self, device: torch.device) -> bool:
         """See :class:`Link`."""
@@ -142,8 +167,47 @@ class WorldLink:
             wait_on_cpu(work, current_peers(), group, MOST_SECONDS, "make the same calls")
 
 
-class ServedLink:
-    """The link of a job with servers: a group of the trainers in main memory, by gloo.
+class GlooLink(ABC):
+    """A link of a job with servers: a group of trainers in main memory, by gloo."""
+
+    @abstractmethod
+    def place(self, trainer: int) -> int:
+        """A trainer's place in the group."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many are in the group."""
+
+    @abstractmethod
+    def run(self, begin: Callable[[Any], dist.Work]) -> None:
+        """Waits for an operation of the group."""
+
+    def on_gpus(self, device: torch.device) -> bool:
+        """See :class:`Link`."""
+        return False
+
+    def reduce(self, tensor: Tensor, op: str) -> None:
+        """See :class:`Link`."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(OPS[op])
+        self.run(lambda group: group.allreduce([tensor], options))
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """See :class:`Link`."""
+        found = [torch.empty_like(tensor) for _ in range(self.count)]
+        self.run(lambda group: group.allgather([found], [tensor]))
+        return found
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """See :class:`Link`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = self.place(root)
+        self.run(lambda group: group.broadcast([tensor], options))
+
+
+class ServedLink(GlooLink):
+    """The link of a job with servers that ends with a trainer that is lost.
 
     What trainers tell goes over a barrier on server 0, which knows who is lost and who waits for
     whom; so the trainers come to the group together.
@@ -164,41 +228,84 @@ class ServedLink:
         self.rank, self.size = rank, size
         self._barrier, self._meet = barrier, meet
 
-    def told(self, text: str) -> list[str]:
+    def told(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         texts = self._barrier(text)
-        missing = sorted(set(range(self.size)) - texts.keys())
-        if missing:
-            names = ", ".join(map(str, missing))
-            raise TrainerLost(
-                f"trainer {names} has left the job, and trainer {self.rank} is in {WHAT}"
-            )
-        return [texts[rank] for rank in range(self.size)]
+        check_missing(set(range(self.size)) - texts.keys(), self.rank)
+        return dict(sorted(texts.items()))
 
-    def on_gpus(self, device: torch.device) -> bool:
+    def attempted(self, work: Callable[[], Found]) -> Found | None:
         """See :class:`Link`."""
-        return False
+        return work()
 
-    def reduce(self, tensor: Tensor, op: str) -> None:
-        """See :class:`Link`."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(OPS[op])
-        self._do(lambda group: group.allreduce([tensor], options))
+    def place(self, trainer: int) -> int:
+        """See :class:`GlooLink`."""
+        return trainer
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """See :class:`Link`."""
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._do(lambda group: group.allgather([found], [tensor]))
-        return found
+    @property
+    def count(self) -> int:
+        """See :class:`GlooLink`."""
+        return self.size
 
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        """See :class:`Link`."""
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        self._do(lambda group: group.broadcast([tensor], options))
-
-    def _do(self, begin: Callable[[Any], dist.Work]) -> None:
+    def run(self, begin: Callable[[Any], dist.Work]) -> None:
+        """See :class:`GlooLink`."""
         groups = self._meet().groups
         assert groups is not None, "there are other trainers"
         group = groups.group("values", range(self.size), CPU)
         groups.wait(groups.begin(lambda: begin(group), WHAT), WHAT, CPU)
+
+
+class ElasticLink(GlooLink):
+    """The link of a job with servers that goes on without a trainer that is lost: over a group of
+    those that are there.
+
+    Args:
+        rank, size: which trainer this is, and of how many the plan is.
+        group: of those that are there.
+        absent: gives the trainers without which the job goes on.
+    """
+
+    def __init__(
+        self, rank: int, size: int, group: ElasticGroup, absent: Callable[[], Collection[int]]
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._group, self._absent = group, absent
+
+    def told(self, text: str) -> dict[int, str]:
+        """See :class:`Link`."""
+        texts = self._group.told(text)
+        check_missing(set(range(self.size)) - texts.keys() - set(self._absent()), self.rank)
+        return texts
+
+    def attempted(self, work: Callable[[], Found]) -> Found | None:
+        """See :class:`Link`."""
+        found, failure = None, ""
+        try:
+            found = work()
+        except PServerError as error:
+            failure = f"{type(error).__name__}: {error}"
+        return found if self._group.confirmed(failure) else None
+
+    def place(self, trainer: int) -> int:
+        """See :class:`GlooLink`."""
+        return self._group.place(trainer)
+
+    @property
+    def count(self) -> int:
+        """See :class:`GlooLink`."""
+        return len(self._group.members)
+
+    def run(self, begin: Callable[[Any], dist.Work]) -> None:
+        """See :class:`GlooLink`."""
+        self._group.run(begin, WHAT)
+
+
+def check_missing(missing: Collection[int], own: int) -> None:
+    """Returns if nobody is missing in a call that all trainers make.
+
+    Raises:
+        TrainerLost: somebody is.
+    """
+    if missing:
+        names = ", ".join(map(str, sorted(missing)))
+        raise TrainerLost(f"trainer {names} has left the job, and trainer {own} is in {WHAT}")

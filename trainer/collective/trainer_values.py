@@ -2,24 +2,28 @@
 
 [Note: the same call]  Before its data travels a trainer tells the others which call it is in, with
 dtype and shape.  Where these differ every trainer raises the same error, which names the calls; a
-process group would hang, or mix up the bytes.  So a call costs two rounds.
+process group would hang, or mix up the bytes.  So a call costs two rounds; and a third one in a job
+that goes on without trainers that are lost: see [Note: a group that outlives its members].
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pserver.errors import TrainerLost
 from trainer.collective.object_bytes import from_bytes, to_bytes
 from trainer.collective.trainer_links import Link
 
 KINDS = ("sum", "mean", "max", "min", "prod")
 MOST_NAMED = 4  # calls in a message
+Found = TypeVar("Found")
 # Reduced as int64: exact, and a result that the own dtype cannot hold is noticed.
 NARROW = {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 WIDE = {torch.float32, torch.float64, torch.int64}
@@ -67,16 +71,19 @@ class TrainerValues:
         _check_kind(tensor, op)
         dtype, shape = _spelled(tensor.dtype), list(tensor.shape)
         words = f"all_reduce({dtype} {shape}, {op!r})"
-        calls = self._agreed(Call(words, words, shape, device=tensor.device.type))
-        if self.size == 1:
-            return tensor.detach().clone()
-        total = _wide(tensor.detach()).to(self._device(tensor, calls))
-        # a copy, also where nothing had to change
-        total = total.clone(memory_format=torch.contiguous_format)
-        if total.numel():
-            self._reduce(total, op)
-        if op == "mean":
-            total /= self.size
+        call = Call(words, words, shape, device=tensor.device.type)
+
+        def reduced(calls: Mapping[int, Call]) -> Tensor:
+            if self.size == 1:
+                return tensor.detach().clone()
+            total = _wide(tensor.detach()).to(self._device(tensor, calls))
+            # a copy, also where nothing had to change
+            total = total.clone(memory_format=torch.contiguous_format)
+            if total.numel():
+                self._reduce(total, op)
+            return total.div_(len(calls)) if op == "mean" else total
+
+        total = self._together(call, reduced)
         if total.is_complex() != tensor.is_complex():
             total = torch.view_as_complex(total)
         return _narrowed(total, tensor.dtype, op).to(tensor.device)
@@ -87,15 +94,19 @@ class TrainerValues:
         dtype, shape = _spelled(tensor.dtype), list(tensor.shape)
         rest = ["any", *shape[1:]] if shape else []
         words = f"all_gather({dtype} {shape})"
-        calls = self._agreed(Call(f"{dtype} {rest}", words, shape, device=tensor.device.type))
         own = tensor.detach().clone(memory_format=torch.contiguous_format)
-        flat = own.reshape(-1).view(torch.uint8).to(self._device(tensor, calls))
         size = tensor.element_size()
-        lengths = [size * torch.Size(each.shape).numel() for each in calls]
-        return [
-            part.to(tensor.device).view(tensor.dtype).reshape(tuple(call.shape))
-            for part, call in zip(self._gathered(flat, lengths), calls, strict=True)
-        ]
+
+        def gathered(calls: Mapping[int, Call]) -> list[Tensor]:
+            flat = own.reshape(-1).view(torch.uint8).to(self._device(tensor, calls))
+            lengths = [size * torch.Size(each.shape).numel() for each in calls.values()]
+            return [
+                part.to(tensor.device).view(tensor.dtype).reshape(tuple(call.shape))
+                for part, call in zip(self._gathered(flat, lengths), calls.values(), strict=True)
+            ]
+
+        call = Call(f"{dtype} {rest}", words, shape, device=tensor.device.type)
+        return self._together(call, gathered)
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """See :func:`trainer.job.shared_values.broadcast_object`."""
@@ -105,44 +116,74 @@ class TrainerValues:
             )
         data = to_bytes(value) if self.rank == src else b""
         words = f"broadcast_object(src={src})"
-        calls = self._agreed(Call(words, words, bytes=len(data)))
-        if self.rank == src:
-            travels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        else:
-            travels = torch.empty(calls[src].bytes, dtype=torch.uint8)
-        self._link.broadcast(travels, src)
+
+        def given(calls: Mapping[int, Call]) -> Tensor:
+            if self.rank == src:
+                travels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            else:
+                travels = torch.empty(calls[src].bytes, dtype=torch.uint8)
+            self._link.broadcast(travels, src)
+            return travels
+
+        travels = self._together(Call(words, words, bytes=len(data)), given, needed=src)
         return value if self.rank == src else from_bytes(bytes(travels.numpy()))
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See :func:`trainer.job.shared_values.all_gather_object`."""
         data = to_bytes(value)
         words = "all_gather_object()"
-        calls = self._agreed(Call(words, words, bytes=len(data)))
-        if self.size == 1:
-            return [value]
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        parts = self._gathered(flat, [each.bytes for each in calls])
-        return [from_bytes(bytes(each.numpy())) for each in parts]
 
-    def _agreed(self, call: Call) -> list[Call]:
-        """The calls of all trainers.
+        def gathered(calls: Mapping[int, Call]) -> list[Tensor]:
+            return self._gathered(flat, [each.bytes for each in calls.values()])
+
+        parts = self._together(Call(words, words, bytes=len(data)), gathered)
+        return [value] if self.size == 1 else [from_bytes(bytes(each.numpy())) for each in parts]
+
+    def _together(
+        self, call: Call, travel: Callable[[Mapping[int, Call]], Found], needed: int | None = None
+    ) -> Found:
+        """What ``travel`` makes of the calls of all trainers that are there; begun again where one
+        is lost meanwhile.
+
+        Args:
+            needed: the trainer without which there is no result.
+
+        Raises:
+            TrainerLost: that one is not there.
+        """
+        while True:
+            calls = self._agreed(call)
+            if needed is not None and needed not in calls:
+                raise TrainerLost(
+                    f"{call.words}: trainer {needed} is not there any more; those that are: "
+                    f"{', '.join(map(str, calls))}"
+                )
+            found = self._link.attempted(partial(travel, calls))
+            if found is not None:
+                return found
+
+    def _agreed(self, call: Call) -> dict[int, Call]:
+        """The calls of all trainers that are there, by trainer.
 
         Raises:
             ValueError: they are not the same.
         """
-        calls = [Call(**json.loads(text)) for text in self._link.told(json.dumps(asdict(call)))]
-        others = [rank for rank, each in enumerate(calls) if each.same != calls[0].same]
+        told = self._link.told(json.dumps(asdict(call)))
+        calls = {trainer: Call(**json.loads(text)) for trainer, text in told.items()}
+        first = next(iter(calls))
+        others = [trainer for trainer, each in calls.items() if each.same != calls[first].same]
         if others:
-            said = [f"trainer {rank}: {calls[rank].words}" for rank in [0, *others[:MOST_NAMED]]]
+            said = [f"trainer {t}: {calls[t].words}" for t in [first, *others[:MOST_NAMED]]]
             more = f"; and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
             raise ValueError(
-                f"expected the same call on all {self.size} trainers, got {'; '.join(said)}{more}"
+                f"expected the same call on all {len(calls)} trainers, got {'; '.join(said)}{more}"
             )
         return calls
 
-    def _device(self, tensor: Tensor, calls: Sequence[Call]) -> torch.device:
+    def _device(self, tensor: Tensor, calls: Mapping[int, Call]) -> torch.device:
         """From where the tensors travel: GPUs, where all trainers have theirs there."""
-        from_gpus = all(each.device == tensor.device.type for each in calls)
+        from_gpus = all(each.device == tensor.device.type for each in calls.values())
         if from_gpus and self._link.on_gpus(tensor.device):
             return tensor.device
         return torch.device("cpu")

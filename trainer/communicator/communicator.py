@@ -26,6 +26,7 @@ from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.collective.elastic_group import ElasticGroup
 from trainer.communicator.connections import begun_at, channels_of, clients_of
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
@@ -82,6 +83,7 @@ class Communicator:
         buffers: of models, which travel with steps.
         transfer: of values and states, outside of steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
+        group: of the trainers that are there, for values that they make together.
         page: its metrics for Prometheus.
         hand_over: called before it leaves because it was preempted: gives back what another trainer
             has to have then.
@@ -143,6 +145,14 @@ class Communicator:
             incarnation,
         )
         self.clients[0].learn = self.roll.learn
+        self.group = ElasticGroup(
+            self.trainer_id,
+            self.clients,
+            self.barrier,
+            lambda: self.roll.absent,
+            incarnation,
+            connection,
+        )
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
@@ -258,6 +268,7 @@ class Communicator:
         self._departure.forget()
         told = self._departure.leave(self.lanes, failure, returns, self.step if preempted else None)
         self.page.close()
+        self.group.close(failure)
         if self.dense_allreduce is not None:
             self.dense_allreduce.close(failure)
         if (cause := ended or (None if failure else told)) is not None:

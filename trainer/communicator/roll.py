@@ -47,6 +47,13 @@ class Roll:
         return max(1, self.trainers - len(self._known.absent))
 
     @property
+    def absent(self) -> frozenset[int]:
+        """Those that are not there: lost, preempted, or not come yet in a job that began with
+        fewer.
+        """
+        return self._known.absent
+
+    @property
     def first(self) -> int:
         """The least of them, which does what one trainer does for all: trainer 0, while it is
         there.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
-from trainer.collective.trainer_links import Link, NoLink, ServedLink, WorldLink
+from trainer.collective.trainer_links import ElasticLink, Link, NoLink, ServedLink, WorldLink
 from trainer.collective.trainer_values import TrainerValues
 from trainer.communicator.communicator import Communicator
 from trainer.environment.role import Role
@@ -154,10 +154,11 @@ def _link(job: Job) -> Link:
         raise RuntimeError(
             "call fleet.distributed_optimizer first: trainers find one another through the servers"
         )
-    communicator = job.communicator
+    communicator, rank, size = job.communicator, job.role.trainer_id, job.role.trainers
+    if communicator.plan.outlives_trainers:
+        return ElasticLink(rank, size, communicator.group, lambda: communicator.roll.absent)
     barrier = partial(communicator.barrier, "values of all trainers")
-    meet = partial(met, communicator)
-    return ServedLink(job.role.trainer_id, job.role.trainers, barrier, meet)
+    return ServedLink(rank, size, barrier, partial(met, communicator))
 
 
 def met(communicator: Communicator) -> DenseAllreduce:
