@@ -25,7 +25,11 @@ import json, os, signal, sys
 import torch
 from trainer import fleet
 
-fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = False
+if "servers" in sys.argv:
+    strategy.a_sync_configs = {"lost_trainer": "stop"}
+fleet.init(strategy=strategy)
 model = fleet.distributed_model(torch.nn.Linear(2, 1))
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 me = fleet.worker_index()
@@ -65,7 +69,7 @@ def jobs(processes: Processes, kind: str, *arguments: str) -> list[Started]:
     (processes.path / "shared.py").write_text(SCRIPT)
     if kind == "servers":
         endpoints = [endpoint for _, endpoint in processes.servers(2, DEADLINE)]
-        return processes.trainers(2, endpoints, DEADLINE, "shared.py", *arguments)
+        return processes.trainers(2, endpoints, DEADLINE, "shared.py", kind, *arguments)
     world: Mapping[str, str] = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -77,6 +81,7 @@ def jobs(processes: Processes, kind: str, *arguments: str) -> list[Started]:
         processes.python(
             f"trainer {rank}",
             "shared.py",
+            kind,
             *arguments,
             RANK=str(rank),
             LOCAL_RANK=str(rank),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,6 @@ class ElasticGroup:
         barrier: of server 0: takes a name and this trainer's text, and gives what the trainers tell
             that are there; those that tell nothing are left out.
         absent: gives the trainers that are gone, as far as this one has heard.
-        incarnation: of this process.
         connection: timeouts.
 
     Attributes:
@@ -74,11 +74,10 @@ class ElasticGroup:
         clients: Sequence[Client],
         barrier: Callable[[str, str], dict[int, str]],
         absent: Callable[[], Collection[int]],
-        incarnation: str,
         connection: Connection,
     ) -> None:
         self.members: tuple[Member, ...] = ()
-        self._own = Member(trainer, incarnation)
+        self._own = Member(trainer, secrets.token_hex(8))
         self._clients, self._barrier, self._absent = clients, barrier, absent
         self._connection = connection
         self._grouped: tuple[Member, ...] = ()
@@ -91,7 +90,9 @@ class ElasticGroup:
             PServerError: what has ended the job.
         """
         said = json.dumps([self._own.incarnation, text])
-        found = {t: json.loads(each) for t, each in self._barrier("values", said).items()}
+        found = {
+            t: json.loads(each) for t, each in self._barrier("values of all trainers", said).items()
+        }
         self.members = tuple(Member(t, found[t][0]) for t in sorted(found))
         return {trainer: texts[1] for trainer, texts in sorted(found.items())}
 
@@ -131,7 +132,7 @@ class ElasticGroup:
         Raises:
             PServerError: what has ended the job.
         """
-        found = self._barrier("values confirmed", failure or "-")
+        found = self._barrier("values of all trainers, confirmed", failure or "-")
         failed = sorted(trainer for trainer, text in found.items() if text != "-")
         if failed:
             first = found[failed[0]]

@@ -83,7 +83,7 @@ class Communicator:
         buffers: of models, which travel with steps.
         transfer: of values and states, outside of steps.
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
-        group: of the trainers that are there, for values that they make together.
+        group: of the trainers that are there, once they have made values together.
         page: its metrics for Prometheus.
         hand_over: called before it leaves because it was preempted: gives back what another trainer
             has to have then.
@@ -105,6 +105,7 @@ class Communicator:
         self.trainer_id = deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
+        self.group: ElasticGroup | None = None
         self._connection = connection
         self._options = options or SendOptions()
         self._tensors = tensors
@@ -145,14 +146,6 @@ class Communicator:
             incarnation,
         )
         self.clients[0].learn = self.roll.learn
-        self.group = ElasticGroup(
-            self.trainer_id,
-            self.clients,
-            self.barrier,
-            lambda: self.roll.absent,
-            incarnation,
-            connection,
-        )
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
@@ -268,9 +261,9 @@ class Communicator:
         self._departure.forget()
         told = self._departure.leave(self.lanes, failure, returns, self.step if preempted else None)
         self.page.close()
-        self.group.close(failure)
-        if self.dense_allreduce is not None:
-            self.dense_allreduce.close(failure)
+        for each in (self.group, self.dense_allreduce):
+            if each is not None:
+                each.close(failure)
         if (cause := ended or (None if failure else told)) is not None:
             raise cause
         if preempted:

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
+from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.trainer_links import ElasticLink, Link, NoLink, ServedLink, WorldLink
 from trainer.collective.trainer_values import TrainerValues
 from trainer.communicator.communicator import Communicator
+from trainer.environment.connection import Connection
 from trainer.environment.role import Role
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import present, present_or_none
@@ -156,7 +158,7 @@ def _link(job: Job) -> Link:
         )
     communicator, rank, size = job.communicator, job.role.trainer_id, job.role.trainers
     if communicator.plan.outlives_trainers:
-        return ElasticLink(rank, size, communicator.group, lambda: communicator.roll.absent)
+        return ElasticLink(rank, size, gathered(communicator), lambda: communicator.roll.absent)
     barrier = partial(communicator.barrier, "values of all trainers")
     return ServedLink(rank, size, barrier, partial(met, communicator))
 
@@ -171,3 +173,16 @@ def met(communicator: Communicator) -> DenseAllreduce:
         )
     assert communicator.dense_allreduce is not None, "it is needed"
     return communicator.dense_allreduce
+
+
+def gathered(communicator: Communicator) -> ElasticGroup:
+    """The group of the trainers that are there, which leaves with the job."""
+    if communicator.group is None:
+        communicator.group = ElasticGroup(
+            communicator.trainer_id,
+            communicator.clients,
+            communicator.barrier,
+            lambda: communicator.roll.absent,
+            Connection.from_environment(),
+        )
+    return communicator.group
