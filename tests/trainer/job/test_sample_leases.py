@@ -185,7 +185,7 @@ def test_each_sample_is_in_one_decided_step(server: Server, mode: str) -> None:
     assert found[0] == found[1] == Account(SAMPLES, SAMPLES, 0, 0, over=True)
 
 
-@pytest.mark.parametrize("mode", ["async", "elastic sync"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("kind", EACH_KIND)
 def test_each_sample_of_any_data_is_in_one_decided_step(
     server: Server, kind: str, mode: str
