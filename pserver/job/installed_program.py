@@ -167,7 +167,8 @@ class InstalledProgram:
     @property
     def between_rounds(self) -> bool:
         """Whether every step of all trainers that is decided is applied."""
-        return not any(lane.applies_round for lane in self.lanes)
+        together = (lane for lane in self.lanes if lane.lane.kind.waits_for_all)
+        return all(lane.queued == lane.undecided for lane in together)
 
     @property
     def version(self) -> int:

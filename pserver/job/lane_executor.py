@@ -406,11 +406,6 @@ class LaneExecutor:
             return len(self._staged) + (0 if self._round.time else len(self._round.contributions))
 
     @property
-    def applies_round(self) -> bool:
-        """Whether a step of all trainers is decided and not applied.  Under the job's lock."""
-        return bool(self._round.time)
-
-    @property
     def queued(self) -> int:
         """Steps that have come and are not applied."""
         with self._job.condition:
