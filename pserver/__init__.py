@@ -200,7 +200,8 @@ A trainer, as a server sees it (``job/membership.py``)::
                           |--leave----------------------------------> LEFT    (with success, or not)
                           `----heartbeat timeout--------------------> LOST
 
-Where steps need a lost trainer the job fails; otherwise the others go on without it.
+The others go on, at once or, where they step together, when the time of its place is over; see
+[Note: kept places] in ``job/membership.py``.  Where they average among themselves the job fails.
 
 A step, as the job's log sees it (``job_log/coordinator.py``)::
 
