@@ -290,8 +290,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/manifest.py           parts that others have written
     checkpoint/manifest_bytes.py     the checksum of the metadata
     checkpoint/table_files.py        merging a chain
-    client/client.py                 silence
+    client/heartbeating.py           silence
     client/retrying_stream.py        sending again
+    client/server_return.py          joining again
     control/control_client.py        dialling again
     dense/compression.py             error feedback
     dense/merge.py                   merge order
@@ -304,6 +305,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/announcements.py             whose end it is
     job/blocking_waits.py            trainers that wait for each other
     job/decisions.py                 who decides
+    job/decisions.py                 an awaited server
     job/held_values.py               a server's file
     job/lane_executor.py             who updates
     job/lane_executor.py             answers begin early
@@ -322,6 +324,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/recorded_steps.py            layouts
     job/recorder.py                  what a recording may cost
     job/recording.py                 the order of a recorded log
+    job/reloading.py                 what is lost
     job/server_cut.py                a cut
     job/shared_buffers.py            whose buffers
     job/snapshot.py                  reading beside an update
@@ -330,6 +333,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
     job_log/entries.py               a torn end
+    job_log/coordinator.py           a server that comes back
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model

@@ -89,6 +89,10 @@ class ServerConfig:
             ``pserver replay``; None: nowhere.
         straggler_factor: a trainer whose own part of a step takes more than so many times the
             median of the others' is named as slow; 0: none is.
+        await_servers: a job of an async mode waits for a server that is lost, up to the start-up
+            timeout: who has started it starts another one in its place, with ``reload``.
+        reload: the directory, or URL, of what a server has saved of itself: this server takes its
+            place in the job that goes on.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -120,6 +124,8 @@ class ServerConfig:
     job: str = ""
     straggler_factor: float = STRAGGLER_FACTOR
     record_log: str | None = None
+    await_servers: bool = False
+    reload: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -156,8 +162,11 @@ class ServerConfig:
             raise ValueError(f"min_trainers: expected 0 or more, got {self.min_trainers}")
         if self.threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {self.threads}")
-        if not isinstance(self.insecure, bool):
-            raise TypeError(f"insecure: expected True or False, got {self.insecure!r}")
+        for name in ("insecure", "await_servers"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        if self.reload is not None and self.program is not None:
+            raise ValueError("reload: expected this or a program to start with, got both")
         check_protected("endpoint", [self.endpoint], self.keys, self.insecure)
         if self.metrics is not None:
             host, _ = split_endpoint(self.endpoint)

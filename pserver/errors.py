@@ -18,7 +18,8 @@
     |   |-- NotAllowed         no key, another job's, or one whose role may not
     |   |-- FingerprintMismatch    two processes of a job run different programs
     |   |-- Untrusted          a certificate is missing, foreign, expired, revoked, or another's
-    |   `-- Unprepared         not yet installed, or no such variable here
+    |   |-- Unprepared         not yet installed, or no such variable here
+    |   `-- UnknownSession     the server knows no such trainer: it may have been started again
     `-- CorruptFrame           bytes that are not a frame, or a frame that contradicts the plan
         `-- GarbledStream      bytes that are not a frame came to a server
 
@@ -119,6 +120,10 @@ class Unprepared(Refused):
     """The server has no program yet, or does not hold a variable of this name."""
 
     status = "NOT_FOUND"
+
+
+class UnknownSession(Refused):
+    """The server knows nobody of this session; it may have been started again since."""
 
 
 class CorruptFrame(PServerError):

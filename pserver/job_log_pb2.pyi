@@ -39,12 +39,14 @@ class Notice(_message.Message):
     def __init__(self, staged: _Optional[_Union[StagedStep, _Mapping]] = ..., silence: _Optional[_Union[Silence, _Mapping]] = ...) -> None: ...
 
 class StagedStep(_message.Message):
-    __slots__ = ("lane", "step")
+    __slots__ = ("lane", "step", "rows")
     LANE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     lane: int
     step: ProcessStep
-    def __init__(self, lane: _Optional[int] = ..., step: _Optional[_Union[ProcessStep, _Mapping]] = ...) -> None: ...
+    rows: int
+    def __init__(self, lane: _Optional[int] = ..., step: _Optional[_Union[ProcessStep, _Mapping]] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class Silence(_message.Message):
     __slots__ = ("process", "text")
@@ -55,10 +57,12 @@ class Silence(_message.Message):
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Records(_message.Message):
-    __slots__ = ("records",)
+    __slots__ = ("records", "standing")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    standing: Standing
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("number", "time", "joined", "lost", "decided")
@@ -262,3 +266,29 @@ class Closing(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     failure: str
     def __init__(self, failure: _Optional[str] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("last", "processes")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessStanding]
+    def __init__(self, last: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStanding, _Mapping]]] = ...) -> None: ...
+
+class ProcessStanding(_message.Message):
+    __slots__ = ("process", "begun", "decided", "rows", "lost", "left", "preempted_after")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    begun: _containers.RepeatedScalarFieldContainer[int]
+    decided: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    lost: str
+    left: bool
+    preempted_after: int
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., decided: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., lost: _Optional[str] = ..., left: _Optional[bool] = ..., preempted_after: _Optional[int] = ...) -> None: ...

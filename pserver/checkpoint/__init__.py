@@ -5,6 +5,7 @@ In reading order::
     checkpoint      save, load, and a writer and a reader that work part by part
     manifest        ``checkpoint.json``, chains of checkpoints, which old files stay
     manifest_bytes  its bytes, and the checksum that they carry of themselves
+    listed          ``checkpoints.json``, the complete ones of a folder
     table_files     a table's rows as files; merging the rows of a chain
     whole_tensor    a tensor whose slices are in several parts
 

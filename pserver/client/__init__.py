@@ -2,7 +2,9 @@
 
 In reading order::
 
-    client            one server: control calls, channels, heartbeat; the order of all calls
+    client            one server: control calls, channels; the order of all calls
+    heartbeating      its heartbeat: the server is silent, lost, or has come back
+    server_return     for how long a server is awaited that may come back
     channel           the requests on one stream: steps, pull, load, lookup, scan
     retrying_stream   below a channel: two threads, sending a request again, PROBE
     missed_values     below that: what of a reply has to be asked for once more

@@ -29,39 +29,35 @@ The calls, in their order::
 
 A channel has one request at a time; what sends it again after a broken connection is
 :mod:`pserver.client.retrying_stream`.
-
-[Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
-answered one for longer than the heartbeat timeout is lost: its channels fail with
-:class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
-the channels fail with that.
-Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
-timeout is sent again over a new connection; see [Note: dialling again] in
-``pserver/control/control_client.py``.
-The same thread watches the channels' streams: one on which an answer is overdue is opened again;
-see [Note: sending again].
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
-from pserver.client.grouped_calls import GroupedCalls
+from pserver.client.heartbeating import Heartbeating
 from pserver.client.install_requests import install_requests
 from pserver.client.replies import Absences, Joined, TableStatus, log_place_of
-from pserver.client.report import Report, heartbeat
+from pserver.client.report import Report
 from pserver.client.retrying_stream import Destination
+from pserver.client.server_return import ServerReturn
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
-from pserver.errors import PServerError, Refused, ServerLost, TimedOut, Unreachable, from_wire
+from pserver.errors import (
+    PServerError,
+    TimedOut,
+    UnknownSession,
+    Unreachable,
+    from_wire,
+)
 from pserver.polling import poll
 from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
@@ -78,6 +74,7 @@ from pserver.wire_pb2 import (
     JoinRequest,
     LeaveRequest,
     RendezvousRequest,
+    ShrinkReply,
     ShrinkRequest,
 )
 from transpiler.program import Program
@@ -87,7 +84,9 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 POLL_SECONDS = 0.1  # between two questions whether the server is ready
 CONNECT_TRIES = 4  # that a heartbeat timeout has room for
-LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Identity:
     coordinator: str = ""
 
 
-class Client(GroupedCalls):
+class Client(Heartbeating):
     """One trainer's connection to one server.
 
     The script's thread calls it; the heartbeat's thread reads ``activity`` and fails the channels.
@@ -148,6 +147,7 @@ class Client(GroupedCalls):
         access: Access = OPEN,
     ) -> None:
         self.endpoint = endpoint
+        self._program: Program | None = None
         self._access = access
         self.index = index
         self.transport = ""
@@ -168,6 +168,7 @@ class Client(GroupedCalls):
         self._reply = JoinReply()
         self._shrinks, self._joined = 0, False  # calls; every stream has been opened once
         self._failure: PServerError | None = None  # what the heartbeat has found
+        self._return = ServerReturn(str(self))
         self._closing = threading.Event()
         self._heartbeat = threading.Thread(
             target=self._beat, name=f"heartbeat {endpoint}", daemon=True
@@ -178,9 +179,13 @@ class Client(GroupedCalls):
 
     # ---- joining and leaving ----
 
-    def join(self) -> Joined:
+    def join(self, program: Program | None = None) -> Joined:
         """Joins the server's job and opens a stream for each lane; waits until the server is up and
         installed.
+
+        Args:
+            program: of the server, where it may come back when it is lost, and asks for it; None:
+                it does not.
 
         Returns:
             Whether this trainer is to install the server, and the steps that were applied.
@@ -190,11 +195,14 @@ class Client(GroupedCalls):
             TimedOut: it answers, but trainer 0 has not installed it by then.
             Refused: it said no; see the subclasses.
         """
+        self._program = program
         self._control.wait_ready(self._start_timeout, lambda: self.meanwhile())
-        self._reply = self._ask_to_join()
+        self._reply = self._ask_to_join(self.meanwhile)
         self.transport = self._reply.transport
         timeout = self._reply.heartbeat_timeout_seconds or self._heartbeat_timeout
         self._heartbeat_timeout = timeout
+        if self._reply.awaits_servers and self._program is not None:
+            self._return.seconds = self._start_timeout
         self._heartbeat.start()
         for lane, destination in enumerate(self._destinations):
             open_stream = partial(self._open, lane, False)
@@ -202,6 +210,8 @@ class Client(GroupedCalls):
         if self._table_destination is not None:
             open_stream = partial(self._open, 0, True)
             self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
+        for channel in self.every_channel:
+            channel.awaits_seconds = self._return.seconds
         self._joined = True
         return Joined.from_message(self._reply)
 
@@ -264,11 +274,11 @@ class Client(GroupedCalls):
     def _take_another_transport(self, error: Unreachable) -> None:
         before = self.transport
         self._transports.remove(before)
-        self._reply = self._ask_to_join()
+        self._reply = self._ask_to_join(self.meanwhile)
         self.transport = self._reply.transport
         log.warning("%s: %s; taking %s instead of %s", self, error, self.transport, before)
 
-    def _ask_to_join(self) -> JoinReply:
+    def _ask_to_join(self, meanwhile: Callable[[], None]) -> JoinReply:
         request = JoinRequest(
             protocol=PROTOCOL,
             trainer_id=self._identity.trainer_id,
@@ -280,10 +290,14 @@ class Client(GroupedCalls):
             coordinator=self._identity.coordinator,
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
+        text = f"waiting for {self} to go on with the job" if self._joined else text
         for _ in poll(log, lambda: text, self._start_timeout, POLL_SECONDS):
             if (reply := self._control.join(request)).ready:
                 return reply
-            self.meanwhile()
+            if reply.wants_program and self._program is not None:
+                for part in install_requests(reply.session, self._program):
+                    self._control.install(part, self._start_timeout, meanwhile)
+            meanwhile()
         raise TimedOut(
             f"{self} is up, but trainer 0 has not started its job there within "
             f"{self._start_timeout:.0f} s"
@@ -330,12 +344,18 @@ class Client(GroupedCalls):
         """
         self._shrinks += 1
         request = ShrinkRequest(days=days, threshold=threshold, tables=tables)
-        request.session, request.number = self._reply.session, self._shrinks
-        return dict(self._control.shrink(request, meanwhile=self.check).removed)
+        request.number = self._shrinks
+
+        def ask(session: str) -> ShrinkReply:
+            request.session = session
+            return self._control.shrink(request, meanwhile=self.check)
+
+        return dict(self._asked(ask).removed)
 
     def table_status(self) -> list[TableStatus]:
         """What the server holds of each table now."""
-        return [TableStatus.from_message(table) for table in self._control.status().tables]
+        reply = self._asked(lambda session: self._control.status())
+        return [TableStatus.from_message(table) for table in reply.tables]
 
     def log_place(self) -> dict[str, Any]:
         """As of which entry of its recorded log the server is; nothing where it records none."""
@@ -377,6 +397,21 @@ class Client(GroupedCalls):
             self.check()
             raise
 
+    def _asked(self, call: Callable[[str], Answer]) -> Answer:
+        """The answer to a call, which is made again where the server is awaited and has come back.
+
+        Args:
+            call: with the session that counts now.
+        """
+        while True:
+            session = self._reply.session
+            try:
+                with self._explained():
+                    return call(session)
+            except (Unreachable, TimedOut, UnknownSession):
+                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
+                    raise
+
     @property
     def failure(self) -> PServerError | None:
         """What ended the connection, if something did."""
@@ -389,8 +424,7 @@ class Client(GroupedCalls):
         Raises:
             PServerError: what ended the job.
         """
-        with self._explained():
-            self._control.finish(FinishRequest(session=self._reply.session))
+        self._asked(lambda session: self._control.finish(FinishRequest(session=session)))
 
     def all_finished(self, ends: Callable[[], bool] = lambda: False) -> bool:
         """Waits until every trainer of the job has said so.
@@ -404,11 +438,11 @@ class Client(GroupedCalls):
         Raises:
             PServerError: what ended the job.
         """
-        request = FinishRequest(session=self._reply.session, wait=True)
 
         def ask() -> FinishReply:
-            with self._explained():
-                return self._control.finish(request)
+            return self._asked(
+                lambda session: self._control.finish(FinishRequest(session=session, wait=True))
+            )
 
         return all_finished(ask, str(self), self.check, ends)
 
@@ -456,53 +490,3 @@ class Client(GroupedCalls):
             log.warning("could not say goodbye: %s", error)
         self._control.close()
         return told
-
-    # ---- the heartbeat ----
-
-    def _beat(self) -> None:
-        """See [Note: silence]."""
-        interval = min(1.0, self._heartbeat_timeout / 5)
-        begun = answered = time.monotonic()
-        unanswered = 0
-        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
-            begun = time.monotonic()
-            left = max(self._heartbeat_timeout - (begun - answered), LAST_BEAT_SECONDS)
-            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
-            session, said, streams = self._reply.session, self.reported(), self.every_channel
-            request = heartbeat(session, self.activity, said, self.index, streams)
-            try:
-                reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
-            except PServerError as error:
-                unanswered += 1
-                if self._is_lost(error, time.monotonic() - answered):
-                    return
-                continue
-            if unanswered:
-                log.warning("%s answers again, over a new connection", self)
-            answered, unanswered = time.monotonic(), 0
-            self.learn(Absences.of(reply.roll))
-            if reply.failure:
-                self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
-                return
-            for channel in self.every_channel:
-                channel.end_if_silent()
-
-    def _is_lost(self, error: PServerError, silence: float) -> bool:
-        """Whether a heartbeat that ended with an error means that the server is lost; fails the
-        channels then.
-        """
-        if isinstance(error, Refused):  # it answers, and has no such trainer
-            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
-        elif silence <= self._heartbeat_timeout:
-            return False
-        else:
-            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
-            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
-            self._fail(ServerLost(text))
-        self._control.close()  # and with it every call that waits for the server
-        return True
-
-    def _fail(self, error: PServerError) -> None:
-        self._failure = self._failure or error
-        for channel in self.every_channel:
-            channel.fail(error)

@@ -50,12 +50,13 @@ from pserver.errors import (
     GarbledStream,
     PServerError,
     ServerLost,
+    UnknownSession,
     Unreachable,
     from_wire,
 )
 from pserver.transport import codec
 from pserver.transport.stream import MISSED, Buffer, Stream
-from pserver.wire_pb2 import Done, Frame, Kind, Part
+from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,13 @@ class RetryingStream:
         name: for messages: "server 0 at HOST:PORT".
 
     Attributes:
+        awaits_seconds: for how long, beyond its silence, a server is awaited that may come back.
         bytes_out, bytes_in: of payload, since the start.
         reconnects: streams that were opened in place of a broken one.
         failure: what ended the channel, if something did.
     """
+
+    awaits_seconds = 0.0
 
     def __init__(
         self,
@@ -233,6 +237,11 @@ class RetryingStream:
             log.warning("%s: nothing has arrived on a stream for %.1f s", self._name, seconds)
             stream.cancel()
 
+    def renew(self) -> None:
+        """Breaks the stream: the server has come back, and knows of none."""
+        self._silence.heard()
+        self._stream.cancel()
+
     # ---- the two threads ----
 
     def _outbox(self) -> None:
@@ -326,11 +335,7 @@ class RetryingStream:
         try:
             received = self._stream.receive(self._land)
             if received is not None and received[0].kind == Kind.FAILURE:
-                failure = received[0].failure
-                error = from_wire(failure.error, f"{self._name}: {failure.message}")
-                if isinstance(error, GarbledStream):
-                    raise error
-                self.fail(error)
+                self.fail(_final(received[0].failure, self._name, self.awaits_seconds > 0))
             return received
         except CorruptFrame as error:
             self._corrupt += 1
@@ -379,7 +384,7 @@ class RetryingStream:
         while not self._closing and self.failure is None:
             since, times = self._breaking or (time.monotonic(), 0)
             self._breaking = since, times + 1
-            if time.monotonic() - since > self._timeout_seconds:
+            if time.monotonic() - since > self._timeout_seconds + self.awaits_seconds:
                 self.fail(
                     ServerLost(
                         f"{self._name}: streams have broken for {self._timeout_seconds:g} s: "
@@ -417,3 +422,22 @@ class RetryingStream:
         if ended:
             stream.cancel()
         return not ended
+
+
+def _final(failure: Failure, name: str, awaited: bool) -> PServerError:
+    """The error that a server has sent, if the channel ends with it.
+
+    Args:
+        failure: as it came.
+        name: of the server.
+        awaited: it may come back.
+
+    Raises:
+        GarbledStream, Unreachable: only the stream does.
+    """
+    error = from_wire(failure.error, f"{name}: {failure.message}")
+    if isinstance(error, GarbledStream):
+        raise error
+    if isinstance(error, UnknownSession) and awaited:
+        raise Unreachable(str(error))  # it has come back, and is joined again
+    return error

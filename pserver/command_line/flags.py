@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from pserver.command_line import exit_statuses
+from pserver.command_line.beginning_flags import add_beginning
 from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
 from pserver.command_line.launch_flags import add_launching
 from pserver.command_line.manifest_flags import add_manifest
@@ -156,27 +157,7 @@ def _add_listening(sub: argparse.ArgumentParser) -> None:
         default=UNSET,
         help="how long a trainer may send no heartbeat before it is declared lost (default: 20)",
     )
-    _add_beginning(sub)
-
-
-def _add_beginning(sub: argparse.ArgumentParser) -> None:
-    """When a job's trainers are there."""
-    add = sub.add_argument
-    add(
-        "--start-timeout",
-        metavar="SECONDS",
-        dest="start_timeout_seconds",
-        type=float,
-        default=UNSET,
-        help="how long after the first trainer the last one may join (default: 300)",
-    )
-    add(
-        "--min-trainers",
-        metavar="N",
-        type=int,
-        default=UNSET,
-        help="with how many trainers a job begins that others join later (default: all)",
-    )
+    add_beginning(sub)
 
 
 def _add_asking(sub: argparse.ArgumentParser) -> None:

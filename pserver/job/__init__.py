@@ -4,6 +4,8 @@ In reading order::
 
     job                the control calls, installing, files
     attendance         announcing, joining, finishing, leaving
+    reloading          a server that was lost comes back while its job goes on
+    reload             how far it is, and what was lost
     filing             what a job holds, as files: Save and Load
     endings            silence, loss, failure, success; how a job ends
     announcements      trainers that have not joined yet

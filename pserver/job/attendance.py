@@ -31,6 +31,7 @@ from pserver.job.job_identity import (
 )
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership, MemberState
+from pserver.job.reload import Reload
 from pserver.job_log.records import Process
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
@@ -113,10 +114,12 @@ class Attendance(Endings):
             if request.trainer_id == 0 and self._members.deserted:
                 self._reset()
             if self.lifecycle.state is JobState.EMPTY:
-                if request.trainer_id != 0:
+                if request.trainer_id != 0 and self.reload is None:
                     self._check_trainer_0(request)
                     return wire.JoinReply(ready=False)
                 self._begin(request)
+            if self.reload is not None and not self.reload.done:
+                return self._offer_to_reload(self.reload, request)
             member = self._member_of(request)
             if member is None:
                 return wire.JoinReply(ready=False)
@@ -131,7 +134,16 @@ class Attendance(Endings):
                 session=member.session,
                 run=self._members.run,
                 store=job_files.place_of(self.config.data_dir, self.config.store),
+                awaits_servers=self.config.await_servers,
             )
+
+    def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
+        """A server that comes back takes its program from one of the trainers that ask."""
+        self._identity.check(request, self._members.expected)
+        self._coordinator = request.coordinator or self._coordinator
+        timeout = self.config.heartbeat_timeout_seconds
+        session = reload.asked(request.incarnation, self._clock(), timeout)
+        return wire.JoinReply(ready=False, wants_program=bool(session), session=session)
 
     def _begin(self, request: wire.JoinRequest) -> None:
         identity = JobIdentity.of_request(request)
@@ -181,6 +193,8 @@ class Attendance(Endings):
             raise
         if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
             return None
+        if self.reload is not None:
+            return self._join_again(request)
         if self._members.least and self.program is not None and self._members.joined():
             return self._join_again(request)  # the others may be far already
         return self._add(request)

@@ -5,17 +5,21 @@ a step; the others tell it, over the link between servers, and get every record.
 alone decides at once, in the thread that stages, without a message.  Records take effect in the
 order of the log, under the job's lock; what follows from one, an update of tensors, happens
 outside it.
+
+[Note: an awaited server]  Where a lost server may come back, server 0 keeps the job: nothing is
+decided while it is away, as it stages nothing.  When it follows again it is told where the log
+stands, and then of each record; trainers send it their steps again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from pserver.errors import JobFailed, PServerError
+from pserver.errors import JobFailed, PServerError, ServerLost
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member
+from pserver.job.membership import Member, Membership
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
     Decided,
@@ -32,6 +36,7 @@ from pserver.job_log.records import (
     records_bytes,
     records_of,
 )
+from pserver.job_log.standing import Standing
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import FollowRequest, Hello
 from transpiler.plan.plan import Deployment
@@ -96,16 +101,21 @@ class Decisions:
         servers: of the plan.
         server: this one.
         rounds: by lane, whether all trainers' steps are one update.
-        awaited: the trainers whose step a round of a lane needs.
+        members: the job's trainers.
         lost: told of each trainer that is lost, with a sentence.
         job: for its lock and its end.
         clock: wall time, in seconds since 1970.
+        awaits: a server that is lost may come back.  (An attribute, too.)
+        returned: of a server that has come back: told where the log stands, before its first
+            record.
 
     Attributes:
         lanes: the lane executors, once they are made.
         joined: by process, the steps by lane at which it begins.
         last: the number of the last record that took effect.
         recorded: told of each record that takes effect.
+        away: servers that are lost, and are awaited; with the time from which on they are, by the
+            job's clock, once :meth:`tick` has seen them.
     """
 
     def __init__(
@@ -113,14 +123,18 @@ class Decisions:
         servers: int,
         server: int,
         rounds: Sequence[bool],
-        awaited: Callable[[int], Collection[int]],
+        members: Membership,
         lost: Callable[[Process, str], None],
         job: Lifecycle,
         clock: Callable[[], float] = time.time,
+        awaits: bool = False,
+        returned: Callable[[Standing], None] | None = None,
     ) -> None:
         self.lanes: Sequence[Followed] = ()
         self.joined: dict[Process, tuple[int, ...]] = {}
-        self._job, self._lost, self._clock = job, lost, clock
+        self.away: dict[int, float | None] = {}
+        self._members, self._job, self._lost, self._clock = members, job, lost, clock
+        self.awaits, self._returned = awaits, returned
         self._cut: PServerError | None = None
         self._dial: Callable[[], Link] | None = None
         self._link: Link | None = None
@@ -128,7 +142,9 @@ class Decisions:
         self._alone, self._closed = servers == 1, False
         self._rounds = rounds
         # on server 0
-        self._coordinator = None if server else Coordinator(servers, rounds, awaited)
+        self._coordinator = (
+            None if server else Coordinator(servers, rounds, members.awaited_together)
+        )
         self.last = 0
         self.recorded: Callable[[Record], None] = lambda record: None
 
@@ -138,7 +154,8 @@ class Decisions:
         """
         self._dial = dial
 
-    def _linked(self) -> None:
+    def link(self) -> None:
+        """The link begins, unless it has."""
         if self._dial is not None and self._link is None:
             self._link, unsent = self._dial(), self._unsent
             self._unsent = []
@@ -158,11 +175,15 @@ class Decisions:
 
     # ---- what happens here ----
 
-    def staged(self, lane: int, member: Member, step: int) -> None:
-        """All of a trainer's step is here."""
+    def staged(self, lane: int, member: Member, step: int, rows: int = 0) -> None:
+        """All of a trainer's step is here.
+
+        Args:
+            rows: of tables that it changes here.
+        """
         if self._cut is not None:
             self._job.fail(self._cut)
-        notice = Staged(lane, ProcessStep(process_of(member), step))
+        notice = Staged(lane, ProcessStep(process_of(member), step), rows)
         if self._coordinator is None:
             self._send(notices_bytes([notice]))
         else:
@@ -182,7 +203,7 @@ class Decisions:
         Args:
             steps: by lane, at which it begins.
         """
-        self._linked()
+        self.link()
         if self._coordinator is not None:
             self._append(self._coordinator.join(process, steps, self._clock()))
 
@@ -219,9 +240,13 @@ class Decisions:
             ValueError: it is none of this version.
         """
         if self._coordinator is None:
+            standing = Standing.of(data) if self._returned else None
             records = records_of(data)
             with self._job.condition:
-                if not self._closed:
+                if standing is not None and self._returned is not None and not self._closed:
+                    self.last, returned, self._returned = standing.last, self._returned, None
+                    returned(standing)
+                elif self._returned is None and not self._closed:
                     self._take(records)
             return
         notices = notices_of(data)
@@ -244,6 +269,44 @@ class Decisions:
             self._cut = error
             if not self._closed and any(lane.undecided for lane in self.lanes):
                 self._job.fail(error)
+
+    # ---- see [Note: an awaited server] ----
+
+    def server_lost(self, server: int, error: PServerError) -> None:
+        """Server 0 has lost another one: waits for it, or does what :meth:`cut` says."""
+        with self._job.condition:
+            if self._coordinator is None or not self.awaits or self._closed:
+                self.cut(error)
+            elif self._job.failure is None:
+                self.away[server] = None
+                self._coordinator.server_lost(server)
+                self._job.say("away", f"{error}; nothing is applied until it has come back")
+
+    def server_returned(self, server: int, say: Callable[[bytes], None]) -> None:
+        """A server follows server 0; one that was lost is told where the log stands.
+
+        Args:
+            say: tells it something.
+        """
+        with self._job.condition:
+            if self._coordinator is not None and server in self.away and not self._closed:
+                del self.away[server]
+                say(self._coordinator.standing(server, self._members.left()).to_bytes())
+                self._job.say("back", f"server {server} has come back; the job goes on")
+                self._job.condition.notify_all()
+
+    def tick(self, now: float, timeout: float) -> None:
+        """Gives up a server that has not come back; the caller holds the job's lock.
+
+        Args:
+            now, timeout: in seconds of the job's clock.
+        """
+        for server, since in list(self.away.items()):
+            if since is None:
+                self.away[server] = now
+            elif now - since > timeout:
+                del self.away[server]
+                self.cut(ServerLost(f"server {server} has not come back within {timeout:g} s"))
 
     # ---- what the log says ----
 

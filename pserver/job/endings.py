@@ -19,6 +19,7 @@ from pserver.job.job_identity import JobIdentity
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job.observations import Observations
+from pserver.job.reload import Reload
 from pserver.job.stragglers import news
 from pserver.job_log.records import Process
 
@@ -38,6 +39,7 @@ class Endings(ABC):
         program: what the present job has installed; None before that.
         observations: who reads without taking part.
         links: to the other servers of a job; None: each decides by itself.
+        reload: of a server that was started again while its job goes on; None: of any other.
         log: what peers bring about.
     """
 
@@ -55,6 +57,7 @@ class Endings(ABC):
         self._announcements = Announcements()
         self.links: Links | None = None
         self._coordinator = ""  # server 0's endpoint, as trainers name it
+        self.reload = None if config.reload is None else Reload(config.reload)
         self.log = EventLog(log, self.lifecycle.events)
         self.observations = Observations()
 
@@ -116,6 +119,8 @@ class Endings(ABC):
                 self.log.say(f"straggler {trainer}", text)
             if self._members.by_trainer and self.failure is None:
                 self._check_missing(now)
+            if self.program is not None and self.failure is None:
+                self.program.decisions.tick(now, self.config.start_timeout_seconds)
             if self._members.by_trainer:
                 self._close_if_over()
         if self.links is not None:  # not under the job's lock

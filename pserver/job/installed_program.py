@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from pserver.job.memory_budget import MemoryBudget
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
 from pserver.job.workers import Workers
+from pserver.job_log.standing import Loss
 from pserver.limits import Limits
 from pserver.metrics.job_steps import JobSteps
 from pserver.table.gradient import RowGradient
@@ -75,7 +77,10 @@ class InstalledProgram:
         last_save: which save a later one may continue; None: none.
         leases: who trains on which samples; server 0's counts.
         recording: of the job's log.
+        lost: by trainer, of decided steps, what this server has lost as it came back from saves.
     """
+
+    lost: Mapping[int, Loss] = MappingProxyType({})
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ from pserver.errors import (
 from pserver.job import held_values
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.decisions import Decisions, Link, Links, process_of
-from pserver.job.filing import Filing
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
 from pserver.job.job_identity import JobIdentity, check_names, choose_transport
 from pserver.job.job_trace import JobTrace
@@ -32,10 +31,12 @@ from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.program_parts import ProgramParts
 from pserver.job.recorder import Recorder
+from pserver.job.reloading import Reloading
 from pserver.job.status_report import (
     lane_statuses,
     observed,
     program_status,
+    reload_status,
     save_status,
     trainer_statuses,
 )
@@ -47,7 +48,7 @@ from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
 
 
-class Job(Filing):
+class Job(Reloading):
     """A server's job: its trainers, its installed program, and the control calls that change them.
 
     Any thread may call it.  Methods named like a call of protos/pserver/wire.proto answer that
@@ -98,6 +99,7 @@ class Job(Filing):
         if self.program is not None:
             self.program.decisions.close()
             self.program.recording.close()
+            self.reload = None  # this job is over
         self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
@@ -162,22 +164,22 @@ class Job(Filing):
 
     def _installed_program(self, program: Program) -> InstalledProgram:
         limits, scratch, spans = self.config.limits, self.config.data_dir, self.tracing.spans
-        members, lifecycle = self._members, self.lifecycle
-        decisions = self._decisions(program)
-        return InstalledProgram(program, members, lifecycle, decisions, limits, scratch, spans)
+        parts = self._members, self.lifecycle, self._decisions(program)
+        return InstalledProgram(program, *parts, limits, scratch, spans)
 
     def _decisions(self, program: Program) -> Decisions:
         deployment = program.deployment
         assert deployment is not None and deployment.server_index is not None, "a pserver program"
-        plan, members = deployment.plan, self._members
+        plan = deployment.plan
         linked = plan.servers > 1 and self.links is not None
         return Decisions(
-            plan.servers if linked else 1,
-            deployment.server_index if linked else 0,
+            *((plan.servers, deployment.server_index) if linked else (1, 0)),
             [lane.kind.waits_for_all for lane in plan.lanes],
-            members.awaited_together,
+            self._members,
             self._lose,
             self.lifecycle,
+            awaits=self.config.await_servers and plan.outlives_servers,
+            returned=None if self.reload is None else self._stands,
         )
 
     # ---- installing ----
@@ -191,11 +193,7 @@ class Job(Filing):
             FingerprintMismatch: the program was made for another plan than the one it joined with.
             PServerError: what has ended the job meanwhile.
         """
-        member = self.member(request.session)
-        if self.failure is not None:
-            raise self.failure
-        if member.trainer != 0 or self.lifecycle.state is not JobState.INSTALLING:
-            raise Refused("only trainer 0 installs, and only a server that is not yet installed")
+        reload = self._check_installs(request)
         message: ProgramMessage | None = request.program
         if request.parts:
             with self.condition:
@@ -224,10 +222,14 @@ class Job(Filing):
                 "one is lost (lost_trainer='stop', or gradients that trainers average among "
                 "themselves): give it a fixed number"
             )
+        if reload is not None and not self._read_save(reload, installed):
+            return wire.InstallReply()
         # a call that came twice may end twice, and values may have arrived since the first time
         with self.condition:
             if self.program is None:
                 self._begin_log(installed)
+            if reload is not None:
+                installed.decisions.link()
         return wire.InstallReply()
 
     def _begin_log(self, installed: InstalledProgram) -> None:
@@ -339,6 +341,7 @@ class Job(Filing):
             )
             if (save := self.saves.present) is not None:
                 reply.save.CopyFrom(save_status(save))
+            reload_status(reply, self.program, self.reload)
             if self.failure is not None:
                 reply.failed_seconds = self._clock() - self.lifecycle.failed_at
                 reply.kept_seconds = self.kept_seconds

@@ -166,7 +166,7 @@ class LaneExecutor:
             self._checks.check(step, member.trainer, contribution)
             self.buffers.check(step, member.trainer, contribution.buffers)
             self._leases.check(member.trainer, member.incarnation, contribution.leases)
-            again, watermark.taking = watermark.taking == step, step
+            again = watermark.take(step, contribution.rows)
             self.hparams = contribution.hparams
             # one who has just joined may be here before the round of the others is applied
             self._staged.wait_until(member, lambda: again or not self._round.time)
@@ -312,7 +312,7 @@ class LaneExecutor:
             self._add(current, member, contribution)
         else:
             self._staged.add(staged)
-        self._decisions.staged(self.index, member, step)
+        self._decisions.staged(self.index, member, step, contribution.rows)
         return staged
 
     def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:

@@ -115,6 +115,10 @@ class Lifecycle:
                 self._log.say("failed", f"the job failed: {error}", logging.ERROR)
             self.condition.notify_all()
 
+    def say(self, kind: str, text: str) -> None:
+        """Logs something that the job goes on after, and keeps it as an event."""
+        self._log.say(kind, text)
+
     def lose(self, error: TrainerLost) -> None:
         """Ends the job, because a trainer is lost."""
         with self.condition:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Refused
+from pserver.errors import UnknownSession
 from pserver.finite import NonFiniteStep
 from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
@@ -53,7 +53,9 @@ class Watermark:
         committed, overflow, refused, nonfinite, outliers: the outcome of that step, for when it is
             asked for again.
         version: the lane's version with that step; 0: not known, or all trainers step together.
+        rows: of tables that all steps have changed until then, counted in each step.
         taking: the step in progress, from its COMMIT until it is applied.
+        taking_rows: that this one changes.
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
         end_stream: breaks that stream.
@@ -68,12 +70,23 @@ class Watermark:
     nonfinite: tuple[NonFiniteStep, ...] = ()
     outliers: tuple[OutlierPush, ...] = ()
     version: int = 0
+    rows: int = 0
     taking: int = 0
+    taking_rows: int = 0
     uploaded: int = 0
     stream: int = 0
     end_stream: Callable[[], None] | None = None
     loading: bool = False
     histories: dict[str, NormHistory] = field(default_factory=dict)
+
+    def take(self, step: int, rows: int) -> bool:
+        """A step is in progress, which changes so many rows.
+
+        Returns:
+            Whether it was before.
+        """
+        again, self.taking, self.taking_rows = self.taking == step, step, rows
+        return again
 
     def apply(
         self,
@@ -86,6 +99,7 @@ class Watermark:
         """The step in progress has been applied, or refused."""
         self.applied, self.committed, self.overflow = self.taking, committed, overflow
         self.refused, self.nonfinite, self.outliers = refused, nonfinite, outliers
+        self.rows, self.taking_rows = self.rows + self.taking_rows, 0
 
     def outcome(self, version: int) -> Outcome:
         """Of the last step that was applied.
@@ -97,19 +111,20 @@ class Watermark:
         return Outcome(version, self.committed, self.overflow, self.refused, *seen)
 
     def saved(self) -> list[int]:
-        """What a saved job keeps of it: applied, committed, overflow."""
-        return [self.applied, self.committed, int(self.overflow)]
+        """What a saved job keeps of it: applied, committed, overflow, rows."""
+        return [self.applied, self.committed, int(self.overflow), self.rows]
 
     def restore(self, saved: Sequence[int]) -> None:
         """Takes over what :meth:`saved` returned, unless more has been applied since: a step's
         number is never used again.
         """
-        applied, committed, overflow = saved
+        applied, committed, overflow, *rows = saved
         if applied > self.applied:
             self.applied, self.committed, self.overflow = applied, committed, bool(overflow)
+            self.rows = sum(rows)  # older saves do not say it
 
 
-# As JSON: {"0": {"incarnation": "...", "lanes": {"0": [applied, committed, overflow]}}}
+# As JSON: {"0": {"incarnation": "...", "lanes": {"0": [applied, committed, overflow, rows]}}}
 Watermarks = dict[str, dict[str, Any]]
 
 
@@ -237,6 +252,9 @@ class Membership:
         fenced: processes that were lost, whether they had joined here or not.
         preempted: the trainers that were, with the last step that each has taken.
         changes: how often trainers have joined, and gone before the job's end.
+        away: trainers that take part in the job, and have not come to this server since it was
+            started again.
+        counted: of these, by process and lane, the rows that their decided steps have changed.
     """
 
     def __init__(
@@ -254,6 +272,8 @@ class Membership:
         self.changes = 0
         self.kept: dict[int, float] = {}
         self.arriving: dict[int, float] = {}
+        self.away: set[int] = set()
+        self.counted: dict[Process, Sequence[int]] = {}
 
     def add(self, member: Member, steps: Sequence[int] = ()) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation.
@@ -264,10 +284,14 @@ class Membership:
         self.by_trainer[member.trainer] = member
         self.kept.pop(member.trainer, None)
         self.arriving.pop(member.trainer, None)
+        self.away.discard(member.trainer)
         self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
         self.changes += 1
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
             member.watermark(lane).applied = step
+        process = Process(member.trainer, member.incarnation)
+        for lane, rows in enumerate(self.counted.get(process, ())):
+            member.watermark(lane).rows = rows
         self._restore(member)
 
     def watermarks(self) -> Watermarks:
@@ -288,6 +312,14 @@ class Membership:
         return {
             trainer: tuple(member.step(lane) for lane in range(lanes))
             for trainer, member in sorted(self.by_trainer.items())
+        }
+
+    def left(self) -> dict[Process, int | None]:
+        """Those who have left, with the step after which they were preempted."""
+        return {
+            Process(member.trainer, member.incarnation): member.preempted_after
+            for member in self.by_trainer.values()
+            if member.state is MemberState.LEFT
         }
 
     def begin_at(self, steps: Mapping[int, Sequence[int]]) -> None:
@@ -326,12 +358,14 @@ class Membership:
         """The member that holds a session.
 
         Raises:
-            Refused: there is none.
+            UnknownSession: there is none.
         """
         for member in (*self.by_trainer.values(), *self._lost):
             if secrets.compare_digest(member.session.encode(), session.encode()):
                 return member
-        raise Refused("this session is not known here: join first (has the server been restarted?)")
+        raise UnknownSession(
+            "this session is not known here: join first (has the server been restarted?)"
+        )
 
     @property
     def run(self) -> str:
@@ -472,6 +506,7 @@ class Membership:
             its place here.
         """
         self.fenced.add(process)
+        self.away.discard(process.trainer)
         member = self.by_trainer.get(process.trainer)
         if member is None:  # so that nobody waits for it
             member = Member(process.trainer, process.incarnation, "", self.since)
@@ -504,7 +539,8 @@ class Membership:
     @property
     def over(self) -> bool:
         """Whether the job has ended: every expected trainer has joined, and none takes part now."""
-        return len(self.by_trainer) >= (self.least or self.expected) and not self.joined()
+        enough = len(self.by_trainer) >= (self.least or self.expected)
+        return enough and not (self.joined() or self.away)
 
     @property
     def returning(self) -> bool:
@@ -514,4 +550,4 @@ class Membership:
     @property
     def deserted(self) -> bool:
         """Whether trainers have joined, and none takes part now."""
-        return bool(self.by_trainer) and not self.joined()
+        return bool(self.by_trainer) and not (self.joined() or self.away)

@@ -60,6 +60,7 @@ class ServerCut:
                     "watermarks": members.watermarks(),
                     "leases": installed.leases.plain(),
                     "log": installed.log_place,
+                    "lost": {t: [loss.steps, loss.rows] for t, loss in installed.lost.items()},
                     "tables": {name: cut.metadata for name, cut in self._tables.items()},
                 }
                 self.pause_seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ from pserver.config import ServerConfig
 from pserver.job.background_saves import SaveProgress
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from pserver.job.reload import Reload
 from pserver.job.stragglers import stragglers
 from transpiler.files.local_path import shown
 from transpiler.formats.plan_message import hparams_to_proto
@@ -80,6 +81,23 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         tables=tables,
         recording=recording_status(installed),
     )
+
+
+def reload_status(
+    reply: wire.StatusReply, installed: InstalledProgram | None, reload: Reload | None
+) -> None:
+    """Adds whether and which servers are awaited, and what was lost where this one has come back.
+    The caller holds the job's lock.
+    """
+    if installed is not None:
+        reply.away.extend(sorted(installed.decisions.away))
+        reply.awaits_servers = installed.decisions.awaits and reply.state == "serving"
+    if reload is not None and reload.done:
+        reply.reload.file = shown(reload.path)
+        reply.reload.steps = sum(loss.steps for loss in reload.lost.values())
+        reply.reload.rows = sum(loss.rows for loss in reload.lost.values())
+        for trainer, loss in reload.lost.items():
+            reply.reload.steps_by_trainer[trainer] = loss.steps
 
 
 def save_status(save: SaveProgress) -> wire.SaveStatus:

@@ -99,6 +99,11 @@ class Contribution:
         return [*self.assignments, *self.buffers]
 
     @property
+    def rows(self) -> int:
+        """Of tables, for which it has a gradient that was not used yet."""
+        return sum(len(each.ids) for each in self.row_gradients.values())
+
+    @property
     def skipped(self) -> bool:
         """Whether its gradients do not count."""
         return self.overflow or self.refused

@@ -9,6 +9,7 @@ message for that; with several a step costs one small message each way.
 In reading order::
 
     records       what the log has, and what servers tell the coordinator
+    standing      where it stands, for a server that comes back, and what is lost there
     coordinator   appends records: a state machine, without clock and without network
     entries       the form of a recorded log, as a file
 

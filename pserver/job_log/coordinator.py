@@ -12,11 +12,16 @@ staged the step.  From then on it counts, whatever happens to its trainer: every
 it.  A record of a loss stands before or behind that one, on all servers alike.  A process that was
 lost and goes on all the same, a zombie, is told so: what it stages is ignored, and its number may
 join again with another incarnation only.
+
+[Note: a server that comes back]  A server that is lost, and comes back with what a save has of it,
+has staged nothing: trainers send it again what was not answered.  So what the process before had
+staged does not count, but where it is decided already: that stays decided, and is lost on this
+server alone.  It is told where the log stands, and goes on with the next record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pserver.job_log.records import (
     Decided,
@@ -28,6 +33,7 @@ from pserver.job_log.records import (
     Staged,
     What,
 )
+from pserver.job_log.standing import ProcessStanding, Standing
 
 
 class Coordinator:
@@ -47,7 +53,7 @@ class Coordinator:
 
     Attributes:
         last: the number of the last record.
-        lost: processes that were lost.
+        lost: processes that were lost, with the reasons.
     """
 
     def __init__(
@@ -56,12 +62,15 @@ class Coordinator:
         self._servers, self._rounds, self._awaited = servers, tuple(rounds), awaited
         self.last = 0
         self._time = 0.0
-        self.lost: set[Process] = set()
+        self.lost: dict[Process, str] = {}
+        self._begun: dict[Process, tuple[int, ...]] = {}  # in the order in which they joined
         self._present: dict[int, Process] = {}  # by trainer
-        # by lane: steps that are not decided, with the servers that have staged them
-        self._staged: list[dict[ProcessStep, set[int]]] = [{} for _ in rounds]
-        # by lane and trainer: the last step that was decided
+        # by lane: steps that are not decided, with the servers that have staged them, and the rows
+        # that they change there
+        self._staged: list[dict[ProcessStep, dict[int, int]]] = [{} for _ in rounds]
+        # by lane and trainer: the last step that was decided, and by server the rows in all of them
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
+        self._rows: list[dict[Process, list[int]]] = [{} for _ in rounds]
 
     def decided(self, process: Process, lane: int) -> int:
         """The last step of a process in a lane that counts; 0: none."""
@@ -83,7 +92,7 @@ class Coordinator:
             return []
         if present is not None:
             raise ValueError(f"{process} takes part already")
-        self._present[process.trainer] = process
+        self._present[process.trainer], self._begun[process] = process, tuple(steps)
         for decided, step in zip(self._decided, steps, strict=False):
             decided[process] = step
         return [self._append(Joined(process, tuple(steps)), now)]
@@ -94,7 +103,7 @@ class Coordinator:
         """
         if process in self.lost:
             return []
-        self.lost.add(process)
+        self.lost[process] = text
         if self._present.get(process.trainer) == process:
             del self._present[process.trainer]
         for staged in self._staged:
@@ -117,7 +126,7 @@ class Coordinator:
         # a zombie's, or a notice that came twice
         if step.process in self.lost or step.step <= self._decided[lane].get(step.process, 0):
             return []
-        self._staged[lane].setdefault(step, set()).add(server)
+        self._staged[lane].setdefault(step, {})[server] = notice.rows
         if self._rounds[lane]:
             return self.complete(lane, now)
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
@@ -131,13 +140,47 @@ class Coordinator:
         missing = set(self._awaited(lane)) - {step.process.trainer for step in steps}
         return [self._decide(lane, steps, now)] if steps and everywhere and not missing else []
 
+    # ---- see [Note: a server that comes back] ----
+
+    def server_lost(self, server: int) -> None:
+        """A server is lost: what it has staged, and is not decided, it has not any more."""
+        for staged in self._staged:
+            for servers in staged.values():
+                servers.pop(server, None)
+
+    def standing(self, server: int, left: Mapping[Process, int | None]) -> Standing:
+        """Where the log stands, for a server that comes back.
+
+        Args:
+            left: processes that have left the job, with the step after which they were preempted.
+        """
+        lanes = range(len(self._rounds))
+        none = [0] * self._servers
+        return Standing(
+            self.last,
+            tuple(
+                ProcessStanding(
+                    process,
+                    tuple(self._begun.get(process, ())),
+                    tuple(self._decided[lane].get(process, 0) for lane in lanes),
+                    tuple(self._rows[lane].get(process, none)[server] for lane in lanes),
+                    self.lost.get(process, ""),
+                    process in left,
+                    left.get(process),
+                )
+                for process in {**self._begun, **self.lost}
+            ),
+        )
+
     def _everywhere(self, lane: int, step: ProcessStep) -> bool:
         return len(self._staged[lane][step]) == self._servers
 
     def _decide(self, lane: int, steps: Sequence[ProcessStep], now: float) -> Record:
         for each in steps:
-            del self._staged[lane][each]
             self._decided[lane][each.process] = each.step
+            rows = self._rows[lane].setdefault(each.process, [0] * self._servers)
+            for server, count in self._staged[lane].pop(each).items():
+                rows[server] += count
         return self._append(Decided(lane, tuple(steps)), now)
 
     def _append(self, what: What, now: float) -> Record:

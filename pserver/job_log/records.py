@@ -40,10 +40,15 @@ class ProcessStep:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step is on a server, whole and checked, and waits for its record."""
+    """A step is on a server, whole and checked, and waits for its record.
+
+    Attributes:
+        rows: of tables that it changes on this server.
+    """
 
     lane: int
     step: ProcessStep
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ def notices_bytes(notices: Iterable[Notice]) -> bytes:
     for notice in notices:
         added = found.notices.add()
         if isinstance(notice, Staged):
-            added.staged.lane = notice.lane
+            added.staged.lane, added.staged.rows = notice.lane, notice.rows
             _write(added.staged.step, notice.step)
         else:
             added.silence.text = notice.text
@@ -145,7 +150,7 @@ def notices_of(data: bytes) -> list[Notice]:
     for each in _parsed(message.Notices(), data).notices:
         match each.WhichOneof("what"):
             case "staged":
-                found.append(Staged(each.staged.lane, _step(each.staged.step)))
+                found.append(Staged(each.staged.lane, _step(each.staged.step), each.staged.rows))
             case "silence":
                 found.append(Silence(_process(each.silence.process), each.silence.text))
             case _:

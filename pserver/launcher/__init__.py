@@ -27,6 +27,8 @@ In reading order::
     watch     asks servers for it
     ended_trainers, last_word
               tell servers of trainers that died here, and ask whether the job goes on
+    server_reload, lost_server
+              what a server that died here goes on from, while its job goes on
     rescue    saves what a failed job has left
     report    what ``launch`` says of a failed job
     web_page  the process behind --web
@@ -37,7 +39,8 @@ In reading order::
     manifests ``pserver manifest``: files by which others start a job
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
-``pserver.control`` (only ``status``, ``watch``, ``last_word`` and ``free_place``, which therefore
-import gRPC and torch), ``pserver.metrics`` (only ``resident_memory``), ``pserver.errors`` and the
+``pserver.control`` (only ``status``, ``watch``, ``last_word``, ``free_place`` and ``lost_server``,
+which therefore import gRPC and torch), ``pserver.checkpoint`` and ``pserver.storage`` (only
+``lost_server``), ``pserver.metrics`` (only ``resident_memory``), ``pserver.errors`` and the
 generated messages.  It starts servers and trainers as processes, and imports neither.
 """

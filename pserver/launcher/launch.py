@@ -113,7 +113,10 @@ def _attempt(
         given = {**environment, **tokens.for_servers}
         say = partial(_tell, terminal)
         page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, say))
-        started = StartedProcesses(cluster, environments, tokens, group, terminal, serve, attempt)
+        saved = environment.get("PSERVER_CHECKPOINT", "")
+        started = StartedProcesses(
+            cluster, environments, tokens, group, terminal, serve, attempt, saved
+        )
         job = Supervisor(started, policy, environment, page, say)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # under nohup a process ignores SIGHUP, and goes on to

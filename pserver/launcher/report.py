@@ -85,6 +85,17 @@ def lost(process: Process, what: Next, counted: str) -> str:
     return f"{status}; the others go on without it; see {process.log}"
 
 
+def reloads(process: Process, path: str, counted: str) -> str:
+    """What is said of a server that is started again while its job goes on.
+
+    Args:
+        path: of the save that it goes on from.
+        counted: which restart it is, in words.
+    """
+    status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+    return f"{status}: starts it again from {path} ({counted}); the others wait for it"
+
+
 def _killer(status: int | None) -> str:
     """The signal that a status of 128 and more stands for, as part of a sentence."""
     number = (status or 0) - 128

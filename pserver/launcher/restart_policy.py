@@ -11,7 +11,9 @@
                         |                     |              | where trainers save together
                         | yes                 | no           | WITHOUT
                         | no                  | yes          | WHOLE: the job is started again
-    a server            | -                   | yes          | WHOLE
+    a server            | yes, and it has     | yes          | ALONE: it is started again, and goes
+                        | saved               |              | on from its last save
+                        | no                  | yes          | WHOLE
     any of them         | no                  | no           | FAIL
 
 Without servers nothing goes on, and each start has new ranks.  So a place that does not come back
@@ -43,7 +45,8 @@ class Ended:
     Attributes:
         trainer: its number; None: a server.
         lived_seconds: for how long it ran.
-        goes_on: all servers say that the job goes on without it.
+        goes_on: all servers say that the job goes on without it; of a server: that they wait for
+            it to go on from its last save.
         preempted: it has left in order, because somebody asked it to.
     """
 
@@ -97,6 +100,11 @@ class RestartPolicy:
 
     def after(self, ended: Ended) -> Next:
         """What follows in a job with servers."""
+        if ended.trainer is None and ended.goes_on and self.left:
+            self.used += 1
+            return Next.ALONE
+        if ended.trainer is None:
+            return self._whole()
         if ended.goes_on:
             if ended.preempted or not self.replaces:
                 return Next.WITHOUT

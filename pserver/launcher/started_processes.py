@@ -19,6 +19,7 @@ from pserver.launcher.prometheus_targets import write_targets
 from pserver.launcher.terminal import Terminal
 
 READY = re.compile(r"pserver ready at (\S+)")
+RELOADED = re.compile(r"\bgoes on from .* are lost here")
 JOINED = re.compile(r"\btrainer (\d+) joined over ")
 SHOWN = "PSERVER_PANEL"  # tells trainers that there is a panel
 
@@ -31,6 +32,7 @@ class StartedProcesses:
         environments: the variables of each process.
         serve: the command that starts a server.
         attempt: how often the job has been started before.
+        checkpoint: where the job saves by itself; "": it does not.
         servers: in the order of their numbers.
         trainers: by number, the one that was started last.
         endpoints: by server, the endpoint that its readiness line names.
@@ -45,6 +47,7 @@ class StartedProcesses:
     terminal: Terminal
     serve: Sequence[str]
     attempt: int
+    checkpoint: str = ""
     servers: list[Process] = field(default_factory=list)
     trainers: dict[int, Process] = field(default_factory=dict)
     endpoints: dict[Process, str] = field(default_factory=dict)
@@ -52,8 +55,10 @@ class StartedProcesses:
 
     def __post_init__(self) -> None:
         self._roles: dict[int, dict[str, str]] = {}  # by trainer
+        self._flags: list[str] = []  # of all servers
         # started again, and not joined yet; servers' threads write, too
         self._away: set[int] = set()
+        self._reloading: set[Process] = set()  # servers that do not serve again yet
 
     def all(self) -> tuple[Process, ...]:
         """Those that have been started, servers first.  Any thread may call it."""
@@ -62,6 +67,15 @@ class StartedProcesses:
     def number_of(self, process: Process) -> int | None:
         """A trainer's number; None for a server."""
         return next((n for n, trainer in self.trainers.items() if trainer is process), None)
+
+    def index_of(self, server: Process) -> int:
+        """The number of a server of this host."""
+        numbers = self.cluster.here(self.cluster.servers)
+        return numbers[self.servers.index(server)]
+
+    def reloading(self, server: Process) -> bool:
+        """Whether a server was started again, and does not serve yet."""
+        return server in self._reloading
 
     @property
     def asked(self) -> Sequence[str]:
@@ -80,23 +94,42 @@ class StartedProcesses:
         cluster, directory = self.cluster, Path(self.cluster.log_dir)
         directory.mkdir(parents=True, exist_ok=True)
         write_targets(cluster, directory)
+        for flag, value in (
+            ("--transport", cluster.transport),
+            ("--heartbeat-timeout", cluster.heartbeat_timeout_seconds),
+            ("--start-timeout", cluster.start_timeout_seconds),
+            ("--data-dir", cluster.data_dir),
+            ("--store", cluster.store),
+            ("--straggler-factor", cluster.straggler_factor),
+            ("--record-log", cluster.record_log),
+            ("--keep-failed", keep_failed_seconds),
+            ("--min-trainers", cluster.least_trainers or None),
+        ):
+            self._flags += [] if value is None else [flag, str(value)]
+        several = len(cluster.servers) > 1
+        if self.checkpoint and cluster.max_restarts and several and not cluster.record_log:
+            self._flags.append("--await-servers")
         for number in cluster.here(cluster.servers):
-            command = [*self.serve, "--once", "--endpoint", cluster.servers[number]]
-            for flag, value in (
-                ("--transport", cluster.transport),
-                ("--heartbeat-timeout", cluster.heartbeat_timeout_seconds),
-                ("--start-timeout", cluster.start_timeout_seconds),
-                ("--data-dir", cluster.data_dir),
-                ("--store", cluster.store),
-                ("--straggler-factor", cluster.straggler_factor),
-                ("--record-log", cluster.record_log),
-                ("--keep-failed", keep_failed_seconds),
-                ("--min-trainers", cluster.least_trainers or None),
-            ):
-                command += [] if value is None else [flag, str(value)]
-            self.servers.append(
-                self._start("server", number, command, self.tokens.for_servers, self.attempt)
-            )
+            place = cluster.servers[number]
+            self.servers.append(self._start_server(number, place, self._flags, self.attempt))
+
+    def start_server_again(self, server: Process, path: str) -> None:
+        """Starts a server that has ended, at its endpoint; its log goes on.
+
+        Args:
+            path: of the save that it goes on from.
+        """
+        place, number = self.servers.index(server), self.index_of(server)
+        flags = [*self._flags, "--reload", path]
+        again = self._start_server(number, self.endpoints.pop(server), flags, 1)
+        self.servers[place] = again
+        self._reloading.add(again)
+
+    def _start_server(
+        self, number: int, endpoint: str, flags: Sequence[str], attempt: int
+    ) -> Process:
+        command = [*self.serve, "--once", "--endpoint", endpoint, *flags]
+        return self._start("server", number, command, self.tokens.for_servers, attempt)
 
     def start_trainers(self, shown: bool) -> None:
         """Starts the trainers, when all servers are ready.
@@ -165,5 +198,7 @@ class StartedProcesses:
         if process not in self.endpoints and (match := READY.search(line)):
             self.endpoints[process] = match[1]
             self.events.put(process)
+        elif RELOADED.search(line):
+            self._reloading.discard(process)
         elif match := JOINED.search(line):
             self._away.discard(int(match[1]))

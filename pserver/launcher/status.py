@@ -22,7 +22,14 @@ from pserver.errors import PServerError, Refused
 from pserver.security import tls
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.certificates import Bearer
-from pserver.wire_pb2 import SaveStatus, StatusReply, StatusRequest, TableStatus, TrainerStatus
+from pserver.wire_pb2 import (
+    ReloadStatus,
+    SaveStatus,
+    StatusReply,
+    StatusRequest,
+    TableStatus,
+    TrainerStatus,
+)
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
 ASK_SECONDS = 5.0
@@ -221,6 +228,10 @@ def more(reply: StatusReply) -> Iterator[str]:
     yield from map(table_line, reply.tables)
     if reply.HasField("save"):
         yield save_line(reply.save)
+    if reply.away:
+        yield f"waits for server {', '.join(map(str, reply.away))} to come back"
+    if reply.HasField("reload"):
+        yield reload_line(reply.reload)
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
     if refused := reply.steps_refused_outlier:
@@ -264,6 +275,15 @@ def save_line(save: SaveStatus) -> str:
     if save.failure:
         return f"a save has failed: {save.failure}"
     return f"saved to {save.file}: {how}" if save.done else f"saves to {save.file}: {how}"
+
+
+def reload_line(reload: ReloadStatus) -> str:
+    """What was lost of a server that has come back, in one line."""
+    each = ", ".join(f"trainer {t}: {n}" for t, n in sorted(reload.steps_by_trainer.items()))
+    return (
+        f"came back from {reload.file}: {reload.steps} decided steps are lost here ({each}), with "
+        f"up to {reload.rows} changes of rows"
+    )
 
 
 def size(count: float) -> str:

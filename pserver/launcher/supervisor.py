@@ -19,9 +19,10 @@ from types import FrameType
 from pserver.launcher.ended_trainers import EndedTrainers
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Process
-from pserver.launcher.report import by_cause, lost, preemption, sentences
+from pserver.launcher.report import by_cause, lost, preemption, reloads, sentences
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
+from pserver.launcher.server_reload import save_to_reload
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.web_page import WebPage
 
@@ -169,6 +170,8 @@ class Supervisor:
             Failed: they do not.
         """
         number = self.started.number_of(process)
+        if number is None and self._server_returns(process):
+            return
         preempted = process.preempted_after is not None
         # the others may have finished before its process has ended
         there = (None, 0) if preempted else (None,)
@@ -190,6 +193,23 @@ class Supervisor:
             self.started.start_again(number)
         else:
             self.lost.append(process)
+
+    def _server_returns(self, server: Process) -> bool:
+        """Whether a server that has failed is started again, while the job goes on."""
+        started = self.started
+        trains = any(each.status is None for each in self._trainers)
+        if not (trains and started.checkpoint and self.policy.left) or started.reloading(server):
+            return False
+        path, reason = save_to_reload(started, server, self.environment)
+        if not path:
+            self.say(f"{server.name} does not come back alone: {reason}")
+            return False
+        what = self.policy.after(Ended(None, server.lived_seconds, True))
+        assert what is Next.ALONE, "a restart is left"
+        self.say(reloads(server, path, self.policy.counted))
+        self.ended.remove(server)
+        started.start_server_again(server, path)
+        return True
 
     def _wait_for_trainers(self) -> None:
         """Tells the servers of trainers that have ended while others go on: they would wait until

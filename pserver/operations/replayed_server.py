@@ -43,7 +43,7 @@ class ReplayedServer:
         plan, index = check_program(part.program)
         lifecycle, members = Lifecycle(), Membership(plan.trainers, 0.0)
         rounds = [lane.kind.waits_for_all for lane in plan.lanes]
-        decisions = Decisions(1, 0, rounds, members.awaited, lambda *lost: None, lifecycle)
+        decisions = Decisions(1, 0, rounds, members, lambda *lost: None, lifecycle)
         limits = ServerConfig().limits
         self.installed = InstalledProgram(
             part.program, members, lifecycle, decisions, limits, scratch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pserver.config import ServerConfig
-from pserver.errors import PServerError, Refused
+from pserver.errors import Refused
 from pserver.job.decisions import Decisions, Link
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.link.follower_link import FollowerLink
@@ -55,11 +55,14 @@ class ServerLinks:
         timeout = config.heartbeat_timeout_seconds
         if index == 0:
 
-            def lost(server: int, error: PServerError) -> None:
-                decisions.cut(error)
+            def joined(server: int) -> None:
+                decisions.server_returned(server, partial(links.send, server))
 
             links = self._links = CoordinatorLinks(
-                decisions.received, lost, heartbeat_timeout_seconds=timeout
+                decisions.received,
+                decisions.server_lost,
+                joined=joined,
+                heartbeat_timeout_seconds=timeout,
             )
             links.expect(plan.fingerprint(), plan.servers)
             return Followers(links)

@@ -89,6 +89,7 @@ class ServerMetrics(Collector):
                 {(): self._keys.bearer.until.timestamp()},
             )
         yield from _of_saves(job.saves)
+        yield from _of_losses(status, job.program)
         if (installed := job.program) is not None:
             yield from _of_lanes(installed)
         if status.tables:
@@ -138,6 +139,28 @@ def _of_saves(saves: BackgroundSaves) -> Iterator[Metric]:
         "pserver_checkpoint_failures_total",
         "Saves beside the steps that have failed.",
         {(): float(saves.failed)},
+    )
+
+
+def _of_losses(status: wire.StatusReply, installed: InstalledProgram | None) -> Iterator[Metric]:
+    """Servers that are away, and what this one has lost as it came back."""
+    yield current(
+        "pserver_servers_away",
+        "Servers of the job that are lost, and for which it waits.",
+        {(): float(len(status.away))},
+    )
+    lost = {} if installed is None else installed.lost
+    yield current(
+        "pserver_lost_steps_total",
+        "Decided steps that this server has lost, as it came back from saves.",
+        {(str(trainer),): float(loss.steps) for trainer, loss in lost.items()},
+        "trainer",
+    )
+    yield current(
+        "pserver_lost_rows_total",
+        "Changes of rows in them: at most so many.",
+        {(str(trainer),): float(loss.rows) for trainer, loss in lost.items()},
+        "trainer",
     )
 
 

@@ -82,7 +82,7 @@ def _installed(plan: Plan) -> tuple[InstalledProgram, Membership]:
     program = pserver_program(Deployment(plan, ("h:1",), server_index=0))
     members, job = Membership(1, 0.0), Lifecycle()
     rounds = [lane.kind.waits_for_all for lane in plan.lanes]
-    decisions = Decisions(1, 0, rounds, members.awaited, lambda process, why: None, job)
+    decisions = Decisions(1, 0, rounds, members, lambda process, why: None, job)
     return InstalledProgram(program, members, job, decisions, Limits()), members
 
 

@@ -57,6 +57,7 @@ def server(of: Plan, scratch: Path, value: float = 0.0) -> Any:
         plan=of,
         quiesce=Quiesce(Lifecycle()),
         leases=JobLeases(Membership(1, 0.0), Lifecycle()),
+        lost={},
         lanes=lanes,
         slices=Slices(value),
         tables=tables,

@@ -7,41 +7,25 @@ one is removed.  So it never names one that is not there, also in stores that ca
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.listed import LIST, Kept, list_bytes, listed_in
 from pserver.storage.in_use import InUse
 from pserver.storage.local_place import LocalPlace
 from pserver.storage.path_lock import PathLock
 from pserver.storage.place import Place, place_at
 from pserver.storage.single_file import joined
 
-LIST = "checkpoints.json"
 NAME = re.compile(r"step-\d{6,}")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A complete checkpoint of the folder.
-
-    Attributes:
-        name: of its directory.
-        base: the name of the checkpoint that it continues; "" for one that has all rows of tables.
-    """
-
-    name: str
-    base: str = ""
 
 
 class CheckpointFolder:
@@ -66,11 +50,7 @@ class CheckpointFolder:
             raise ValueError(f"checkpoints to keep: expected 1 or more, got {keep}")
         self._path, self._keep = path, keep
         self._place: Place = place_at(path)
-        self._listed: bytes | None = None
-        self._kept: list[Kept] = []
-        if self._place.size(LIST) is not None:
-            self._listed = self._place.read(LIST)
-            self._kept = _parsed(self._listed, f"{self._place}/{LIST}")
+        self._listed, self._kept = listed_in(self._place)
 
     def hold(self) -> PathLock | None:
         """Keeps other jobs out of a directory, and removes what saves have left there that were
@@ -154,9 +134,7 @@ class CheckpointFolder:
             log.warning("what is left of %s could not be removed: %s", place, error)
 
     def _list(self, kept: list[Kept]) -> None:
-        content = json.dumps(
-            {"format": 1, "checkpoints": [{"name": k.name, "base": k.base} for k in kept]}, indent=1
-        ).encode()
+        content = list_bytes(kept)
         if not self._place.replace(LIST, content, self._listed):
             raise OSError(f"{self._place}: another job has written to {LIST}: give it another path")
         self._place.flush()
@@ -193,15 +171,3 @@ def _clear(place: Place) -> None:
     if isinstance(place, LocalPlace) and place.directory.is_dir():
         place.tidy()
         os.rmdir(place.path)
-
-
-def _parsed(content: bytes, where: str) -> list[Kept]:
-    try:
-        said: dict[str, Any] = json.loads(content)
-        kept = [Kept(str(each["name"]), str(each["base"])) for each in said["checkpoints"]]
-        names = {each.name for each in kept}
-        if said["format"] != 1 or any(each.base and each.base not in names for each in kept):
-            raise ValueError(said["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{where}: expected a list of checkpoints, got something else") from error
-    return kept

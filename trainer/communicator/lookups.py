@@ -144,9 +144,12 @@ class Lookups:
         Args:
             changed: only rows that changed since :meth:`mark_saved`.
             materialized: rows as a lookup reads them.
+
+        Raises:
+            OSError: a server has come back meanwhile, with rows of another moment.
         """
-        for server in range(len(self._clients)):
-            cursor = 0
+        for server, client in enumerate(self._clients):
+            cursor, returned = 0, client.returned
             while cursor >= 0:
                 with self._turn:
                     self._arrays[server] = {}
@@ -155,6 +158,8 @@ class Lookups:
                     )
                     done = first_of([reply])
                     arrived, self._arrays[server] = self._arrays[server], {}
+                if client.returned != returned:  # with rows of another moment
+                    raise OSError(f"{client} has come back while table {name!r} was read")
                 chunk = {
                     full.removeprefix(f"{name}@"): array.numpy() for full, array in arrived.items()
                 }

@@ -23,7 +23,7 @@ import torch
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
 from pserver.client.client import Client
-from pserver.client.save_calls import SaveState
+from pserver.client.save_calls import SaveCalls, SaveState
 from pserver.errors import PServerError, Refused
 from pserver.storage.place import place_at, relative
 from pserver.storage.single_file import joined
@@ -56,6 +56,8 @@ class _Part:
         path: of the checkpoint, as the server is told it.
         base: of the one that it continues; "": none.
         where: where the checkpoint is for trainer 0; "": where the server says.
+        saves: the calls of the connection as it was when the save began: a server that comes back
+            meanwhile knows of no such save, and may not begin it later than the others.
         state: how far it is; None: it has not begun.
         failure: why it has not.
     """
@@ -64,12 +66,13 @@ class _Part:
     path: str
     base: str
     where: str
+    saves: SaveCalls
     state: SaveState | None = None
     failure: PServerError | None = None
 
     def begin(self, number: int) -> None:
         """Has the server fix what it holds."""
-        saves = self.client.saves
+        saves = self.saves
         try:
             try:
                 self.state = saves.in_background(self.path, number, self.base)
@@ -94,7 +97,7 @@ class _Part:
             self.client.check()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-            self.state = self.client.saves.in_background(self.path, number, self.base)
+            self.state = self.saves.in_background(self.path, number, self.base)
         if self.state.failure:
             raise OSError(f"{self.client}: {self.state.failure}")
 
@@ -229,7 +232,7 @@ class PartSaves:
     def _part(self, client: Client, name: str, base: str) -> _Part:
         path, where = self._place_of(client.store, name)
         before = self._place_of(client.store, base)[0] if base else ""
-        return _Part(client, path, before, where)
+        return _Part(client, path, before, where, client.saves)
 
     def _place_of(self, store: str, name: str) -> tuple[str, str]:
         """The path below a server's store that the server is told, and where the checkpoint is for

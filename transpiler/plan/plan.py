@@ -323,6 +323,16 @@ class Plan:
         return self.lanes[placement.lane]
 
     @property
+    def outlives_servers(self) -> bool:
+        """Whether a job goes on when a server that was lost comes back with what it held before.
+
+        Not where trainers step together, with one another's gradients: all go back then.  Nor where
+        norms are judged by their history, which that server has forgotten.
+        """
+        together = self.averaged or any(lane.kind.merges_gradients for lane in self.lanes)
+        return not together and all(lane.outlier_push == "off" for lane in self.lanes)
+
+    @property
     def clips_on_servers(self) -> bool:
         """Whether servers clip.
 

@@ -20,7 +20,7 @@ def supervisor(trainers: list[Any], servers: list[Any]) -> Supervisor:
     """Of processes that have been started."""
     cluster = Cluster(__file__, (), ("127.0.0.1:0",), ("127.0.0.1:1",))
     parts = cast(Any, SimpleNamespace())
-    started = StartedProcesses(cluster, parts, parts, parts, parts, (), 0, servers)
+    started = StartedProcesses(cluster, parts, parts, parts, parts, (), 0, "", servers)
     started.trainers = dict(enumerate(trainers))
     return Supervisor(started, RestartPolicy(0, True), {}, parts, print)
 

@@ -1,0 +1,156 @@
+"""The heartbeat of a trainer's connection to one server.
+
+[Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
+answered one for longer than the heartbeat timeout is lost: its channels fail with
+:class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
+the channels fail with that.
+Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
+timeout is sent again over a new connection; see [Note: dialling again] in
+``pserver/control/control_client.py``.
+The same thread watches the channels' streams: one on which an answer is overdue is opened again;
+see [Note: sending again].
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+
+from pserver.client.channel import Channel
+from pserver.client.grouped_calls import GroupedCalls
+from pserver.client.replies import Absences
+from pserver.client.report import Report, heartbeat
+from pserver.client.server_return import ServerReturn
+from pserver.errors import (
+    PServerError,
+    Refused,
+    ServerLost,
+    TimedOut,
+    UnknownSession,
+    Unreachable,
+    from_wire,
+)
+from pserver.wire_pb2 import JoinReply
+
+log = logging.getLogger(__name__)
+
+LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
+
+
+class Heartbeating(GroupedCalls):
+    """The part of a :class:`~pserver.client.client.Client` that notices what becomes of its server.
+
+    Attributes:
+        index: of the server in the plan.
+        transport: that the streams use.
+        activity: what the trainer does, for ``pserver status``.
+        reported: called for each heartbeat: what the trainer says of its training.
+        learn: called, in any thread, with what the server says of who is not there.
+    """
+
+    index: int
+    transport: str
+    activity: str
+    reported: Callable[[], Report]
+    learn: Callable[[Absences], None]
+    _closing: threading.Event
+    _failure: PServerError | None
+    _heartbeat_timeout: float
+    _return: ServerReturn
+
+    @property
+    @abstractmethod
+    def every_channel(self) -> list[Channel]:
+        """The lanes' channels, and the tables'."""
+
+    @abstractmethod
+    def _ask_to_join(self, meanwhile: Callable[[], None]) -> JoinReply:
+        """Joins the server's job, when it takes this trainer."""
+
+    @property
+    def returned(self) -> int:
+        """How often the server has come back, and was joined again."""
+        return self._return.count
+
+    def _beat(self) -> None:
+        """See [Note: silence]."""
+        interval = min(1.0, self._heartbeat_timeout / 5)
+        begun = answered = time.monotonic()
+        unanswered = 0
+        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
+            begun = time.monotonic()
+            left = max(self._heartbeat_timeout - (begun - answered), LAST_BEAT_SECONDS)
+            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
+            session, said, streams = self._reply.session, self.reported(), self.every_channel
+            request = heartbeat(session, self.activity, said, self.index, streams)
+            try:
+                reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
+            except PServerError as error:
+                unanswered += 1
+                if self._comes_back(error, time.monotonic() - answered):
+                    if isinstance(error, UnknownSession):
+                        answered, unanswered = time.monotonic(), 0
+                    continue
+                if self._is_lost(error, time.monotonic() - answered):
+                    return
+                continue
+            if unanswered:
+                log.warning("%s answers again, over a new connection", self)
+            answered, unanswered = time.monotonic(), 0
+            self.learn(Absences.of(reply.roll))
+            if reply.failure:
+                self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
+                return
+            for channel in self.every_channel:
+                channel.end_if_silent()
+
+    def _comes_back(self, error: PServerError, silence: float) -> bool:
+        """Whether a server that has not answered is awaited, or has come back and was joined again.
+
+        See [Note: joining again] in server_return.py.
+        """
+        known = not isinstance(error, UnknownSession)
+        if known or not self._return.seconds:
+            return self._return.awaits(error, silence, self._heartbeat_timeout)
+        try:
+            reply = self._ask_to_join(self._check_open)
+            if reply.install:
+                raise ServerLost("it holds nothing of the job")
+            self._reply = reply
+        except (Unreachable, TimedOut):
+            return True  # it has gone once more
+        except PServerError as refusal:
+            self._fail(ServerLost(f"{self} has come back: {refusal}"))
+            return False
+        self.transport = self._reply.transport
+        self._return.joined()
+        for channel in self.every_channel:
+            channel.renew()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise Unreachable(f"{self}: this trainer leaves")
+
+    def _is_lost(self, error: PServerError, silence: float) -> bool:
+        """Whether a heartbeat that ended with an error means that the server is lost; fails the
+        channels then.
+        """
+        if isinstance(error, Refused):  # it answers, and has no such trainer
+            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
+        elif silence <= self._heartbeat_timeout:
+            return False
+        else:
+            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
+            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
+            self._fail(ServerLost(text))
+        self._control.close()  # and with it every call that waits for the server
+        return True
+
+    def _fail(self, error: PServerError) -> None:
+        self._failure = self._failure or error
+        for channel in self.every_channel:
+            channel.fail(error)

@@ -1,0 +1,111 @@
+"""What is known of a server that was started again while its job goes on.
+
+::
+
+    ASKING --a trainer brings the program--> LOADING --the save is read--> LINKING
+                                                                              |
+                              DONE <--server 0 says where the log stands------'
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pserver.errors import Refused
+from pserver.job.membership import Watermarks
+from pserver.job_log.records import Process
+from pserver.job_log.standing import Applied, Loss, Standing, losses
+
+
+@dataclass(slots=True)
+class Reload:
+    """How far it is.  The caller holds the job's lock.
+
+    Attributes:
+        path: of the save that it goes on from.
+        began: a program has come, and the save is being read.
+        done: it serves.
+        lost: by trainer, what was lost of decided steps.
+    """
+
+    path: str
+    began: bool = False
+    done: bool = False
+    lost: Mapping[int, Loss] = field(default_factory=dict)
+    _installer: str = ""  # the incarnation of the trainer that brings the program
+    _sessions: list[str] = field(default_factory=list)  # that such trainers were given for this
+    _asked_at: float = 0.0
+    _saved: Mapping[Process, Sequence[Applied]] = field(default_factory=dict)
+    _lost_before: Mapping[int, Loss] = field(default_factory=dict)
+
+    def asked(self, incarnation: str, now: float, timeout: float) -> str:
+        """A trainer wants to join: the session with which it is to bring the program; "" where it
+        is not to, and asks again later.
+
+        Args:
+            now: in seconds of the job's clock.
+            timeout: after which another one is to bring it.
+        """
+        if self.began:
+            return ""
+        if self._installer not in ("", incarnation) and now - self._asked_at < timeout:
+            return ""
+        if self._installer != incarnation:
+            self._installer = incarnation
+            self._sessions.append(secrets.token_hex(16))
+        self._asked_at = now
+        return self._sessions[-1]
+
+    def check(self, session: str) -> None:
+        """Returns if a call is of a trainer that was asked for the program, which may be late.
+
+        Raises:
+            Refused: it is of another.
+        """
+        asked = [secrets.compare_digest(each.encode(), session.encode()) for each in self._sessions]
+        if not any(asked):
+            raise Refused("this server has come back, and takes its program from another trainer")
+
+    def read(self, meta: Mapping[str, Any]) -> None:
+        """The save is read.
+
+        Args:
+            meta: the save's.
+        """
+        self._saved = saved_steps(meta.get("watermarks", {}))
+        lost = meta.get("lost", {})
+        self._lost_before = {int(trainer): Loss(*each) for trainer, each in lost.items()}
+
+    def stands(self, standing: Standing) -> Mapping[int, Loss]:
+        """Server 0 has said where the log stands.
+
+        Returns:
+            By trainer, what is lost since the save; ``lost`` has what was lost before, too.
+        """
+        found = losses(standing, self._saved)
+        # a save of an earlier run of the job says nothing of this one
+        same = any(each.process in self._saved for each in standing.processes)
+        before = self._lost_before if same else {}
+        trainers = sorted(found.keys() | before.keys())
+        self.lost = {t: found.get(t, Loss()).plus(before.get(t, Loss())) for t in trainers}
+        self.done = True
+        return found
+
+
+def saved_steps(watermarks: Watermarks) -> dict[Process, list[Applied]]:
+    """Of each process in a save, what of its steps is in it, by lane.
+
+    Args:
+        watermarks: the save's.
+    """
+    found: dict[Process, list[Applied]] = {}
+    for trainer, each in watermarks.items():
+        lanes = {int(lane): values for lane, values in each["lanes"].items() if int(lane) >= 0}
+        empty: list[int] = [0, 0, 0]
+        by_lane = [lanes.get(lane, empty) for lane in range(max(lanes, default=-1) + 1)]
+        process = Process(int(trainer), each["incarnation"])
+        found[process] = [Applied(values[0], sum(values[3:])) for values in by_lane]
+    return found

@@ -1,0 +1,94 @@
+"""Asks what a server that has died can go on from: ``launch`` runs it as a process, because
+it imports gRPC and torch, and ``launch`` does not.
+
+::
+
+    python -m pserver.launcher.lost_server TOKEN KEYS ENDPOINTS INDEX FOLDER
+
+TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
+ENDPOINTS are those of the other servers of the job, INDEX is the dead one's number, FOLDER is where
+the job saves.
+
+It prints one line of JSON: ``{"path": "saved/step-000120/server-1", "reason": ""}``.  The path is
+that of the part that the server has written of the newest whole checkpoint; "", with a reason,
+where the job does not go on from it: another server does not wait, server 0 is the dead one, there
+is no checkpoint yet, or none of this job's servers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from pserver.checkpoint import manifest
+from pserver.checkpoint.listed import listed_in
+from pserver.control.control_client import ControlClient
+from pserver.errors import PServerError
+from pserver.security.access import Access
+from pserver.storage.place import place_at
+from pserver.wire_pb2 import StatusReply
+
+CALL_SECONDS = 3.0
+
+
+def obstacle(status: StatusReply) -> str:
+    """Why a server does not wait for another one; "" where it does.
+
+    Args:
+        status: its own.
+    """
+    if status.state != "serving":
+        return status.failure or f"a server is {status.state}"
+    return "" if status.awaits_servers else f"in {status.mode} mode all go back to a checkpoint"
+
+
+def part_of(folder: str, index: int, fingerprint: str) -> tuple[str, str]:
+    """The directory, or the URL, of what a server has written of the newest whole checkpoint; and
+    why there is none.
+
+    Args:
+        folder: of the job's checkpoints.
+        fingerprint: of the job's plan.
+
+    Raises:
+        OSError, ValueError: the folder cannot be read.
+    """
+    place = place_at(folder)
+    _, kept = listed_in(place)
+    if not kept:
+        return "", "there is no checkpoint yet"
+    newest = manifest.read(place.at(kept[-1].name))
+    parts = manifest.parts_of(newest)
+    if index >= len(parts):
+        return "", f"{newest.place} has no part of server {index}"
+    if parts[index].meta.get("fingerprint") != fingerprint:
+        return "", f"{newest.place} was written by servers of another plan"
+    return parts[index].place.path, ""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module."""
+    token, keys, endpoints, index, folder = arguments
+    access = Access.of(token, keys, "operator", "trainer")
+    path, reason = "", "the job's log is lost with server 0" if index == "0" else ""
+    try:
+        statuses = [_status(access, each) for each in endpoints.split(",") if each]
+        reason = reason or next(filter(None, map(obstacle, statuses)), "")
+        if not reason:
+            path, reason = part_of(folder, int(index), statuses[0].fingerprint)
+    except (PServerError, OSError, ValueError) as error:
+        reason = str(error)
+    print(json.dumps({"path": path, "reason": reason}), flush=True)
+
+
+def _status(access: Access, endpoint: str) -> StatusReply:
+    control = ControlClient(endpoint, CALL_SECONDS, access=access)
+    try:
+        return control.status()
+    finally:
+        control.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

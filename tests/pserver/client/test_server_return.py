@@ -1,0 +1,70 @@
+"""Whether a trainer awaits a server that does not answer."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pserver.client.retrying_stream import _final
+from pserver.client.server_return import ServerReturn
+from pserver.errors import (
+    GarbledStream,
+    PServerError,
+    Refused,
+    TimedOut,
+    TrainerLost,
+    UnknownSession,
+    Unreachable,
+)
+from pserver.wire_pb2 import Failure
+
+
+@pytest.mark.parametrize(
+    ("error", "silence", "awaited"),
+    [
+        (Unreachable("refused"), 1.0, True),
+        (TimedOut("no answer"), 319.0, True),
+        (Unreachable("refused"), 321.0, False),
+        (TrainerLost("it was fenced"), 1.0, False),
+        (Refused("no"), 1.0, False),
+    ],
+)
+def test_a_silent_server_is_awaited_for_so_long(
+    error: PServerError, silence: float, awaited: bool
+) -> None:
+    """Beyond the heartbeat timeout; not one that says no."""
+    server = ServerReturn("server 1")
+    assert not server.awaits(error, silence, 20.0)  # until it is known to come back
+    server.seconds = 300.0
+
+    assert server.awaits(error, silence, 20.0) == awaited
+
+
+def test_the_wait_is_said_once_and_again_after_a_return(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A heartbeat that is late is no reason to say anything."""
+    server = ServerReturn("server 1")
+    server.seconds = 300.0
+    with caplog.at_level(logging.WARNING):
+        for silence in (0.5, 3.0, 4.0):
+            server.awaits(Unreachable("refused"), silence, 20.0)
+        server.joined()
+        server.awaits(Unreachable("refused"), 3.0, 20.0)
+
+    waits = "waits for server 1, which does not answer, for up to 320 s: refused"
+    back = "server 1 has come back: joined it again, and sends again what it has not answered"
+    assert [each.getMessage() for each in caplog.records] == [waits, back, waits]
+    assert server.count == 1
+
+
+def test_an_unknown_session_ends_the_stream_of_a_server_that_is_awaited() -> None:
+    """And the channel of any other; bytes that were no frame end a stream alone."""
+    failure = Failure(error="UnknownSession", message="join first")
+
+    with pytest.raises(Unreachable, match="server 1: join first"):
+        _final(failure, "server 1", awaited=True)
+    assert isinstance(_final(failure, "server 1", awaited=False), UnknownSession)
+    with pytest.raises(GarbledStream):
+        _final(Failure(error="GarbledStream"), "server 1", awaited=False)

@@ -1,0 +1,152 @@
+"""What launch does when a server of an asynchronous job has died."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from pserver.checkpoint import checkpoint
+from pserver.checkpoint.listed import LIST, Kept, list_bytes
+from pserver.launcher import supervisor
+from pserver.launcher.cluster import Cluster
+from pserver.launcher.lost_server import main, obstacle, part_of
+from pserver.launcher.restart_policy import RestartPolicy
+from pserver.launcher.started_processes import StartedProcesses
+from pserver.launcher.supervisor import Failed, Supervisor
+from pserver.wire_pb2 import StatusReply
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Two checkpoints of two servers, of a plan that is called "p"."""
+    kept = []
+    for step in (1, 2):
+        name = f"step-{step:06d}"
+        parts = [
+            checkpoint.save(
+                tmp_path / name / f"server-{server}", {"w": torch.ones(1)}, {"fingerprint": "p"}
+            )
+            for server in (0, 1)
+        ]
+        with checkpoint.writing(tmp_path / name) as writer:
+            writer.parts(parts, {})
+            writer.commit({"step": step})
+        kept.append(Kept(name))
+    (tmp_path / LIST).write_bytes(list_bytes(kept))
+    return str(tmp_path)
+
+
+def test_a_server_goes_on_from_its_part_of_the_newest_checkpoint(folder: str) -> None:
+    """Of one that is listed, and whose servers were of the same plan."""
+    assert part_of(folder, 1, "p") == (f"{folder}/step-000002/server-1", "")
+    assert part_of(folder, 1, "q") == (
+        "",
+        f"{folder}/step-000002 was written by servers of another plan",
+    )
+    assert part_of(folder, 2, "p") == ("", f"{folder}/step-000002 has no part of server 2")
+    shutil.rmtree(f"{folder}/step-000002/server-1")
+    with pytest.raises(ValueError, match="its part in .* is missing"):
+        part_of(folder, 1, "p")
+    (Path(folder) / LIST).unlink()
+    assert part_of(folder, 1, "p") == ("", "there is no checkpoint yet")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (StatusReply(state="serving", awaits_servers=True), ""),
+        (StatusReply(state="serving", mode="sync"), "in sync mode all go back to a checkpoint"),
+        (StatusReply(state="failed", failure="it is over"), "it is over"),
+        (StatusReply(state="installing"), "a server is installing"),
+    ],
+)
+def test_other_servers_say_whether_they_wait(status: StatusReply, expected: str) -> None:
+    """A job that has failed says why."""
+    assert obstacle(status) == expected
+
+
+def test_the_log_ends_with_server_0(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole job is started again then; and where nobody can be asked."""
+    main(["", "", "", "0", folder])
+    main(["", "", "127.0.0.1:1", "1", folder])
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+
+    assert first == {"path": "", "reason": "the job's log is lost with server 0"}
+    assert second["path"] == "" and "127.0.0.1:1" in second["reason"]
+
+
+class Process:
+    """One of a launch."""
+
+    log, lived_seconds, preempted_after, killed = "server-1.log", 9.0, None, False
+
+    def __init__(self, name: str, status: int | None) -> None:
+        self.name, self.status, self.failed = name, status, bool(status)
+
+
+def supervised(
+    monkeypatch: pytest.MonkeyPatch, path: str, trainer: int | None = None, restarts: int = 1
+) -> tuple[Supervisor, Process, list[str], list[Any]]:
+    """A job of two servers whose second one has died: the supervisor, that server, what is said,
+    and what is started again.
+    """
+    cluster = Cluster(__file__, (), ("127.0.0.1:0",) * 2, ("",))
+    parts, begun, lines = cast(Any, SimpleNamespace()), list[Any](), list[str]()
+    dead = Process("server 1", 137)
+    servers = cast(Any, [Process("server 0", None), dead])
+    started = StartedProcesses(cluster, parts, parts, parts, parts, (), 0, "saved", servers)
+    started.trainers = {0: cast(Any, Process("trainer 0", trainer))}
+    found = Supervisor(started, RestartPolicy(restarts, True), {}, parts, lines.append)
+    found.ended.append(cast(Any, dead))
+    monkeypatch.setattr(supervisor, "save_to_reload", lambda *of: (path, "it is a test"))
+    monkeypatch.setattr(started, "start_server_again", lambda *of: begun.append(of))
+    return found, dead, lines, begun
+
+
+def test_a_server_alone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what it has saved; the others wait for it."""
+    found, dead, lines, begun = supervised(monkeypatch, "saved/step-000120/server-1")
+    found._follow(cast(Any, dead))
+
+    assert begun == [(dead, "saved/step-000120/server-1")] and not found.ended
+    assert lines == [
+        "server 1 failed with status 137 (killed by SIGKILL): starts it again from "
+        "saved/step-000120/server-1 (restart 1 of 1); the others wait for it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "trainer", "restarts", "said"),
+    [
+        ("", None, 1, ["server 1 does not come back alone: it is a test"]),
+        ("there", 0, 1, []),  # the trainers have ended
+        ("there", None, 0, []),
+    ],
+)
+def test_otherwise_the_job_goes_back_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, path: str, trainer: int | None, restarts: int, said: list[str]
+) -> None:
+    """Or fails, where no restart is left."""
+    found, dead, lines, begun = supervised(monkeypatch, path, trainer, restarts)
+
+    with pytest.raises(Failed):
+        found._follow(cast(Any, dead))
+    assert not begun and lines == said
+
+
+def test_a_server_that_dies_again_before_it_serves_takes_the_job_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its save may be what it dies of."""
+    found, dead, _, begun = supervised(monkeypatch, "there", restarts=3)
+    found.started._reloading.add(cast(Any, dead))
+
+    with pytest.raises(Failed):
+        found._follow(cast(Any, dead))
+    assert not begun
