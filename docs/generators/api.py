@@ -1,15 +1,14 @@
-"""docs/reference/*.md of the Python interface: what each module offers, from its ``__all__``.
+"""docs/reference/*.md of the Python interface: what each module offers, which nothing imports here.
 
 mkdocstrings puts an object's signature and docstring where a page says ``::: name``.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 from pathlib import Path
-from types import ModuleType
+
+from griffe import Alias, GriffeLoader, Object
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {
@@ -23,6 +22,8 @@ MODULES = {
     "trainer.row_optimizers": "Rules that update rows of tables.\n"
     "[Embeddings](../embeddings.md#update-rules) says how a table gets one.",
     "transpiler": "Programs, and what splits them; [programs](../programs.md) has examples.",
+    "trainer.lightning": "Lightning trains in a job; [a page](../lightning.md) says how.",
+    "trainer.huggingface": "transformers trains in a job; [a page](../transformers.md) says how.",
     "pserver": "A server in a process of one's own.",
     "pserver.ray": "A job on the nodes of a Ray cluster; [a page](../ray.md) says how it is used.",
 }
@@ -40,35 +41,36 @@ SENTENCE = re.compile(r"(.+?)(?:\.  ?(?=[A-Z])|\.?$)")
 
 def pages() -> dict[str, str]:
     """The text of each page, by its path below docs/."""
-    return {f"reference/{module}.md": page(module, about) for module, about in MODULES.items()}
+    loader = GriffeLoader(search_paths=[ROOT])
+    for package in sorted({module.partition(".")[0] for module in MODULES}):
+        loader.load(package)
+    found = loader.modules_collection
+    return {f"reference/{each}.md": page(each, found[each], MODULES[each]) for each in MODULES}
 
 
-def page(module: str, about: str) -> str:
-    """The page of one module."""
-    found = importlib.import_module(module)
-    names = sorted(found.__all__, key=lambda name: (name.lower(), name))
-    rows = "".join(row(name, getattr(found, name)) for name in names)
+def page(module: str, found: Object | Alias, about: str) -> str:
+    """The page of one module: what is in its ``__all__``, otherwise what it defines."""
+    defined = {name: each for name, each in found.members.items() if not each.is_alias}
+    public = [name for name, each in defined.items() if each.is_public and each.has_docstring]
+    names = [str(name) for name in found.exports or public]
+    names.sort(key=lambda name: (name.lower(), name))
+    rows = "".join(row(name, found[name]) for name in names)
     own = [name for name in names if f"{module}.{name}" not in MODULES]
     objects = "\n".join(f"::: {module}.{name}\n" for name in own)
     return PAGE.format(module=module, about=about, rows=rows, objects=objects)
 
 
-def row(name: str, found: object) -> str:
+def row(name: str, found: Object | Alias) -> str:
     """The line of one name in a page's table."""
-    path = source(found)
-    return f"| `{name}` | {first_sentence(found)} | [{path}](../../{path}) |\n"
+    target = found.final_target if isinstance(found, Alias) else found
+    path = Path(str(target.filepath)).relative_to(ROOT).as_posix()
+    return f"| `{name}` | {first_sentence(target)} | [{path}](../../{path}) |\n"
 
 
-def first_sentence(found: object) -> str:
+def first_sentence(found: Object) -> str:
     """That of an object's docstring, without its period, for a cell of a table."""
-    paragraph = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split("\n"))
+    docstring = found.docstring.value if found.docstring is not None else ""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split("\n"))
     text = ROLE.sub(r"`\1`", paragraph).replace("``", "`").replace("|", "\\|")
     sentence = SENTENCE.match(text)
     return sentence[1] if sentence else text
-
-
-def source(found: object) -> str:
-    """The file that defines an object, below the repository's root."""
-    module = found if isinstance(found, ModuleType) else inspect.getmodule(found)
-    assert module is not None and module.__file__ is not None
-    return Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()

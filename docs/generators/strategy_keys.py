@@ -24,7 +24,7 @@ of programs.
 Where a key does not act, another value than its default raises, with the reason.
 The test observes the effect outside the strategy's own code.
 
-| key | type | default | range | acts in | effect | test |
+| key | effect | default | type | range | acts in | test |
 |---|---|---|---|---|---|---|
 """
 
@@ -53,11 +53,11 @@ def _line(row: Row, tests: list[str]) -> str:
     links = [f"[{test.partition('::')[2]}](../{test.partition('::')[0]})" for test in tests[:1]]
     cells = [
         f"`{row.key}`",
-        row.type,
+        row.sentence,
         f"`{row.default}`",
+        row.type,
         row.range,
         ", ".join(row.modes) or "no job: it raises",
-        row.sentence,
         links[0] if links else "",
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

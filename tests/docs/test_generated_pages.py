@@ -9,6 +9,8 @@ import pytest
 from docs.generators import DOCS, GENERATORS, api
 from transpiler.names.index import names
 
+pytestmark = pytest.mark.processes  # griffe, which reads the packages, asks git
+
 
 @pytest.mark.parametrize("generator", GENERATORS, ids=lambda each: each.__name__.split(".")[-1])
 def test_a_page_is_the_generated_one(generator: ModuleType) -> None:

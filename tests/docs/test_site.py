@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
@@ -97,7 +98,9 @@ def opened(folder: Path) -> Iterator[tuple[Any, str]]:
 
 
 def wrong(driver: Any, view: tuple[int, int, str], url: str) -> list[str]:
-    """What axe-core and the console say of a page in a view, and whether it is too wide."""
+    """What axe-core and the console say of a page in a view, whether it is too wide or in other
+    colours, and which other hosts it has asked.
+    """
     look(driver, *view)
     remembered = {"origin": url, "storageTypes": "local_storage"}  # the colours of another view
     driver.execute_cdp_cmd("Storage.clearDataForOrigin", remembered)
@@ -107,6 +110,8 @@ def wrong(driver: Any, view: tuple[int, int, str], url: str) -> list[str]:
     wider = driver.execute_script("return document.documentElement.scrollWidth - innerWidth")
     found = violations(driver) + [entry["message"] for entry in driver.get_log("browser")]
     found += ["wider than the screen"] if wider > 0 else []
+    asked = "return performance.getEntriesByType('resource').map(each => new URL(each.name).host)"
+    found += sorted(set(driver.execute_script(asked)) - {urlsplit(url).netloc})
     found += [] if scheme == SCHEMES[view[2]] else [f"shown in {scheme}"]
     return [f"{view}: {each}" for each in found]
 
