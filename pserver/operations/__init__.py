@@ -18,5 +18,5 @@ In reading order::
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``,
 ``pserver.job`` and ``pserver.job_log`` for a replay, and the files of the root.  Only
-``pserver/__main__.py`` imports this room.
+``pserver/__main__.py`` and the checker of ``trainer`` import this room.
 """

@@ -3,7 +3,8 @@
 Every trainer has a counter of its own in each slice of a parameter, to which each of its steps adds
 one.  So a counter says how many of its number's steps are on that server, and all copies of it have
 to say the same.  The killed process ends in the middle of a step, when some of the servers have its
-COMMIT; in some trials another process of the same number takes its place.
+COMMIT; in some trials another process of the same number takes its place.  Servers record what they
+apply, and have to hold what a replay of that gives.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable
+from pserver.job.installed_program import InstalledProgram
 from pserver.launcher import last_word
+from pserver.operations.replay import replay
 from pserver.security.access import OPEN
 from trainer.checker.scenario import RULE, TRANSPORTS
 from trainer.checker.trial import AnyTransport, TwinServer, ViolatedInvariant
@@ -179,18 +185,21 @@ def play(loss: Loss) -> str:
     """
     with ExitStack() as stack:
         transport = "grpc" if loss.transport == "inprocess" else loss.transport
-        servers = [TwinServer(ServerConfig(transport=transport)) for _ in range(loss.servers)]
+        folder = stack.enter_context(TemporaryDirectory())
+        config = ServerConfig(transport=transport, record_log=folder)
+        servers = [TwinServer(config) for _ in range(loss.servers)]
         for server in servers:
             server.start()
             stack.callback(server.stop, 0.0)
         try:
-            _run(loss, servers)
+            held = _run(loss, servers)
+            _replay(Path(folder), servers, held)
         except Exception as error:
             return f"{loss}\n  {type(error).__name__}: {error}"
     return ""
 
 
-def _run(loss: Loss, servers: Sequence[TwinServer]) -> None:
+def _run(loss: Loss, servers: Sequence[TwinServer]) -> list[InstalledProgram]:
     endpoints = tuple(server.endpoint for server in servers)
     processes = [Process(loss, endpoints, number) for number in range(loss.trainers)]
     pool = ThreadPoolExecutor(loss.trainers)
@@ -212,7 +221,19 @@ def _run(loss: Loss, servers: Sequence[TwinServer]) -> None:
         for done in running:
             done.result(timeout=TIMEOUT_SECONDS)
         _check(loss, others, victim)
+        held = [server.job.installed() for server in servers]
         list(pool.map(lambda each: each.communicator.finish(), others))
+        return held
+
+
+def _replay(folder: Path, servers: Sequence[TwinServer], held: Sequence[InstalledProgram]) -> None:
+    """Every server holds what a replay of the job's recorded log gives, to the bit."""
+    for server in servers:
+        _expect(server.job.end_recording(TIMEOUT_SECONDS), "the log is not written")
+    for replayed, installed in zip(replay(folder, Console(quiet=True)), held, strict=True):
+        theirs = dict(replayed.installed.slices.tensors())
+        for name, tensor in installed.slices.tensors():
+            _expect(torch.equal(theirs[name], tensor), f"a replay gives another {name}")
 
 
 def _steps(process: Process, count: int) -> None:
