@@ -232,6 +232,8 @@ def more(reply: StatusReply) -> Iterator[str]:
         yield f"waits for server {', '.join(map(str, reply.away))} to come back"
     if reply.HasField("reload"):
         yield reload_line(reply.reload)
+    if reply.recording.failure:
+        yield f"the job's log is not recorded any more: {reply.recording.failure}"
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
     if refused := reply.steps_refused_outlier:

@@ -4,7 +4,9 @@ with, gives what the servers held, to the bit.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shutil
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
 from pserver.errors import FingerprintMismatch, PServerError, Refused
+from pserver.launcher.status import more
 from pserver.operations.recorded_log import recorded_log
 from pserver.operations.replay import replay
 from pserver.operations.replayed_server import ReplayedServer
@@ -121,6 +125,44 @@ def test_a_replay_stops_at_a_record(tmp_path: Path) -> None:
 
 
 # ---- logs that are not whole ----
+
+
+def test_a_full_disk_is_said_and_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the server's status, and by a replay, which gives what was recorded; a checkpoint that was
+    saved later is refused.
+    """
+    job = recorded(tmp_path)
+    job.train(2)
+    held = held_by(job.installed)
+    job.save("early")
+
+    real = os.writev
+
+    def full(descriptor: int, buffers: list[memoryview]) -> int:
+        if sum(map(len, buffers)) > 1000:  # a step; the reason still fits
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, buffers)
+
+    recorder = job.installed.recording.recorder
+    assert recorder is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "writev", full)
+        job.train(1)
+        while not recorder.failure:
+            assert recorder._thread.is_alive()
+    job.train(1)
+    job.save("late")
+    status = list(more(job.job.status(wire.StatusRequest())))
+    job.end()
+
+    assert any("not recorded any more" in line and "No space left" in line for line in status)
+    server, said = replayed(tmp_path / "log", tmp_path / "data" / "early")
+    assert same(held, held_by(server.installed)) == []
+    assert "the server could write no more" in said and "No space left" in said
+    with pytest.raises(Refused, match="--record-log"):
+        replayed(tmp_path / "log", tmp_path / "data" / "late")
 
 
 def test_a_killed_servers_log_is_replayed_to_its_last_whole_step(tmp_path: Path) -> None:
