@@ -25,6 +25,8 @@ class RecordedPart:
         program: the server's, without values.
         run: of trainer 0, or who joined first: the same in all parts; "": nobody has.
         entries: how many are whole.
+        first: the number of the first record; above 1 where the server has come back while its job
+            went on; 0: there is none.
         last: the number of the last record.
         open: records that decide steps which the file does not have.
         steps: that it has, by trainer, in all lanes.
@@ -40,6 +42,7 @@ class RecordedPart:
     program: Program
     run: str = ""
     entries: int = 0
+    first: int = 0
     last: int = 0
     open: set[int] = field(default_factory=set)
     steps: Counter[int] = field(default_factory=Counter)
@@ -80,10 +83,11 @@ class RecordedLog:
 
     Attributes:
         parts: by server.
-        until: the last record up to which every part has every step.
+        later: of servers that have come back while the job went on: what they have recorded since.
     """
 
     parts: Sequence[RecordedPart]
+    later: Sequence[RecordedPart] = ()
 
     @property
     def until(self) -> int:
@@ -92,7 +96,11 @@ class RecordedLog:
 
     def warnings(self) -> list[str]:
         """What is to be said of parts that do not end with the job, a sentence each."""
-        found = []
+        found = [
+            f"{part.path.name} begins with record {part.first}, as the server has come back while "
+            "its job went on: it is left out"
+            for part in self.later
+        ]
         for part in self.parts:
             where = f"{part.path.name} ends with record {part.last}"
             if part.end:
@@ -121,9 +129,13 @@ def recorded_log(
     if not files:
         raise FileNotFoundError(f"{folder}: expected the files of a recorded log, server-*.log")
     runs: dict[tuple[str, str], list[RecordedPart]] = {}
+    later = []
     for path in files:
         part = _looked_through(path)
         tell(path.stat().st_size)
+        if part is not None and part.first > 1:
+            later.append(part)
+            continue
         if part is None or not part.run:
             continue  # no trainer has come
         if not recordings or part.recording in recordings:
@@ -139,7 +151,9 @@ def recorded_log(
             f"{folder}: expected the log of one run, got {listed or 'files without a trainer'}: "
             "keep each in a directory of its own"
         )
-    return RecordedLog(_every_server(folder, next(iter(runs.values()))))
+    parts = _every_server(folder, next(iter(runs.values())))
+    same = [part for part in later if part.fingerprint == parts[0].fingerprint]
+    return RecordedLog(parts, same)
 
 
 def _every_server(folder: Path, parts: Sequence[RecordedPart]) -> list[RecordedPart]:
@@ -186,7 +200,8 @@ def _look(part: RecordedPart, place: Place) -> None:
     part.entries = place.number
     if what == "records":
         for record in records_of(place.entry.records.SerializeToString()):
-            if record.number != part.last + 1:
+            part.first = part.first or record.number
+            if part.last and record.number != part.last + 1:
                 raise Damaged(
                     f"{part.path.name}: expected record {part.last + 1}, got {record.number}"
                 )
