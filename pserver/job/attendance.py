@@ -340,6 +340,8 @@ class Attendance(Endings):
         self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
+        if self.program is not None:
+            self.program.decisions.left(process_of(member))
         self._fewer_awaited()
         self._close_if_over()
         self.condition.notify_all()

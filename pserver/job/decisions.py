@@ -221,6 +221,11 @@ class Decisions:
             for lane in range(len(self._rounds))
         )
 
+    def left(self, process: Process) -> None:
+        """A trainer has left: another process may take its number."""
+        if self._coordinator is not None:
+            self._coordinator.leave(process)
+
     def changed(self) -> None:
         """Fewer trainers are awaited: rounds may be complete."""
         if self._coordinator is not None and self._job.failure is None:

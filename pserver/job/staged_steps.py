@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pserver.errors import TrainerLost
+from pserver.errors import PServerError, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member
+from pserver.job.membership import Member, Watermark
 from pserver.job.sync_round import Contribution
 from pserver.job_log.records import Process, ProcessStep
 
@@ -98,6 +98,29 @@ class StagedSteps:
             PServerError: what ended the job meanwhile.
         """
         self.wait_until(staged.member, lambda: staged.turn == self._begun, staged)
+
+    def wait_for_place(
+        self, member: Member, watermark: Watermark, again: bool, done: Callable[[], bool]
+    ) -> None:
+        """Waits until a step may be staged.
+
+        Args:
+            watermark: of the trainer, in this lane.
+            again: it is staged already.
+            done: whether it may be.
+
+        Raises:
+            TrainerLost: the trainer was lost, and its step has come after the record of that:
+                nothing of it stays, so that another process may take its number.
+            PServerError: what ended the job meanwhile.
+        """
+        try:
+            self.wait_until(member, done)
+            if member.fenced and not again:
+                raise TrainerLost(member.fenced)
+        except PServerError:
+            watermark.taking = watermark.applied
+            raise
 
     def wait_until(
         self, member: Member, done: Callable[[], bool], staged: StagedStep | None = None

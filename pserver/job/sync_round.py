@@ -173,9 +173,9 @@ class SyncRound:
 
         Raises:
             FingerprintMismatch: its hyper-parameters differ from those of a trainer that committed
-                before.
+                before.  Not those of trainers that step by themselves: a window may end early.
         """
-        for other, earlier in self.contributions.items():
+        for other, earlier in () if self.goes_on_without else self.contributions.items():
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
 

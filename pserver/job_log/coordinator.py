@@ -111,6 +111,13 @@ class Coordinator:
                 del staged[step]
         return [self._append(Lost(process, text), now)]
 
+    def leave(self, process: Process) -> None:
+        """A trainer has left in good order, with all of its steps decided: its number is free for
+        another process.
+        """
+        if self._present.get(process.trainer) == process:
+            del self._present[process.trainer]
+
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
         """A server has staged a step.
 

@@ -79,6 +79,7 @@ class GeoRows:
             entry=None,
             ttl=None,
             capacity=None,
+            eviction="lru",  # which a table without a capacity has
             memory_bytes=None,
         )
         self._read = [

@@ -12,6 +12,7 @@ import torch
 
 from pserver.errors import Busy, PServerError, TrainerLost
 from pserver.job.job import Job
+from pserver.job.sync_round import Contribution
 from pserver.job_log.records import Process
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
@@ -119,6 +120,37 @@ def test_a_zombie_is_told_that_it_was_lost(served: Served, clock: Clock) -> None
     with pytest.raises(TrainerLost, match="trainer 1 was lost"):
         Trainer(job, listener, zombie.plan, 1)
     assert torch.equal(job.installed().slices.values["w"], before)
+
+
+def test_a_step_that_comes_after_its_trainers_loss_leaves_nothing(
+    served: Served, clock: Clock
+) -> None:
+    """A thread may have it in its hands already: another process may join all the same."""
+    job, listener = served
+    first, zombie = begun(served, trainers=2)
+    zombie.step(1, **ONES)
+    first.step(1, **ONES)
+    lane, member = job.installed().lanes[0], job.member(zombie.session)
+    lose(job, clock, zombie, first)
+
+    with pytest.raises(TrainerLost, match="trainer 1 has shown no heartbeat"):
+        lane.commit(member, 2, Contribution({}, {0: {"lr": 0.1}}, overflow=False))
+
+    assert not member.steps_under_way and not lane.undecided
+    Again(job, listener, zombie.plan, 1).step(2, **ONES)
+
+
+def test_a_diloco_trainer_has_a_rate_of_its_own(served: Served) -> None:
+    """A window may be shorter than the others', so that a schedule is at another step."""
+    job, listener = served
+    plan = plan_of(2, "diloco")
+    first, second = (Trainer(job, listener, plan, number) for number in range(2))
+
+    done = together(
+        lambda: first.step(1, lr=0.5, **ONES)[0], lambda: second.step(1, lr=0.25, **ONES)[0]
+    )
+
+    assert [each.committed for each in done] == [2, 2]
 
 
 def test_another_process_takes_the_place_of_a_lost_trainer(served: Served, clock: Clock) -> None:

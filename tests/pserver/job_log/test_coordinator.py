@@ -111,6 +111,19 @@ def test_a_number_joins_again_with_another_incarnation_once_it_was_lost() -> Non
     assert len(job.say(1, staged(AGAIN, 8, lane=1))) == 1
 
 
+def test_a_number_joins_again_once_its_process_has_left() -> None:
+    """One that was preempted; a process that left earlier changes nothing."""
+    job = Job()
+    job.coordinator.join(FIRST, (0, 0), 1.0)
+    job.coordinator.leave(FIRST)
+    assert whats(job.coordinator.join(AGAIN, (4, 7), 1.0)) == [Joined(AGAIN, (4, 7))]
+
+    job.coordinator.leave(FIRST)
+
+    with pytest.raises(ValueError, match="trainer 0 takes part already"):
+        job.coordinator.join(FIRST, (4, 7), 1.0)
+
+
 def test_records_are_numbered_and_their_time_never_goes_back() -> None:
     """Whatever the clock does."""
     coordinator = Coordinator(1, [False], lambda lane: ())

@@ -98,6 +98,19 @@ def test_servers_have_what_plain_torch_has(
     job.finish()
 
 
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_servers_evict_and_trainers_do_not(servers: Servers, eviction: str) -> None:
+    """A table of any eviction may be in a k-step lane."""
+    job = trained(servers(1), MAKES["momentum"], 1, capacity=3, eviction=eviction)
+    job.optimizers[0].flush()
+    assert job.communicator is not None
+
+    (status,) = job.communicator.clients[0].table_status()
+
+    assert status.rows == 3
+    job.finish()
+
+
 def test_a_row_that_is_looked_up_late_has_decayed(servers: Servers) -> None:
     """In a table of a range it was there from the first step on."""
     job = trained(servers(1), MAKES["decay"], 2, num_embeddings=ROWS)
