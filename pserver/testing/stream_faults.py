@@ -88,7 +88,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A stream: the server's name, and the fields of its HELLO."""
+    """A stream: the server's name, and the fields of its HELLO.
+
+    Attributes:
+        trainer: of the link of server k to server 0 it is -1 - k.
+    """
 
     server: str
     trainer: int = 0
@@ -182,9 +186,8 @@ class FaultyStream:
         message = (_copy(header), b"".join(payload))
         if header.kind == Kind.HELLO:
             hello = header.hello
-            self._place = Place(
-                self._place.server, hello.trainer_id, hello.lane, hello.stream, hello.tables
-            )
+            who = -1 - hello.server_index if hello.follower else hello.trainer_id
+            self._place = Place(self._place.server, who, hello.lane, hello.stream, hello.tables)
             if self._pump.ident is None:  # with keys there are two of them
                 self._pump.start()
         self._sent.append(message)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from trainer.checker.scenario import Scenario
 
 SEEDS = 50
+WORLDS = 125  # of trainers that come and go
+# by turns of eight worlds, which have all modes: the other two take twice as long
+OFTEN = ("tcp", "inprocess", "tcp", "shm", "inprocess", "tcp", "grpc", "inprocess")
 
 
 ROW_MODES = ("sync", "async", "half_async", "staleness", "geo")

@@ -1,18 +1,35 @@
-"""The history checker: is every step applied exactly once, whatever the network does?
+"""The history checker: does every step count once, whatever becomes of networks and processes?
 
-One trial per seed: some trainers and servers in one process, a mode, a transport, integer gradients
-under SGD with rate 1, and a fault injector between them.  Each trainer has counters of its own in
-every parameter, so each value that a trainer reads tells which steps of which trainer are in it.
+There are three kinds of trials, each drawn from a seed, with real servers in this process and
+trainers in threads:
+
+network   a faulty network between trainers and servers; integer gradients under SGD with rate 1.
+          Each trainer has counters of its own in every parameter, so each value that a trainer
+          reads tells which steps of which trainer are in it.
+losses    trainers that end between two servers' commits, and are replaced; the same counters.
+world     joins, losses, zombies, partitions, saves, and all kinds of optimizers and tables.  What
+          trainers send and what the log says is taken down; servers must hold, to the bit, what
+          the decided steps make in the order of the log when plain torch applies them in one
+          thread.
+
 Run it with ``make check-history SEEDS=2000`` or ``python -m trainer.checker --seeds 2000``.
 
 In reading order::
 
-    scenario      a trial's settings, steps and faults, from a seed
-    invariants    the values that each read, and the end, may have: exact fractions
-    tables        the same for the rows of tables
-    trial         runs it, with real servers, and checks
-    losses        trials in which trainers are lost and replaced
-    __main__      many trials, and a table of their coverage
+    scenario        a network trial's settings, steps and faults, from a seed
+    invariants      the values that each read, and the end, may have: exact fractions
+    tables          the same for the rows of tables
+    trial           runs it, with real servers, and checks
+    losses          trials in which trainers are lost and replaced
+    worlds          the settings of a world, and what befalls it, from a seed
+    history         what trainers have sent, and what the log says, taken down
+    processes       one start of a trainer
+    reapplication   what the log makes, by plain torch and the pure code of tables
+    laws            what must hold of every history
+    world_trial     runs a world, and checks
+    tally           one line a trial, and a table of many
+    trials          the trials of all kinds, by one number
+    __main__        many trials
 
-The room imports ``communicator`` and the servers.
+The room imports ``communicator``, ``job`` and the servers.
 """

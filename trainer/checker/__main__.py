@@ -1,4 +1,4 @@
-"""``python -m trainer.checker --seeds 2000``: many trials, and a table of their coverage."""
+"""``python -m trainer.checker --seeds 2000``: many trials, and what has happened in them."""
 
 from __future__ import annotations
 
@@ -7,69 +7,61 @@ import logging
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
-from pserver.testing.stream_faults import ACTIONS
-from trainer.checker.scenario import MODES, TRANSPORTS, Scenario, of_seed
-from trainer.checker.trial import Result, play
+from trainer.checker import tally
+from trainer.checker.scenario import TRANSPORTS
+from trainer.checker.trials import KINDS, Numbered, numbered, run, smallest, warm_up
 
 PROGRESS_SECONDS = 10.0
 
 
-def table(results: list[Result]) -> str:
-    """Modes x faults: how many of each happened; and modes x transports: how many trials."""
-    faults: Counter[tuple[str, str]] = Counter()
-    for result in results:
-        for (action, _, _), count in result.faults.items():
-            faults[result.scenario.mode, action] += count
-    trials = Counter((result.scenario.mode, result.scenario.transport) for result in results)
-    lines = ["mode".ljust(18) + "".join(name.rjust(11) for name in (*ACTIONS, *TRANSPORTS))]
-    for mode in MODES:
-        counts = [
-            *(faults[mode, action] for action in ACTIONS),
-            *(trials[mode, transport] for transport in TRANSPORTS),
-        ]
-        lines.append(mode.ljust(18) + "".join(str(count).rjust(11) for count in counts))
-    return "\n".join(lines)
+def check(trials: list[Numbered], record: Path | None = None) -> list[tally.Played]:
+    """Runs trials; prints those that fail, and how far it is.
+
+    Args:
+        record: a file that gets a line for each of them.
+
+    Returns:
+        What they have shown.
+    """
+    began = printed = time.monotonic()
+    results: list[tally.Played] = []
+    for trial in trials:
+        results.append(played := run(trial))
+        if record is not None:
+            tally.keep(record, played)
+        if played.failure:
+            first = not any(each.failure for each in results[:-1])
+            print(f"FAILED seed {trial.seed}: {played.failure}", flush=True)
+            if first:
+                said = smallest(trial)
+                print(f"a smaller one that fails too: {said}" if said else "no smaller one fails")
+        if time.monotonic() - printed > PROGRESS_SECONDS:
+            printed = time.monotonic()
+            failed = sum(bool(each.failure) for each in results)
+            print(
+                f"{len(results)} of {len(trials)} trials, {failed} failed, {printed - began:.0f} s",
+                flush=True,
+            )
+    print(tally.markdown(results))
+    print(f"{len(results)} trials in {time.monotonic() - began:.0f} s")
+    return results
 
 
-def smallest(scenario: Scenario) -> Result | None:
-    """A simpler trial of the same seed that fails too; None where no simpler one does."""
-    found = None
-    candidates = scenario.smaller()
-    while candidates:
-        result = play(candidates.pop(0))
-        if result.failure:
-            found, candidates = result, result.scenario.smaller()
-    return found
-
-
-def check(first: int, seeds: int, mode: str | None = None, transport: str | None = None) -> int:
-    """Runs the trials of some seeds; prints the first that fails, or the table.
+def _summary(results: list[tally.Played]) -> int:
+    """Prints which seeds failed.
 
     Returns:
         The exit status.
     """
-    began = printed = time.monotonic()
-    results: list[Result] = []
-    for seed in range(first, first + seeds):
-        results.append(play(of_seed(seed, mode, transport)))
-        if results[-1].failure:
-            print(f"FAILED {results[-1]}", flush=True)
-            simpler = smallest(results[-1].scenario)
-            print(
-                f"the smallest that fails too: {simpler}" if simpler else "no simpler trial fails",
-                flush=True,
-            )
-            return 1
-        if time.monotonic() - printed > PROGRESS_SECONDS:
-            printed = time.monotonic()
-            print(
-                f"{len(results)} of {seeds} trials, every invariant held, {printed - began:.0f} s",
-                flush=True,
-            )
-    print(table(results))
-    seconds = time.monotonic() - began
-    print(f"{seeds} trials from seed {first} on, every invariant held, {seconds:.0f} s")
+    failed = [each for each in results if each.failure]
+    kinds = Counter(each.world for each in results)
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+    if failed:
+        print("FAILED seeds:", " ".join(str(each.seed) for each in failed))
+        return 1
+    print("every law held")
     return 0
 
 
@@ -80,12 +72,23 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=50, help="how many trials (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--mode", choices=list(MODES), help="only this mode")
-    parser.add_argument("--transport", choices=TRANSPORTS, help="only this transport")
+    parser.add_argument("--kind", choices=KINDS, help="only this kind of trial, by its own seeds")
+    parser.add_argument("--mode", help="this mode, in kinds of trials that have it")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="this transport")
+    parser.add_argument("--record", type=Path, help="a file to which each trial adds a line")
+    parser.add_argument("--table", type=Path, help="a page that is made of that file's lines")
     parser.add_argument("--verbose", action="store_true", help="show what servers and trainers log")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.CRITICAL)
-    return check(arguments.first, arguments.seeds, arguments.mode, arguments.transport)
+    asked = parser.parse_args()
+    logging.basicConfig(level=logging.INFO if asked.verbose else logging.CRITICAL)
+    trials = [
+        numbered(seed, asked.kind, asked.mode, asked.transport)
+        for seed in range(asked.first, asked.first + asked.seeds)
+    ]
+    warm_up()
+    results = check(trials, asked.record)
+    if asked.table is not None:
+        asked.table.write_text(tally.markdown(tally.kept(asked.record or Path())) + "\n")
+    return _summary(results)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class TwinServer(Server):
 
 
 @contextmanager
-def _short_waits() -> Iterator[None]:
+def short_waits() -> Iterator[None]:
     """Retries after some milliseconds in place of a second."""
     with _shortening:
         before = retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS
@@ -239,7 +239,7 @@ def play(
         The result, with the first error, if there was one.
     """
     result = Result(scenario)
-    with _short_waits(), ExitStack() as stack:
+    with short_waits(), ExitStack() as stack:
         transport = "grpc" if scenario.transport == "inprocess" else scenario.transport
         servers = [TwinServer(ServerConfig(transport=transport)) for _ in range(scenario.servers)]
         for server in servers:

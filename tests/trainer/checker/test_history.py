@@ -11,7 +11,6 @@ from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
 from tests.support.matrix import crossed
 from tests.support.stories import ROW_MODES, SEEDS, story
-from trainer.checker.__main__ import table
 from trainer.checker.scenario import MODES, TRANSPORTS, of_seed
 from trainer.checker.trial import play
 
@@ -45,7 +44,6 @@ def test_fifty_stories_under_random_faults() -> None:
         "Leave",
         "Barrier",
     } <= kinds
-    assert all(mode in table(verdicts) for mode in MODES)
 
 
 @pytest.mark.slow

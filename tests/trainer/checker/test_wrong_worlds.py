@@ -1,0 +1,167 @@
+"""Servers and trainers that break one promise of the job's log: each shows in some history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from pserver.client.client import Client
+from pserver.client.retrying_stream import RetryingStream
+from pserver.errors import Refused
+from pserver.job.job_leases import JobLeases
+from pserver.job.locked_table import LockedTable
+from pserver.job.membership import Member, Membership
+from pserver.job.staged_steps import StagedSteps
+from pserver.job_log.coordinator import Coordinator
+from pserver.leases.lease_table import EpochRange
+from pserver.table.gradient import RowGradient
+from pserver.transport.stream import Stream
+from pserver.wire_pb2 import Kind
+from trainer.checker import world_trial
+from trainer.checker.world_trial import play_world
+from trainer.checker.worlds import world_of
+
+WITHIN = 500  # seeds
+GIVEN_UP_SECONDS = 8.0  # a job that stands still is caught, too
+
+
+def on_one_server(patch: pytest.MonkeyPatch) -> None:
+    """A step is decided when one server has it."""
+    patch.setattr(Coordinator, "_everywhere", lambda *arguments: True)
+
+
+def lease_before_the_step(patch: pytest.MonkeyPatch) -> None:
+    """Samples count as consumed when a commit comes, and not when its step is decided."""
+    right, decided = JobLeases.check, JobLeases.decided
+
+    def check(
+        leases: JobLeases, trainer: int, incarnation: str, ranges: Iterable[EpochRange]
+    ) -> None:
+        listed = list(ranges)
+        try:
+            right(leases, trainer, incarnation, listed)
+        except Refused:  # it comes again
+            return
+        decided(leases, trainer, incarnation, listed)
+
+    patch.setattr(JobLeases, "check", check)
+    patch.setattr(JobLeases, "decided", lambda *arguments: None)
+
+
+def calls_without_numbers(patch: pytest.MonkeyPatch) -> None:
+    """A call that comes again is a call more."""
+    right = LockedTable.shrink
+
+    def shrink(table: LockedTable, days: float, threshold: Any, call: Any = ("", 0)) -> int:
+        return right(table, days, threshold, (call[0], 0))
+
+    patch.setattr(LockedTable, "shrink", shrink)
+
+
+def zombies_accepted(patch: pytest.MonkeyPatch) -> None:
+    """What a process sends that was lost counts as before."""
+    fence, staged = Membership.fence, Coordinator.staged
+
+    def fences_nobody(members: Membership, *arguments: Any) -> Member | None:
+        found = fence(members, *arguments)
+        if found is not None:
+            found.fenced = ""
+        return found
+
+    def takes_all(coordinator: Coordinator, *arguments: Any) -> Any:
+        lost, coordinator.lost = coordinator.lost, set()
+        try:
+            return staged(coordinator, *arguments)
+        finally:
+            coordinator.lost = lost
+
+    patch.setattr(Membership, "fence", fences_nobody)
+    patch.setattr(Coordinator, "staged", takes_all)
+
+
+def joiners_at_0(patch: pytest.MonkeyPatch) -> None:
+    """Another process begins with its first step, however far the others are."""
+    patch.setattr(Membership, "begins_at", lambda members, lanes: (0,) * lanes)
+
+
+def computed_again(patch: pytest.MonkeyPatch) -> None:
+    """What is sent again is not what was sent: a gradient comes out a bit different."""
+    take = RetryingStream._take
+
+    def again(stream: RetryingStream, opened: Stream) -> bool:
+        for place, (header, payload) in enumerate(stream._request):
+            if header.kind == Kind.GRADIENT and payload:
+                other = bytearray(b"".join(payload))
+                other[0] ^= 1
+                stream._request[place] = header, [other]
+        return take(stream, opened)
+
+    patch.setattr(RetryingStream, "_take", again)
+
+
+def in_its_own_order(patch: pytest.MonkeyPatch) -> None:
+    """A server applies what is decided as its threads come."""
+
+    def any_turn(steps: StagedSteps, staged: Any) -> None:
+        steps.wait_until(staged.member, lambda: staged.turn >= 0, staged)
+
+    patch.setattr(StagedSteps, "wait_for_turn", any_turn)
+
+
+def by_its_own_clock(patch: pytest.MonkeyPatch) -> None:
+    """A server reads its clock, and not the record, for how long rows live."""
+    right = LockedTable.update
+
+    def update(
+        table: LockedTable,
+        gradient: RowGradient,
+        hparams: Any,
+        scale: Any,
+        trainer: int | None = None,
+        now: float | None = None,
+    ) -> None:
+        right(table, gradient, hparams, scale, trainer)
+
+    patch.setattr(LockedTable, "update", update)
+
+
+def numbers_from_1(patch: pytest.MonkeyPatch) -> None:
+    """A trainer's call has the number of the one before."""
+    right = Client.shrink
+
+    def shrink(client: Client, *arguments: Any) -> dict[str, int]:
+        client._shrinks = 0
+        return right(client, *arguments)
+
+    patch.setattr(Client, "shrink", shrink)
+
+
+# each with a seed of a world that shows it
+WRONG: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    on_one_server: 0,
+    lease_before_the_step: 0,
+    calls_without_numbers: 0,
+    zombies_accepted: 0,
+    joiners_at_0: 0,
+    computed_again: 0,
+    in_its_own_order: 0,
+    by_its_own_clock: 0,
+    numbers_from_1: 0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_a_broken_promise_shows(
+    wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the world that has shown it before, or in another one of the first 500."""
+    torch.manual_seed(0)
+    wrong(monkeypatch)
+    monkeypatch.setattr(world_trial, "TIMEOUT_SECONDS", GIVEN_UP_SECONDS)
+
+    assert any(play_world(world_of(seed)).failure for seed in (WRONG[wrong], *range(WITHIN)))

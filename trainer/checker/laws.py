@@ -1,0 +1,242 @@
+"""What must hold of every history: of the log, of trainers' steps, of samples, and of what servers
+hold and trainers read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pserver.checkpoint import checkpoint
+from pserver.job.installed_program import InstalledProgram
+from pserver.job_log.records import Decided, Joined, Lost, Process, Record
+from trainer.checker.history import History
+from trainer.checker.processes import Process as Start
+from trainer.checker.reapplication import JobReplica, cut_differences, differences
+from trainer.checker.worlds import World
+
+
+class Laws:
+    """Checks one trial when it is over.
+
+    Args:
+        world, history: of the trial.
+        held: what the servers hold, in their order.
+        starts: every start of every trainer.
+        folder: where servers have saved what they held.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        history: History,
+        held: Sequence[InstalledProgram],
+        starts: Sequence[Start],
+        folder: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._world, self._history, self._held, self._starts = world, history, held, starts
+        logs = [history.records.get(each.decisions, {}) for each in held]
+        self._logs = [[each[number] for number in sorted(each)] for each in logs]
+        self._decided: dict[Process, list[int]] = {}  # by lane, the last step
+        self._begun: dict[Process, tuple[int, ...]] = {}
+
+    def violations(self) -> Iterator[str]:
+        """What does not hold; a later law is looked at only where the earlier ones hold."""
+        for law in (self._one_log, self._steps, self._answers, self._samples, self._shrinks):
+            found = list(law())
+            yield from found
+            if found:
+                return
+        replica = JobReplica(self._world, self._history, self._held)
+        replica.apply(self._logs[0])
+        found = [
+            each
+            for server, held in zip(replica.servers, self._held, strict=True)
+            for each in differences(server, held)
+        ]
+        yield from found or self._reads(replica)
+        yield from self._cuts()
+
+    # ---- the log ----
+
+    def _one_log(self) -> Iterator[str]:
+        """Records have no gaps, and the servers' logs are beginnings of server 0's."""
+        for server, log in enumerate(self._logs):
+            numbers = [each.number for each in log]
+            if numbers != list(range(1, len(log) + 1)):
+                yield f"server {server}: records {numbers}"
+            for own, first in zip(log, self._logs[0], strict=False):
+                if own != first:
+                    yield f"server {server}: record {own}, and server 0 has {first}"
+            missing = [each for each in self._logs[0][len(log) :] if isinstance(each.what, Decided)]
+            if missing:
+                yield f"server {server} has not been told of {missing[0]}"
+
+    def _steps(self) -> Iterator[str]:
+        """Each process's decided steps follow one another from where it began; nothing of a fenced
+        process is decided; a joiner begins at the slowest one's step.
+        """
+        present: dict[int, Process] = {}
+        fenced: set[Process] = set()
+        for record in self._logs[0]:
+            what = record.what
+            if isinstance(what, Joined):
+                yield from self._joined(what, present)
+                present[what.process.trainer] = what.process
+            elif isinstance(what, Lost):
+                fenced.add(what.process)
+                present.pop(what.process.trainer, None)
+            elif isinstance(what, Decided):
+                yield from self._advance(what, record, fenced)
+
+    def _advance(self, what: Decided, record: Record, fenced: set[Process]) -> Iterator[str]:
+        for step in what.steps:
+            if step.process in fenced:
+                yield f"record {record.number}: a step of {step.process}, which was lost"
+            last = self._decided.get(step.process)
+            if last is None:
+                yield f"record {record.number}: a step of {step.process}, which has not joined"
+            elif step.step != last[what.lane] + 1:
+                yield (
+                    f"record {record.number}, lane {what.lane}: step {step.step} of "
+                    f"{step.process} after its step {last[what.lane]}"
+                )
+            else:
+                last[what.lane] = step.step
+
+    def _joined(self, what: Joined, present: Mapping[int, Process]) -> Iterator[str]:
+        lanes = len(self._world.plan.lanes)
+        steps = what.steps or (0,) * lanes
+        others = [self._decided[each] for t, each in present.items() if t != what.process.trainer]
+        stay = [
+            self._decided[each]
+            for t, each in present.items()
+            if t != what.process.trainer and not self._leaves(each)
+        ]
+        for lane, step in enumerate(steps if others else ()):
+            # a step that is decided may not be applied yet
+            least = min(each[lane] for each in others) - 1
+            most = min(each[lane] for each in stay or others)
+            if not max(least, 0) <= step <= most:
+                yield (
+                    f"{what.process} joined lane {lane} at step {step}, and the slowest one was at "
+                    f"{most}"
+                )
+        self._decided[what.process], self._begun[what.process] = list(steps), steps
+
+    def _leaves(self, process: Process) -> bool:
+        return any(each.incarnation == process.incarnation and each.left for each in self._starts)
+
+    def _answers(self) -> Iterator[str]:
+        """What was answered is decided; what is decided has been sent to all servers."""
+        last = {process.incarnation: steps for process, steps in self._decided.items()}
+        begun = {process.incarnation: steps for process, steps in self._begun.items()}
+        for (incarnation, lane, server), messages in self._history.messages.items():
+            decided = last.get(incarnation, [0] * (lane + 1))[lane]
+            first = begun.get(incarnation, (0,) * (lane + 1))[lane] + 1
+            for step, message in messages.items():
+                if message.answered and step > decided:
+                    yield f"server {server} answered step {step} of {incarnation}, undecided"
+            for step in range(first, decided + 1):
+                if step not in messages or not messages[step].committed:
+                    yield f"step {step} of {incarnation} counts, and server {server} has no commit"
+
+    # ---- samples ----
+
+    def _samples(self) -> Iterator[str]:
+        """Every sample is in one decided step, or counts as skipped."""
+        world = self._world
+        if not world.leases:
+            return
+        counted: Counter[tuple[int, int]] = Counter()
+        for process, steps in self._decided.items():
+            first = self._begun[process][0] + 1
+            messages = self._history.messages.get((process.incarnation, 0, 0), {})
+            for step in range(first, steps[0] + 1):
+                for epoch, start, stop in messages[step].leases:
+                    counted.update((epoch, place) for place in range(start, stop))
+        accounts = self._held[0].leases.accounts
+        for epoch in range(world.passes):
+            twice = [p for p in range(world.samples) if counted[epoch, p] > 1]
+            never = [p for p in range(world.samples) if not counted[epoch, p]]
+            account = accounts.get(epoch)
+            if twice:
+                yield f"pass {epoch}: samples {twice} count more than once"
+            if account is None or not account.over:
+                yield f"pass {epoch} is not over: {account}"
+            elif account.skipped + account.left_out != len(never):
+                yield f"pass {epoch}: samples {never} are in no decided step, and {account}"
+            elif never and not world.loses:
+                yield f"pass {epoch}: samples {never} count as skipped, and nobody was lost"
+
+    # ---- tables ----
+
+    def _shrinks(self) -> Iterator[str]:
+        """Each call that was answered has dropped rows once, on every server."""
+        asked = sum(each.shrinks for each in self._starts)
+        for server, held in enumerate(self._held):
+            for name, table in held.tables.items():
+                calls = self._history.tables.get(table.rows)
+                done = [each for each in calls.removals if each[0] == "shrink"] if calls else []
+                if len(done) != asked:
+                    yield f"server {server}: {name!r} has shrunk {len(done)} times, not {asked}"
+
+    # ---- saves ----
+
+    def _cuts(self) -> Iterator[str]:
+        """A server's save is what the first so many updates of each lane make, and no others; its
+        leases count the samples of just these.
+        """
+        for path in (path for start in self._starts for path in start.saved):
+            for server in range(self._world.servers):
+                save = checkpoint.reading(f"{self._folder}/{path}/server-{server}")
+                most = save.meta["versions"]
+                replica = JobReplica(self._world, self._history, self._held)
+                replica.apply(self._logs[0], most)
+                yield from cut_differences(replica.servers[server], save)
+                if server == 0 and self._world.leases:
+                    yield from self._lease_cut(save.meta["leases"], most[0])
+
+    def _lease_cut(self, kept: Mapping[str, Any], updates: int) -> Iterator[str]:
+        found = sum(each["decided"] for each in kept["epochs"])
+        found += sum(decided for _, _, decided, *_ in kept["closed"])
+        decided = [e.what for e in self._logs[0] if isinstance(e.what, Decided)]
+        expected = 0
+        for what in [each for each in decided if not each.lane][:updates]:
+            for step in what.steps:
+                messages = self._history.messages[step.process.incarnation, 0, 0]
+                expected += sum(stop - start for _, start, stop in messages[step.step].leases)
+        if found != expected:
+            yield f"a save counts {found} samples, and its steps have consumed {expected}"
+
+    # ---- what trainers read ----
+
+    def _reads(self, replica: JobReplica) -> Iterator[str]:
+        """Each value is one that a slice had after some update; none is older than the one before,
+        or without the reader's own steps that were answered.
+        """
+        slices = {name: own for server in replica.servers for name, own in server.slices.items()}
+        for start in self._starts:
+            lowest: Counter[str] = Counter()
+            for read in start.reads:
+                own = slices[read.slice]
+                least = lowest[read.slice]
+                for number, steps in enumerate(own.updates, 1):
+                    mine = any(
+                        each.process.incarnation == start.incarnation and each.step <= read.own
+                        for each in steps
+                    )
+                    least = max(least, number) if mine else least
+                at = next(
+                    (n for n in range(least, len(own.passed)) if own.passed[n].equal(read.value)),
+                    None,
+                )
+                if at is None:
+                    yield (
+                        f"process {start.incarnation} reads {read.value.tolist()} of "
+                        f"{read.slice!r}: not a value after update {least} or later"
+                    )
+                    return
+                lowest[read.slice] = at

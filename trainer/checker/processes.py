@@ -1,0 +1,261 @@
+"""One start of a trainer, in a thread: takes steps on leased samples, and ends in several ways."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pserver.errors import PServerError, Refused, TimedOut, Unreachable
+from pserver.leases.epoch import Epoch
+from pserver.table.gradient import RowGradient
+from trainer.checker.history import History
+from trainer.checker.trial import AnyTransport
+from trainer.checker.worlds import DIM, FEW, MANY, World
+from trainer.communicator.communicator import Communicator
+from trainer.job.sample_leases import LeasedPass, SampleLeases, stripes_of
+from transpiler.plan.plan import Deployment
+
+TIMEOUT_SECONDS = 30.0  # of a whole trial
+ANSWER_SECONDS = 0.3  # for a step of which nothing comes back
+SHRINKS = 3  # calls, one after the other
+LARGE_STEP = 5_000  # ids of a large table in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a process had of a slice after a step.
+
+    Attributes:
+        own: by lane, its last message that was answered before.
+    """
+
+    slice: str
+    lane: int
+    value: torch.Tensor
+    own: int
+
+
+class Loader:
+    """Stands for the script's loader, which leases know by its identity."""
+
+
+class Process:
+    """One start of a trainer.
+
+    Args:
+        world: of the trial.
+        endpoints: of the servers.
+        number: of the trainer.
+        start: which start of this number it is, from 0.
+        history: takes down what it sends.
+
+    Attributes:
+        incarnation: names it in the log.
+        reads: of parameters that servers update, in order.
+        shrinks: calls that have been answered by all servers.
+        saved: where servers have saved what they hold, below their directories.
+        left: it has gone, in order or not.
+    """
+
+    def __init__(
+        self, world: World, endpoints: Sequence[str], number: int, start: int, history: History
+    ) -> None:
+        self.world, self.number, self._history = world, number, history
+        self.incarnation = f"{number}.{start}"
+        self.reads: list[Read] = []
+        self.shrinks = self.saves = 0
+        self.saved: list[str] = []
+        self.left = False
+        self._seed = f"{world.seed} {self.incarnation}"
+        self._draw = torch.Generator().manual_seed(random.Random(self._seed).getrandbits(60))
+        self.tensors = {each.name: world.initial(each) for each in world.plan.placements}
+        self.communicator = Communicator(
+            Deployment(world.plan, tuple(endpoints), trainer_id=number),
+            self.tensors,
+            connection=AnyTransport(
+                heartbeat_timeout_seconds=10.0,
+                start_timeout_seconds=10.0,
+                transport=world.transport,
+            ),
+            incarnation=self.incarnation,
+        )
+        self._sources: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Joins, and gets the values."""
+        self.communicator.start()
+        clients = self.communicator.clients
+        self._history.follow(
+            self.incarnation,
+            [
+                (client.index, lane, channel)
+                for client in clients
+                for lane, channel in enumerate(client.channels)
+            ],
+        )
+        self._sources = {
+            table.name: self.communicator.rows_of(table.name) for table in self.world.plan.tables
+        }
+
+    # ---- steps ----
+
+    def batches(self) -> Iterator[None]:
+        """One item for each of the batches that this process gets: the next step is on that."""
+        if not self.world.leases:
+            while self.communicator.lanes[0].step < self.world.target:
+                yield
+            return
+        world, loader = self.world, Loader()
+        stripes = stripes_of(world.plan, elastic=True)
+        assert stripes is not None, "elastic jobs deal samples out"
+        leases = SampleLeases(self.communicator, stripes, lambda: None)
+        for number in range(world.passes):
+            epoch = Epoch(number, "data", str(world.seed), world.samples, world.batch, stripes)
+            leases.begin(loader, epoch)
+            leased = LeasedPass(leases, epoch, range(world.samples))
+            while leased.more():
+                for _ in leased.draw():
+                    leased.give()
+                    yield
+
+    def step(self) -> None:
+        """Takes a step with random gradients, which depend on the process and the step alone."""
+        communicator, plan = self.communicator, self.world.plan
+        for placement in plan.placements:
+            change = torch.randn(placement.shape, generator=self._draw)
+            if plan.lane_of(placement).kind.steps_on_trainer:
+                self.tensors[placement.name].add_(change, alpha=0.1)
+            else:
+                communicator.send_whole(placement.name, change)
+        for table in plan.tables:
+            self._train_rows(table.name)
+        communicator.commit(self.world.hparams(communicator.step + 1))
+        self._read()
+
+    def _train_rows(self, name: str) -> None:
+        draw, kind = self._draw, self.world.kind(name)
+        count = LARGE_STEP if kind == "large" else int(torch.randint(0, 6, (), generator=draw))
+        most = MANY if kind == "large" else FEW
+        ids = torch.randint(0, most, (count,), generator=draw).unique()
+        self._sources[name].pull(ids)
+        rows = torch.randn((len(ids), DIM), generator=draw)
+        statistics = None
+        if kind == "shown":
+            shows = torch.randint(1, 3, (len(ids), 1), generator=draw)
+            statistics = torch.cat([shows, shows - 1], dim=1).float()
+        self.communicator.send_rows(name, RowGradient(ids, rows, statistics))
+
+    def _read(self) -> None:
+        """Notes what it has of what servers update."""
+        for placement in self.world.plan.placements:
+            lane = self.world.plan.lane_of(placement)
+            if lane.kind.steps_on_trainer:
+                continue
+            waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
+            own = self.communicator.lanes[placement.lane].step if waits else 0
+            flat = self.tensors[placement.name].view(-1)
+            for each in placement.slices:
+                value = flat[each.begin : each.end].clone()
+                self.reads.append(Read(each.name, placement.lane, value, own))
+
+    def shrink(self, days: float) -> None:
+        """Has all servers drop what rows are due."""
+        for _ in range(SHRINKS):
+            for client in self.communicator.clients:
+                client.shrink(days, None, [])
+            self.shrinks += 1
+
+    def save(self) -> None:
+        """Has all servers save what they hold, while steps go on."""
+        clients = self.communicator.clients
+        self.saves += 1
+        path, number = f"{self.incarnation} {self.saves}", self.saves
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            states = [client.saves.in_background(path, number) for client in clients]
+            if all(state.done for state in states):
+                self.saved.append(path)
+                break
+            if time.monotonic() > end:
+                raise TimedOut(f"the save {path!r} did not end")
+            time.sleep(0.002)
+        if failed := [state.failure for state in states if state.failure]:
+            raise Refused(f"the save {path!r}: {failed[0]}")
+
+    # ---- ends ----
+
+    def finish(self) -> None:
+        """Leaves when all have finished; a job's last process ends it."""
+        self.communicator.finish()
+        self.left = True
+
+    def leave(self) -> None:
+        """As a trainer leaves whose host takes it away, between two steps."""
+        communicator = self.communicator
+        communicator._departure.drain(communicator.lanes)
+        communicator._departure.forget()
+        communicator._left = self.left = True
+        communicator._departure.leave(communicator.lanes, "", False, communicator.step)
+        communicator.page.close()
+
+    def die(self, commits: int) -> None:
+        """Takes a step, and ends when so many servers have its commits."""
+        clients, heard = self.communicator.clients, threading.Event()
+        ended = threading.Event()
+
+        def dies(*arguments: Any, **named: Any) -> None:
+            raise Unreachable("the process has ended")
+
+        def hears_nothing(*arguments: Any) -> None:
+            heard.set()
+            ended.wait(TIMEOUT_SECONDS)
+
+        for client in clients:
+            for channel in client.channels:
+                if client.index >= commits:
+                    vars(channel)["commit"] = dies
+                elif commits == len(clients):
+                    vars(channel)["_answered"] = hears_nothing
+        sending = threading.Thread(target=self._last_step, args=(heard,), daemon=True)
+        sending.start()
+        heard.wait(ANSWER_SECONDS)
+        self.kill()
+        ended.set()
+
+    def _last_step(self, over: threading.Event) -> None:
+        with suppress(PServerError):
+            self.step()
+        over.set()
+
+    def kill(self) -> None:
+        """Ends as the kernel ends a process: nobody is told."""
+        self.left = True
+        for client in self.communicator.clients:
+            client._closing.set()
+            for channel in client.every_channel:
+                channel.close(abruptly=True)
+            client._control.close()
+        for lane in self.communicator.lanes:
+            lane.stop()
+        self.communicator._departure.forget()
+
+    def goes_on(self) -> str:
+        """Goes on as one that does not know that it was lost.
+
+        Returns:
+            What it should not have been able to do; "": nothing.
+        """
+        try:
+            for _ in range(max(1, *(lane.k_steps for lane in self.world.plan.lanes))):
+                self.step()
+            self.communicator.drain()
+        except (PServerError, RuntimeError):
+            return ""
+        return f"process {self.incarnation} was lost, and its next step was answered"

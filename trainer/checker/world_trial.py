@@ -1,0 +1,260 @@
+"""Runs one trial in which trainers come and go and links break, and checks its history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+
+from pserver.config import ServerConfig, split_endpoint
+from pserver.launcher import last_word
+from pserver.security.access import OPEN
+from pserver.testing.rpc_faults import CallInjector, faulty_calls
+from pserver.testing.stream_faults import Injector, Place, injected
+from pserver.wire_pb2 import Frame, Kind
+from trainer.checker.history import History
+from trainer.checker.laws import Laws
+from trainer.checker.processes import TIMEOUT_SECONDS, Process
+from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
+from trainer.checker.worlds import Event, World
+
+FENCED_SECONDS = 10.0  # until all servers have a record of a loss
+
+
+@dataclass
+class Outcome:
+    """The result of a trial.
+
+    Attributes:
+        failure: "" if every law held.
+        faults: by (what, direction, kind): how often.
+        events: by kind: how often.
+    """
+
+    world: World
+    failure: str = ""
+    faults: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.world}\n  {self.failure or 'every law held'}"
+
+
+class Partitions(Injector):
+    """Faults of frames, and links that carry nothing for a while."""
+
+    cut: frozenset[tuple[str, int]] = frozenset()  # server, trainer
+
+    def decide(self, direction: str, header: Frame, place: Place) -> str:
+        """See :class:`Injector`."""
+        if (place.server, place.trainer) in self.cut:
+            self.done["severed", direction, Kind.Name(header.kind)] += 1
+            return "reset"
+        return super().decide(direction, header, place)
+
+    def sever(self, server: int, trainer: int, seconds: float) -> None:
+        """For so long nothing passes between a server and a trainer."""
+        pair = (f"server {server}", trainer)
+        self.cut |= {pair}
+
+        def heal() -> None:
+            self.cut -= {pair}
+
+        timer = threading.Timer(seconds, heal)
+        timer.daemon = True
+        timer.start()
+
+
+class Trial:
+    """One trial, with real servers in this process and trainers in threads."""
+
+    def __init__(self, world: World, servers: Sequence[TwinServer], partitions: Partitions) -> None:
+        self.world, self.servers, self._partitions = world, servers, partitions
+        self.endpoints = tuple(server.endpoint for server in servers)
+        self.history = History()
+        self.starts: list[Process] = []
+        self.events: Counter[str] = Counter()
+        self._joining = 0  # another process is to take a number
+        self._taken = Counter[int]()  # steps, by trainer
+        self._changed = threading.Condition()  # guards all of the above
+        self._due = list(world.events)
+        self.deadline = time.monotonic() + TIMEOUT_SECONDS
+
+    # ---- starts ----
+
+    def _start(self, number: int) -> Process:
+        with self._changed:
+            count = sum(each.number == number for each in self.starts)
+            process = Process(self.world, self.endpoints, number, count, self.history)
+            self.starts.append(process)
+        process.start()
+        return process
+
+    def run(self) -> None:
+        """From the first start until all have finished.
+
+        Raises:
+            ViolatedInvariant, PServerError: what went wrong.
+        """
+        world = self.world
+        first = {n: self._start(n) for n in range(world.trainers) if n not in world.late}
+        self.held = [server.job.installed() for server in self.servers]
+        pool = ThreadPoolExecutor(world.trainers, thread_name_prefix="trainer")
+        try:
+            self._all(
+                pool.submit(self._live, number, first.get(number))
+                for number in range(world.trainers)
+            )
+        finally:
+            pool.shutdown(wait=False)
+
+    def _all(self, submitted: Iterator[Future[None]]) -> None:
+        running = list(submitted)
+        done = wait(running, self.deadline - time.monotonic(), FIRST_EXCEPTION)
+        for each in sorted(done.done, key=lambda each: each.exception() is None):
+            each.result()
+        if done.not_done:
+            raise ViolatedInvariant(f"the trial did not end within {TIMEOUT_SECONDS:g} s")
+
+    def end(self, failure: str) -> None:
+        """Whoever still takes part ends."""
+        for process in self.starts:
+            if not process.left:
+                process.communicator.leave(failure or "the trial is over")
+
+    # ---- the life of a trainer's number ----
+
+    def _live(self, number: int, process: Process | None) -> None:
+        if process is None:
+            late = next(e for e in self._due if (e.kind, e.trainer) == ("late", number))
+            with self._changed:
+                self._changed.wait_for(lambda: self._taken.total() >= late.step, 1.0)
+            process = self._start(number)
+            with self._changed:
+                self._due.remove(late)
+                self.events["late"] += 1
+                self._changed.notify_all()
+        while process is not None:
+            last, process = process, self._train(process)
+            if process is None and not last.left:
+                self._wait_for_joiners()
+                last.finish()
+
+    def _wait_for_joiners(self) -> None:
+        """A job whose trainers have all finished is over: nobody can join it any more."""
+
+        def none() -> bool:
+            return not self._joining and not any(each.kind == "late" for each in self._due)
+
+        with self._changed:
+            self._changed.wait_for(none, TIMEOUT_SECONDS)
+
+    def _train(self, process: Process) -> Process | None:
+        """Until it has no samples left, or ends.
+
+        Returns:
+            Another process that has taken its place.
+        """
+        for _ in process.batches():
+            with self._changed:
+                self._taken[process.number] += 1
+                step = self._taken[process.number]
+                self._changed.notify_all()
+                due = [e for e in self._due if (e.trainer, e.step) == (process.number, step)]
+                self._due = [each for each in self._due if each not in due]
+            for event in due:
+                self.events[event.kind] += 1
+                if event.kind in ("dies", "zombie", "leaves"):
+                    return self._goes(event, process)
+                self._befalls(event, process)
+            process.step()
+        return None
+
+    def _befalls(self, event: Event, process: Process) -> None:
+        if event.kind == "partition":
+            self._partitions.sever(event.server, process.number, event.seconds)
+        elif event.kind == "link":
+            self._partitions.sever(0, -1 - event.server, event.seconds)
+        elif event.kind == "shrink":
+            process.shrink(1.0)
+        elif event.kind == "saves":
+            process.save()
+
+    def _goes(self, event: Event, process: Process) -> Process | None:
+        """A process ends, or is taken for ended; another one may take its place."""
+        with self._changed:
+            self._joining += event.again
+        if event.kind == "leaves":
+            process.leave()
+        else:
+            if event.kind == "dies":
+                process.die(event.commits)
+            self._tell(event, process)
+            if event.kind == "zombie" and event.first:
+                self._haunts(process)
+        another = self._start(process.number) if event.again else None
+        with self._changed:
+            self._joining -= event.again
+            self._changed.notify_all()
+        if event.kind == "zombie" and not event.first:
+            self._haunts(process)
+        return another
+
+    def _tell(self, event: Event, process: Process) -> None:
+        """As launch tells a server that a process has ended; returns when all know."""
+        told = self.endpoints[event.server : event.server + 1]
+        last_word.tell(OPEN, told, [f"{process.number}=killed"])
+        ends = [each.decisions for each in self.held]
+        if not self.history.wait_for_loss(process.incarnation, ends, FENCED_SECONDS):
+            raise ViolatedInvariant(f"{process.incarnation} was not fenced everywhere")
+
+    def _haunts(self, process: Process) -> None:
+        said = process.goes_on()
+        process.kill()
+        if said:
+            raise ViolatedInvariant(said)
+
+
+def play_world(world: World) -> Outcome:
+    """Runs a trial to its end.
+
+    Returns:
+        The outcome, with the first violation, if there was one.
+    """
+    outcome = Outcome(world)
+    with short_waits(), ExitStack() as stack:
+        transport = "grpc" if world.transport == "inprocess" else world.transport
+        least = world.trainers - len(world.late) if world.late else 0
+        folder = stack.enter_context(TemporaryDirectory()) if world.saves else None
+        config = ServerConfig(transport=transport, min_trainers=least, data_dir=folder)
+        servers = [TwinServer(config) for _ in range(world.servers)]
+        for server in servers:
+            server.start()
+            stack.callback(server.stop, 0.0)
+        names = {
+            port: f"server {index}"
+            for index, server in enumerate(servers)
+            for port in server.job.transports.values()
+        }
+        partitions = Partitions((), world.seed, world.rate, names)
+        stack.enter_context(injected(partitions, world.transport, transport))
+        calls = {split_endpoint(s.endpoint)[1]: f"server {i}" for i, s in enumerate(servers)}
+        injector = CallInjector((), world.seed, world.call_rate, calls)
+        stack.enter_context(faulty_calls(injector))
+        trial = Trial(world, servers, partitions)
+        stack.enter_context(trial.history.taken_down())
+        try:
+            trial.run()
+            laws = Laws(world, trial.history, trial.held, trial.starts, folder)
+            outcome.failure = next(laws.violations(), "")
+        except Exception as error:
+            outcome.failure = f"{type(error).__name__}: {error}"
+        trial.end(outcome.failure)
+        outcome.faults, outcome.events = partitions.done + injector.done, trial.events
+    return outcome
