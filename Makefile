@@ -4,7 +4,7 @@
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
-# make check-history SEEDS=2000     is every step applied exactly once, whatever the network does?  So many trials
+# make check-history SEEDS=2000     is every step applied exactly once, whatever becomes of networks and trainers?  So many trials; docs/checks/history.md
 # make fuzz SECONDS=60     wrong inputs for jobs in this process and on all ports of a server: the job's result stays, memory and times have bounds
 # make docs     builds docs/ as a site into build/site; index.html is its first page
 # make reference   writes those pages of docs/ that are made from the sources
@@ -90,8 +90,8 @@ bench: .venv/.dev
 	@$(BIN)/python tests/benchmarks --only '$(ONLY)' $(ARGS)
 
 check-history: .venv/.dev
-	@echo "== $(SEEDS) trials of trainers, servers and a faulty network"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) $(ARGS)
+	@echo "== $(SEEDS) trials of trainers that come and go, servers and a faulty network"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) --record build/checks/history.jsonl --table docs/checks/history.md $(ARGS)
 
 fuzz: .venv/.dev
 	@echo "== wrong inputs for $(SECONDS) s"

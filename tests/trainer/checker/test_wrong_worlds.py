@@ -139,15 +139,21 @@ def numbers_from_1(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "shrink", shrink)
 
 
+def shows(seed: int) -> bool:
+    """Whether a world breaks a law; a trial that does not end may be one of a busy machine."""
+    failure = play_world(world_of(seed)).failure
+    return bool(failure) and "did not end" not in failure
+
+
 # each with a seed of a world that shows it
 WRONG: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     on_one_server: 0,
-    lease_before_the_step: 0,
-    calls_without_numbers: 0,
-    zombies_accepted: 0,
-    joiners_at_0: 0,
-    computed_again: 0,
-    in_its_own_order: 0,
+    lease_before_the_step: 1,
+    calls_without_numbers: 115,
+    zombies_accepted: 6,
+    joiners_at_0: 4,
+    computed_again: 7,
+    in_its_own_order: 1,
     by_its_own_clock: 0,
     numbers_from_1: 0,
 }
@@ -164,4 +170,4 @@ def test_a_broken_promise_shows(
     wrong(monkeypatch)
     monkeypatch.setattr(world_trial, "TIMEOUT_SECONDS", GIVEN_UP_SECONDS)
 
-    assert any(play_world(world_of(seed)).failure for seed in (WRONG[wrong], *range(WITHIN)))
+    assert any(shows(seed) for seed in (WRONG[wrong], *range(WITHIN)))
