@@ -79,7 +79,8 @@ class JobLeases:
             raise TrainerLost(member.fenced or f"another process is trainer {member.trainer} now")
         self._dealt = True
         try:
-            self._table.join(member.trainer, member.incarnation)
+            late = member.step(0) > 0
+            self._table.join(member.trainer, member.incarnation, late)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
         except ValueError as error:
             raise Refused(f"leases: {error}") from error

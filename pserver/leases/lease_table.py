@@ -81,14 +81,18 @@ class LeaseTable:
         """The processes that take part now, by number: their incarnations."""
         return dict(self._incarnations)
 
-    def join(self, trainer: int, incarnation: str) -> None:
-        """A process takes a number; an earlier one of this number is lost."""
+    def join(self, trainer: int, incarnation: str, late: bool = True) -> None:
+        """A process takes a number; an earlier one of this number is lost.
+
+        Args:
+            late: it begins at a later step than the first: others have stepped without it.
+        """
         if self._incarnations.get(trainer) == incarnation:
             return
         self.remove(trainer, self._incarnations.get(trainer, ""))
         self._incarnations[trainer] = incarnation
         self._gone.discard(trainer)
-        for leases in self._epochs.values():
+        for leases in self._epochs.values() if late else ():
             leases.rejoin(trainer, self.awaited - {trainer})
 
     def remove(self, trainer: int, incarnation: str) -> None:

@@ -127,7 +127,9 @@ class Laws:
         self._decided[what.process], self._begun[what.process] = list(steps), steps
 
     def _leaves(self, process: Process) -> bool:
-        return any(each.incarnation == process.incarnation and each.left for each in self._starts)
+        """Whether it was preempted at some time: servers know when, and the log does not."""
+        own = (each for each in self._starts if each.incarnation == process.incarnation)
+        return any(each.preempted for each in own)
 
     def _answers(self) -> Iterator[str]:
         """What was answered is decided; what is decided has been sent to all servers."""

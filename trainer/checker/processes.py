@@ -19,10 +19,11 @@ from trainer.checker.history import History
 from trainer.checker.trial import AnyTransport
 from trainer.checker.worlds import DIM, FEW, MANY, World
 from trainer.communicator.communicator import Communicator
-from trainer.job.sample_leases import LeasedPass, SampleLeases, stripes_of
+from trainer.job.leased_pass import LeasedPass, SampleLists
+from trainer.job.sample_leases import SampleLeases, stripes_of
 from transpiler.plan.plan import Deployment
 
-TIMEOUT_SECONDS = 30.0  # of a whole trial
+TIMEOUT_SECONDS = 60.0  # of a whole trial
 ANSWER_SECONDS = 0.3  # for a step of which nothing comes back
 SHRINKS = 3  # calls, one after the other
 LARGE_STEP = 5_000  # ids of a large table in one step
@@ -62,6 +63,7 @@ class Process:
         shrinks: calls that have been answered by all servers.
         saved: where servers have saved what they hold, below their directories.
         left: it has gone, in order or not.
+        preempted: it has gone in order, before the others have finished.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Process:
         self.reads: list[Read] = []
         self.shrinks = self.saves = 0
         self.saved: list[str] = []
-        self.left = False
+        self.left = self.preempted = False
         self._seed = f"{world.seed} {self.incarnation}"
         self._draw = torch.Generator().manual_seed(random.Random(self._seed).getrandbits(60))
         self.tensors = {each.name: world.initial(each) for each in world.plan.placements}
@@ -119,7 +121,7 @@ class Process:
         for number in range(world.passes):
             epoch = Epoch(number, "data", str(world.seed), world.samples, world.batch, stripes)
             leases.begin(loader, epoch)
-            leased = LeasedPass(leases, epoch, range(world.samples))
+            leased = LeasedPass(leases, epoch, SampleLists(epoch, range(world.samples)))
             while leased.more():
                 for _ in leased.draw():
                     leased.give()
@@ -198,7 +200,7 @@ class Process:
 
     def leave(self) -> None:
         """As a trainer leaves whose host takes it away, between two steps."""
-        communicator = self.communicator
+        communicator, self.preempted = self.communicator, True
         communicator._departure.drain(communicator.lanes)
         communicator._departure.forget()
         communicator._left = self.left = True
