@@ -17,7 +17,7 @@
 #   check-pairs        every model with every optimizer, against plain torch; every model's life in every
 #                      mode: resumed on other servers, evaluated, served by a process of its own
 #   check-faults       every fault of the network in every mode over every transport, and every death
-#                      and stop of a process in every mode and phase
+#                      and stop of a process in every mode and phase; what becomes of a job that loses a trainer
 #   check-sharding     every model at every level of sharding, and in the directions for which it has parts
 #   check-examples     every example in every mode, as processes
 #   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
@@ -67,7 +67,7 @@ $(CHECKS): .venv/.dev
 
 check-faults: .venv/.dev
 	@echo "== the complete matrices of faults, of the network and of processes, two combinations at a time"
-	@status=0; for check in faults process_faults; do \
+	@status=0; for check in faults process_faults trainer_faults; do \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 

@@ -145,7 +145,8 @@ class Process:
         draw, kind = self._draw, self.world.kind(name)
         count = LARGE_STEP if kind == "large" else int(torch.randint(0, 6, (), generator=draw))
         most = MANY if kind == "large" else FEW
-        ids = torch.randint(0, most, (count,), generator=draw).unique()
+        drawn = torch.randint(0, most, (count,), generator=draw)
+        ids = torch.tensor(sorted(set(drawn.tolist())), dtype=torch.int64)
         self._sources[name].pull(ids)
         rows = torch.randn((len(ids), DIM), generator=draw)
         statistics = None

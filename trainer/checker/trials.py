@@ -114,7 +114,7 @@ def warm_up() -> None:
 def smallest(trial: Numbered) -> str:
     """A simpler trial of the same seed that fails too; "" where no simpler one does."""
     found, settings = "", trial.settings
-    candidates = [] if isinstance(settings, Loss) else list(settings.smaller())
+    candidates: list[Settings] = [] if isinstance(settings, Loss) else [*settings.smaller()]
     while candidates:
         played = run(Numbered(trial.seed, trial.kind, candidates.pop(0)))
         if played.failure:

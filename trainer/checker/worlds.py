@@ -40,8 +40,8 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
 }
 OUTLIVE = [mode for mode in MODES if mode != "sync"]  # a lost trainer
 TOGETHER = ("sync", "staleness", "diloco")  # one trainer's steps wait for another's
-_SGD = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-_ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+_SGD: dict[str, Hparam] = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+_ADAM: dict[str, Hparam] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 DENSE_RULES = {
     "sgd": Rule("sgd", _SGD),
     "momentum": Rule("sgd", _SGD | {"momentum": 0.9, "weight_decay": 0.01}),
