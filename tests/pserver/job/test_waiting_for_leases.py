@@ -7,7 +7,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
 
-STRIPES = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2)
+STRIPES = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2, unit="samples")
 
 
 def test_who_asks_later_than_the_others_has_a_whole_stripe() -> None:
