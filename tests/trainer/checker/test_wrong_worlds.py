@@ -11,6 +11,7 @@ import torch
 from pserver.client.client import Client
 from pserver.client.retrying_stream import RetryingStream
 from pserver.errors import Refused
+from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
 from pserver.job.locked_table import LockedTable
 from pserver.job.membership import Member, Membership
@@ -84,7 +85,7 @@ def zombies_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def joiners_at_0(patch: pytest.MonkeyPatch) -> None:
     """Another process begins with its first step, however far the others are."""
-    patch.setattr(Membership, "begins_at", lambda members, lanes: (0,) * lanes)
+    patch.setattr(Decisions, "begins_at", lambda own, members: (0,) * len(own._rounds))
 
 
 def computed_again(patch: pytest.MonkeyPatch) -> None:
