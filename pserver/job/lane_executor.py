@@ -168,10 +168,7 @@ class LaneExecutor:
             self._leases.check(member.trainer, member.incarnation, contribution.leases)
             again = watermark.take(step, contribution.rows)
             self.hparams = contribution.hparams
-            # one who has just joined may be here before the round of the others is applied
-            self._staged.wait_for_place(
-                member, watermark, again, lambda: again or not self._round.time
-            )
+            self._staged.wait_for_place(member, watermark, again, lambda: not self._round.time)
             current = self._round
             if again:
                 self._steps.repeated()

@@ -102,12 +102,13 @@ class StagedSteps:
     def wait_for_place(
         self, member: Member, watermark: Watermark, again: bool, done: Callable[[], bool]
     ) -> None:
-        """Waits until a step may be staged.
+        """Waits until a step may be staged: one who has just joined may be here before the round of
+        the others is applied.
 
         Args:
             watermark: of the trainer, in this lane.
             again: it is staged already.
-            done: whether it may be.
+            done: whether another one may be.
 
         Raises:
             TrainerLost: the trainer was lost, and its step has come after the record of that:
@@ -115,7 +116,7 @@ class StagedSteps:
             PServerError: what ended the job meanwhile.
         """
         try:
-            self.wait_until(member, done)
+            self.wait_until(member, lambda: again or done())
             if member.fenced and not again:
                 raise TrainerLost(member.fenced)
         except PServerError:

@@ -21,8 +21,9 @@ from trainer.checker.history import History
 from trainer.checker.laws import Laws
 from trainer.checker.processes import TIMEOUT_SECONDS, Process
 from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
-from trainer.checker.worlds import Event, World
+from trainer.checker.worlds import LOSSES, Event, World
 
+ENDS = (*LOSSES, "leaves")
 FENCED_SECONDS = 10.0  # until all servers have a record of a loss
 
 
@@ -80,6 +81,7 @@ class Trial:
         self.history = History()
         self.starts: list[Process] = []
         self.events: Counter[str] = Counter()
+        self._ended: set[int] = set()  # numbers whose process has no samples left
         self._joining = 0  # another process is to take a number
         self._taken = Counter[int]()  # steps, by trainer
         self._changed = threading.Condition()  # guards all of the above
@@ -142,15 +144,22 @@ class Trial:
                 self._changed.notify_all()
         while process is not None:
             last, process = process, self._train(process)
-            if process is None and not last.left:
-                self._wait_for_joiners()
-                last.finish()
+        with self._changed:
+            self._ended.add(number)
+            self._changed.notify_all()
+        if not last.left:
+            self._wait_for_joiners()
+            last.finish()
 
     def _wait_for_joiners(self) -> None:
         """A job whose trainers have all finished is over: nobody can join it any more."""
 
         def none() -> bool:
-            return not self._joining and not any(each.kind == "late" for each in self._due)
+            coming = (
+                event.kind == "late" or (event.again and event.trainer not in self._ended)
+                for event in self._due
+            )
+            return not self._joining and not any(coming)
 
         with self._changed:
             self._changed.wait_for(none, TIMEOUT_SECONDS)
@@ -168,9 +177,11 @@ class Trial:
                 self._changed.notify_all()
                 due = [e for e in self._due if (e.trainer, e.step) == (process.number, step)]
                 self._due = [each for each in self._due if each not in due]
+                end = next((each for each in due if each.kind in ENDS), None)
+                self._joining += end is not None and end.again
             for event in due:
                 self.events[event.kind] += 1
-                if event.kind in ("dies", "zombie", "leaves"):
+                if event.kind in ENDS:
                     return self._goes(event, process)
                 self._befalls(event, process)
             process.step()
@@ -188,8 +199,6 @@ class Trial:
 
     def _goes(self, event: Event, process: Process) -> Process | None:
         """A process ends, or is taken for ended; another one may take its place."""
-        with self._changed:
-            self._joining += event.again
         if event.kind == "leaves":
             process.leave()
         else:
