@@ -81,6 +81,7 @@ for kill in range(kills):
         time.sleep(0.01)
 last = optimizer.steps + 10
 steps(batches, lambda: optimizer.steps >= last)
+batches.close()
 fleet.barrier_worker()
 communicator = optimizer.communicator
 communicator.pull()
@@ -190,7 +191,7 @@ def test_every_mode_that_waits_for_nobody_goes_on(processes: Processes, mode: st
     kill(launch, processes, 0)
 
     assert launch.status(patience=200) == 0, launch
-    counted(launch)
+    said(launch, r"counted \[", 2)
     assert len(said(launch, "begins at 0 in", 2)) == 2
 
 
