@@ -16,6 +16,7 @@ from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused, ServerLost, UnknownSession
 from pserver.job import job_files
 from pserver.job.job import Job
+from pserver.service.server_metrics import ServerMetrics
 from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
 from pserver.transport import inprocess
@@ -190,6 +191,9 @@ def test_a_server_goes_on_from_its_save_and_the_next_steps_count(
     assert dict(status.reload.steps_by_trainer) == {0: 1, 1: 2}
     (said,) = [each.text for each in status.events if each.kind == "reloaded"]
     assert "3 decided steps since then are lost here (trainer 0: 1, trainer 1: 2)" in said
+    metrics = {each.name: each for each in ServerMetrics(world.one.job, "", None).collect()}
+    samples = metrics["pserver_lost_steps"].samples
+    assert {each.labels["trainer"]: each.value for each in samples} == {"0": 1.0, "1": 2.0}
     w, b = world.step(0, 3)
     assert torch.equal(w, torch.full((2, 3), 1 - 5 * 0.5))
     assert torch.equal(b, torch.full((3,), 1 - 2 * 0.5))

@@ -18,6 +18,7 @@ from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of
 from pserver.launcher.restart_policy import RestartPolicy
 from pserver.launcher.started_processes import StartedProcesses
+from pserver.launcher.status import more
 from pserver.launcher.supervisor import Failed, Supervisor
 from pserver.wire_pb2 import StatusReply
 
@@ -79,6 +80,19 @@ def test_the_log_ends_with_server_0(folder: str, capsys: pytest.CaptureFixture[s
 
     assert first == {"path": "", "reason": "the job's log is lost with server 0"}
     assert second["path"] == "" and "127.0.0.1:1" in second["reason"]
+
+
+def test_status_says_what_was_lost_and_who_is_away() -> None:
+    """In a line each."""
+    status = StatusReply(away=[1])
+    status.reload.file, status.reload.steps, status.reload.rows = "saved/server-2", 3, 40
+    status.reload.steps_by_trainer.update({0: 1, 1: 2})
+
+    assert list(more(status)) == [
+        "waits for server 1 to come back",
+        "came back from saved/server-2: 3 decided steps are lost here (trainer 0: 1, trainer 1: "
+        "2), with up to 40 changes of rows",
+    ]
 
 
 class Process:
