@@ -424,7 +424,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording", "awaits_servers", "away", "reload")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording", "epochs", "partial_steps", "awaits_servers", "away", "reload")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +459,8 @@ class StatusReply(_message.Message):
     STEPS_REFUSED_OUTLIER_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     AWAITS_SERVERS_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     RELOAD_FIELD_NUMBER: _ClassVar[int]
@@ -489,10 +491,12 @@ class StatusReply(_message.Message):
     steps_refused_outlier: int
     save: SaveStatus
     recording: RecordingStatus
+    epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
+    partial_steps: int
     awaits_servers: bool
     away: _containers.RepeatedScalarFieldContainer[int]
     reload: ReloadStatus
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., partial_steps: _Optional[int] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ...) -> None: ...
 
 class RecordingStatus(_message.Message):
     __slots__ = ("recording", "entry", "record", "failure", "tables", "versions")
@@ -535,6 +539,28 @@ class ReloadStatus(_message.Message):
     rows: int
     steps_by_trainer: _containers.ScalarMap[int, int]
     def __init__(self, file: _Optional[str] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., steps_by_trainer: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class EpochStatus(_message.Message):
+    __slots__ = ("number", "unit", "samples", "decided", "leased", "skipped", "handed_back", "left_out", "over")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_BACK_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unit: str
+    samples: int
+    decided: int
+    leased: int
+    skipped: int
+    handed_back: int
+    left_out: int
+    over: bool
+    def __init__(self, number: _Optional[int] = ..., unit: _Optional[str] = ..., samples: _Optional[int] = ..., decided: _Optional[int] = ..., leased: _Optional[int] = ..., skipped: _Optional[int] = ..., handed_back: _Optional[int] = ..., left_out: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class SaveStatus(_message.Message):
     __slots__ = ("number", "file", "done", "failure", "bytes", "seconds", "pause_seconds")
@@ -937,7 +963,7 @@ class Scan(_message.Message):
     def __init__(self, table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ..., changed_since_save: _Optional[bool] = ..., mark_saved: _Optional[bool] = ..., materialized: _Optional[bool] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "leases", "last")
+    __slots__ = ("hparams", "absent", "overflow", "omit_values", "metadata", "scale", "written", "nonfinite", "buffers", "norms", "leases", "steps", "last")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -970,6 +996,7 @@ class Commit(_message.Message):
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     NORMS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     hparams: _containers.RepeatedCompositeFieldContainer[GroupHparams]
     absent: _containers.RepeatedScalarFieldContainer[str]
@@ -982,8 +1009,9 @@ class Commit(_message.Message):
     buffers: _containers.RepeatedScalarFieldContainer[str]
     norms: _containers.RepeatedCompositeFieldContainer[PushNorm]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRange]
+    steps: int
     last: bool
-    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, hparams: _Optional[_Iterable[_Union[GroupHparams, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., overflow: _Optional[bool] = ..., omit_values: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., scale: _Optional[_Mapping[str, float]] = ..., written: _Optional[_Mapping[str, int]] = ..., nonfinite: _Optional[_Iterable[str]] = ..., buffers: _Optional[_Iterable[str]] = ..., norms: _Optional[_Iterable[_Union[PushNorm, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., steps: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PushNorm(_message.Message):
     __slots__ = ("variable", "norm", "rows")

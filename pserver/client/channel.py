@@ -106,6 +106,7 @@ class Channel(RetryingStream):
         last: bool = False,
         buffers: Collection[str] = (),
         leases: Iterable[EpochRange] = (),
+        steps: int = 1,
     ) -> None:
         """Queues the end of a step.
 
@@ -123,6 +124,7 @@ class Channel(RetryingStream):
             buffers: those of the assigned slices that are a model's buffers.
             leases: the positions of epochs that the step has consumed; to server 0, in its first
                 lane.
+            steps: of the script that the message brings.
         """
         groups = [
             GroupHparams(group=group, values=hparams_to_proto(values))
@@ -142,6 +144,7 @@ class Channel(RetryingStream):
             last=last,
             buffers=buffers,
             leases=[wire.LeaseRange(epoch=n, start=a, stop=b) for n, a, b in leases],
+            steps=steps if steps > 1 else 0,
         )
         if self.heard is not None:
             self._awaited.reply.add_done_callback(

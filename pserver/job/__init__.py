@@ -24,6 +24,7 @@ In reading order::
     lane_waits         for whom a lane's steps wait
     update_batches     what of a lane one call updates
     job_leases         the lease table, under the job's lock
+    partial_steps      what a lost trainer leaves undecided of other lanes
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share

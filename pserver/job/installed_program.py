@@ -26,6 +26,7 @@ from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.memory_budget import MemoryBudget
+from pserver.job.partial_steps import partial_steps
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
 from pserver.job.workers import Workers
@@ -174,6 +175,14 @@ class InstalledProgram:
         """Whether every step of all trainers that is decided is applied."""
         together = (lane for lane in self.lanes if lane.lane.kind.waits_for_all)
         return all(lane.queued == lane.undecided for lane in together)
+
+    def count_partial(self, member: Member) -> int:
+        """Counts those steps of a lost trainer that are decided in some of its lanes only; the
+        caller holds the job's lock, and has dropped what was staged.
+        """
+        partial = partial_steps(member.watermarks, self.plan.lanes)
+        self.steps.partial(partial)
+        return partial
 
     @property
     def version(self) -> int:

@@ -42,6 +42,7 @@ from pserver.job.membership import Member, Membership
 from pserver.job.nonfinite_steps import NonFiniteSteps
 from pserver.job.outcome import Outcome
 from pserver.job.outlier_pushes import OutlierPushes
+from pserver.job.partial_steps import count_decided
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
 from pserver.job.shared_buffers import SharedBuffers
@@ -188,11 +189,9 @@ class LaneExecutor:
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """The record of these steps stands: they are applied."""
-        if self.lane.kind.waits_for_all:
-            self._round.decide(steps, time, record)
-        else:
-            for each in steps:
-                self._staged.decided(each.process.trainer, time, record)
+        together = self.lane.kind.waits_for_all
+        decide = self._round.decide if together else self._staged.decide
+        count_decided(self._members, self.index, decide(steps, time, record))
 
     def drop(self, member: Member) -> None:
         """A trainer is lost; what it has staged never counts."""

@@ -60,6 +60,8 @@ class Watermark:
         stream: the number of the stream that counts: the latest one.
         end_stream: breaks that stream.
         loading: a thread copies a part of an upload into the slices.
+        script_steps: of the process's script, in the steps that were applied, or whose record
+            stands.
         histories: of norms, by parameter and table; never saved, so another start begins anew.
     """
 
@@ -77,6 +79,7 @@ class Watermark:
     stream: int = 0
     end_stream: Callable[[], None] | None = None
     loading: bool = False
+    script_steps: int = 0
     histories: dict[str, NormHistory] = field(default_factory=dict)
 
     def take(self, step: int, rows: int) -> bool:

@@ -9,7 +9,7 @@ that waits here, so every turn is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pserver.errors import PServerError, TrainerLost
@@ -71,11 +71,21 @@ class StagedSteps:
         """A step has come; before its record can."""
         self._waiting[staged.member.trainer] = staged
 
-    def decided(self, trainer: int, time: float, record: int) -> None:
-        """The record of a trainer's step stands."""
-        staged = self._waiting.pop(trainer)
-        staged.time, staged.record, staged.turn = time, record, self._decided
-        self._decided += 1
+    def decide(
+        self, steps: Iterable[ProcessStep], time: float, record: int
+    ) -> dict[int, Contribution]:
+        """The record of these steps stands.
+
+        Returns:
+            Them, by trainer.
+        """
+        found = {}
+        for step in steps:
+            staged = self._waiting.pop(step.process.trainer)
+            staged.time, staged.record, staged.turn = time, record, self._decided
+            self._decided += 1
+            found[staged.member.trainer] = staged.contribution
+        return found
 
     def drop(self, member: Member) -> bool:
         """A trainer is lost; what it has staged never counts.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.job.background_saves import SaveProgress
@@ -9,8 +11,12 @@ from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
 from pserver.job.reload import Reload
 from pserver.job.stragglers import stragglers
+from pserver.leases.epoch import Account
 from transpiler.files.local_path import shown
 from transpiler.formats.plan_message import hparams_to_proto
+
+# of an account, as a status has it
+COUNTED = (*("unit", "samples", "decided", "leased", "skipped", "handed_back", "left_out", "over"),)
 
 
 def trainer_statuses(
@@ -80,6 +86,8 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
         steps_refused_outlier=sum(lane.outliers.refused for lane in installed.lanes),
         tables=tables,
         recording=recording_status(installed),
+        epochs=epoch_statuses(installed.leases.accounts),
+        partial_steps=installed.steps.partial_steps,
     )
 
 
@@ -98,6 +106,20 @@ def reload_status(
         reply.reload.rows = sum(loss.rows for loss in reload.lost.values())
         for trainer, loss in reload.lost.items():
             reply.reload.steps_by_trainer[trainer] = loss.steps
+
+
+def epoch_statuses(accounts: Mapping[int, Account]) -> list[wire.EpochStatus]:
+    """What has become of the samples of the epochs that are under way; of the last one, where none
+    is.
+    """
+    shown = [number for number, each in accounts.items() if not each.over] or sorted(accounts)[-1:]
+    return [
+        wire.EpochStatus(
+            number=number,
+            **{name: getattr(accounts[number], name) for name in COUNTED},
+        )
+        for number in sorted(shown)
+    ]
 
 
 def save_status(save: SaveProgress) -> wire.SaveStatus:

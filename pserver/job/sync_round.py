@@ -75,6 +75,7 @@ class Contribution:
         leases: the positions of epochs that it has consumed.
         before: slices as the trainer has read them, where delays are compensated.
         rows_before: the same of the rows of its gradients, by table.
+        steps: of the trainer's script that it brings.
     """
 
     gradients: dict[str, torch.Tensor]
@@ -92,6 +93,7 @@ class Contribution:
     leases: tuple[EpochRange, ...] = ()
     before: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows_before: dict[str, RowsBefore] = field(default_factory=dict)
+    steps: int = 1
 
     @property
     def assigned(self) -> list[str]:
@@ -179,11 +181,18 @@ class SyncRound:
             check_hparams(trainer, contribution.hparams, other, earlier.hparams)
         self.contributions[trainer] = contribution
 
-    def decide(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
-        """The round's record stands: these steps are in it."""
+    def decide(
+        self, steps: Sequence[ProcessStep], time: float, record: int
+    ) -> dict[int, Contribution]:
+        """The round's record stands: these steps are in it.
+
+        Returns:
+            Them, by trainer.
+        """
         trainers = [step.process.trainer for step in steps]
         self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
         self.steps, self.time, self.record = tuple(steps), time, record
+        return self.contributions
 
     def drop(self, trainer: int) -> bool:
         """A trainer was lost; what is decided stays.

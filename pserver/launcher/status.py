@@ -23,6 +23,7 @@ from pserver.security import tls
 from pserver.security.access import OPEN, Access, always_open
 from pserver.security.certificates import Bearer
 from pserver.wire_pb2 import (
+    EpochStatus,
     ReloadStatus,
     SaveStatus,
     StatusReply,
@@ -234,6 +235,9 @@ def more(reply: StatusReply) -> Iterator[str]:
         yield reload_line(reply.reload)
     if reply.recording.failure:
         yield f"the job's log is not recorded any more: {reply.recording.failure}"
+    yield from map(epoch_line, reply.epochs)
+    if reply.partial_steps:
+        yield f"{reply.partial_steps} steps of lost trainers count in lanes of some modes only"
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
     if refused := reply.steps_refused_outlier:
@@ -269,6 +273,14 @@ def table_line(table: TableStatus) -> str:
         if count and name != "rows"
     )
     return f"table {table.name}: {table.rows} rows, {size(table.bytes_held)}{counted}"
+
+
+def epoch_line(epoch: EpochStatus) -> str:
+    """What has become of an epoch's samples, in one line."""
+    total = f"{epoch.samples} {epoch.unit}" if epoch.samples else f"{epoch.unit}, no end met"
+    text = f"epoch {epoch.number}{', over' if epoch.over else ''}: {total}, {epoch.decided} decided"
+    text += f", {epoch.leased} leased, {epoch.skipped} skipped, {epoch.handed_back} handed back"
+    return text + (f", {epoch.left_out} left out" if epoch.left_out else "")
 
 
 def save_line(save: SaveStatus) -> str:

@@ -30,6 +30,7 @@ class JobSteps(Collector):
         checkpoint: of the seconds that a save took.
         pause: of the seconds in which no step ran, because of a save, a load or a shrink.
         lanes: those of each lane, by index.
+        partial_steps: of lost trainers: decided in a lane, and not in another one.
     """
 
     def __init__(self, spans: Spans | None = None) -> None:
@@ -62,6 +63,15 @@ class JobSteps(Collector):
             ("lane", "result"),
             registry=None,
         )
+        self._count_trainers()
+        self.checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
+        self.pause = in_seconds(
+            "pserver_checkpoint_pause_seconds",
+            "For how long no step ran, because of a save, a load or a shrink.",
+        )
+
+    def _count_trainers(self) -> None:
+        """Counters of what is odd about trainers' steps."""
         self._nonfinite = Counter(
             "pserver_nonfinite",
             "Steps with a NaN or an infinity in them.",
@@ -74,10 +84,11 @@ class JobSteps(Collector):
             ("trainer",),
             registry=None,
         )
-        self.checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
-        self.pause = in_seconds(
-            "pserver_checkpoint_pause_seconds",
-            "For how long no step ran, because of a save, a load or a shrink.",
+        self.partial_steps = 0
+        self._partial = Counter(
+            "pserver_partial_steps",
+            "Steps of lost trainers that are decided in lanes of one mode, and not of another.",
+            registry=None,
         )
 
     def lane(self, index: int) -> LaneSteps:
@@ -94,11 +105,16 @@ class JobSteps(Collector):
         """A trainer has committed a step with a norm far beyond its history."""
         self._outliers.labels(str(trainer)).inc()
 
+    def partial(self, steps: int) -> None:
+        """A lost trainer has left so many steps that are decided in a lane, and not in another."""
+        self.partial_steps += steps
+        self._partial.inc(steps)
+
     def collect(self) -> Iterator[Metric]:
         """See :class:`Collector`."""
         for each in (
             *(self._step, self._wait, self._update, self._staleness, self._pushes),
-            *(self._nonfinite, self._outliers, self.checkpoint, self.pause),
+            *(self._nonfinite, self._outliers, self._partial, self.checkpoint, self.pause),
         ):
             yield from each.collect()
 

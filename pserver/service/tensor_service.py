@@ -229,13 +229,12 @@ class TensorService:
         assembler = self._assembler()
         odd = assembler.nonfinite()
         gradients = assembler.complete(step, commit.absent)
-        hparams = {group.group: hparams_from_proto(group.values) for group in commit.hparams}
         rows = self._row_gradients()
         odd = {self._executor().updates[name].parameter for name in odd} | nonfinite_rows(rows)
         assigned = {} if self._assignments is None else self._assignments.assignments(step)
         return Contribution(
             gradients,
-            hparams,
+            {group.group: hparams_from_proto(group.values) for group in commit.hparams},
             commit.overflow,
             rows,
             {name: each for name, each in assigned.items() if name not in commit.buffers},
@@ -245,6 +244,7 @@ class TensorService:
             buffers=whole_values(commit.buffers, assigned),
             last=commit.last,
             leases=ranges_of(commit.leases),
+            steps=commit.steps or 1,
         )
 
     def _row_gradients(self) -> dict[str, RowGradient]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from pserver.wire_pb2 import (
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
-from transpiler.plan.lane_plan import uniform
+from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.plan import Deployment, Lane, Plan
 from transpiler.program import Program
 
@@ -56,7 +57,11 @@ class Clock:
 
 
 def plan_of(
-    trainers: int = 1, mode: str = "sync", lr: float = 0.5, clip: Clip | None = None
+    trainers: int = 1,
+    mode: str = "sync",
+    lr: float = 0.5,
+    clip: Clip | None = None,
+    lanes: LanePlan | None = None,
 ) -> Plan:
     rule = Rule("sgd", {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {})
     named = [
@@ -64,7 +69,7 @@ def plan_of(
         ("b", (3,), "float32", 0),
         ("mean", (3,), "float32", None),
     ]
-    lanes = uniform(LANES[mode]) if mode in LANES else None
+    lanes = lanes or (uniform(LANES[mode]) if mode in LANES else None)
     return plan_parameters(
         named, [rule], mode=mode, trainers=trainers, servers=1, clip=clip, lanes=lanes
     )
@@ -99,6 +104,14 @@ class Trainer:
                 Kind.VALUE, 0, w=torch.ones(2, 3), b=torch.ones(3), mean=torch.full((3,), 7.0)
             )
             self.ask(Frame(kind=Kind.COMMIT, step=0))
+
+    def of_lane(self, lane: int, listener: inprocess.InprocessListener) -> Trainer:
+        """This trainer, with a stream of another lane."""
+        other = copy.copy(self)
+        other.stream = inprocess.connect("127.0.0.1", listener.port, timeout_seconds=DEADLINE)
+        hello = Hello(session=self.session, trainer_id=self.number, lane=lane)
+        other.stream.send(Frame(kind=Kind.HELLO, hello=hello))
+        return other
 
     def request(self, **changed: object) -> JoinRequest:
         known = {
@@ -143,6 +156,7 @@ class Trainer:
         absent: tuple[str, ...] = (),
         overflow: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
+        steps: int = 1,
         **grads: torch.Tensor,
     ):
         self.post(Kind.GRADIENT, step, **grads)
@@ -152,6 +166,7 @@ class Trainer:
             absent=absent,
             overflow=overflow,
             written=dict(written),
+            steps=steps,
         )
         return self.ask(Frame(kind=Kind.COMMIT, step=step, commit=commit))
 

@@ -172,8 +172,7 @@ class RequestPipeline:
             leaves(self.step)
             self._reusable, self._values = gradients if reuse else {}, {}
             replies, leaving_for = list[Future[Reply]](), list[Future[None]]()
-            servers = len(self._channels)
-            divided = {name: gradient.divide(servers) for name, gradient in tables.items()}
+            divided = {name: rows.divide(len(self._channels)) for name, rows in tables.items()}
             encoded = self._encoded(gradients, changes)
             self.checks.look_at_rows(tables.items())
             found = self.checks.take_out(steps)
@@ -197,6 +196,7 @@ class RequestPipeline:
                     last=last,
                     buffers=names,
                     leases=leases if server == 0 else (),
+                    steps=steps,
                 )
             first, self._steps = self._steps + 1, self._steps + steps
             reply = self.checks.hear(first_of(replies), first, self._steps)

@@ -28,6 +28,8 @@ from pserver.wire_pb2 import (
 )
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of, together
 from tests.support.waiting import eventually
+from transpiler.plan.lane_plan import LanePlan
+from transpiler.plan.plan import Lane
 
 Served = tuple[Job, inprocess.InprocessListener]
 ONES = dict(w=torch.ones(2, 3), b=torch.ones(3))
@@ -103,6 +105,32 @@ def test_a_diloco_round_is_over_without_a_trainer_that_is_lost_in_it(
         done = [each.result(DEADLINE)[0] for each in steps]
 
     assert [each.committed for each in done] == [2, 2]
+
+
+TWO_LANES = LanePlan((("w", Lane("async")), ("*", Lane("geo", k_steps=1))))
+
+
+def test_steps_of_which_one_lane_has_its_part_are_counted(served: Served, clock: Clock) -> None:
+    """Where a trainer is lost between the commits of two lanes ``status`` and an event say so; a
+    message of several steps counts with all of them.
+    """
+    job, listener = served
+    plan = plan_of(2, lanes=TWO_LANES)
+    assert [lane.mode for lane in plan.lanes] == ["async", "geo"]
+    first, lost = (Trainer(job, listener, plan, number) for number in range(2))
+    for trainer in first, lost:
+        trainer.step(1, steps=3, w=ONES["w"])
+        trainer.step(2, w=ONES["w"])
+        trainer.of_lane(1, listener).step(1, steps=2, b=ONES["b"])
+    first.of_lane(1, listener).step(2, steps=2, b=ONES["b"])
+    lose(job, clock, lost, first)
+
+    status = job.status(StatusRequest())
+    lines = [each.text for each in status.events if each.kind == "lost"]
+    assert status.partial_steps == 2
+    assert len(lines) == 1 and "2 steps of it are decided in lanes of one mode" in lines[0]
+    lose(job, clock, first)
+    assert job.status(StatusRequest()).partial_steps == 2  # it has the same steps in both
 
 
 def test_a_zombie_is_told_that_it_was_lost(served: Served, clock: Clock) -> None:

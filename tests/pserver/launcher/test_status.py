@@ -58,6 +58,24 @@ def test_a_trainers_line_tells_what_is_applied_from_what_it_said() -> None:
     assert status.trainer_line(trainer) == expected
 
 
+def test_an_epochs_line_says_what_has_become_of_its_samples() -> None:
+    """Of data whose end nobody has met, too."""
+    epoch = wire_pb2.EpochStatus(
+        number=3, unit="samples", samples=100, decided=60, leased=24, skipped=2, handed_back=8
+    )
+    counted = "60 decided, 24 leased, 2 skipped, 8 handed back"
+    assert status.epoch_line(epoch) == f"epoch 3: 100 samples, {counted}"
+    epoch.samples, epoch.unit, epoch.over, epoch.left_out = 0, "batches", True, 1
+    assert status.epoch_line(epoch) == f"epoch 3, over: batches, no end met, {counted}, 1 left out"
+
+
+def test_steps_that_some_lanes_have_only_are_said() -> None:
+    """In a line of their own."""
+    assert not list(status.more(wire_pb2.StatusReply()))
+    said = list(status.more(wire_pb2.StatusReply(partial_steps=2)))
+    assert said == ["2 steps of lost trainers count in lanes of some modes only"]
+
+
 def test_json_of_a_server_that_is_not_there() -> None:
     """It has its endpoint and the error, and the exit status is 1."""
     endpoint = f"127.0.0.1:{free_port()}"

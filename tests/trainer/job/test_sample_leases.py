@@ -23,6 +23,7 @@ from torch.utils.data import (
 from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
 from pserver.service.server import Server
+from pserver.wire_pb2 import StatusRequest
 from trainer import fleet
 from trainer.job.current import present
 from transpiler import DistributedStrategy
@@ -297,6 +298,23 @@ def test_a_step_counts_all_batches_since_the_last_one(server: Server) -> None:
     next(iter(batches))
 
     assert accounts(server)[0] == Account(SAMPLES, 16, 6, 0, over=True)
+
+
+def test_status_shows_the_epochs_that_are_under_way(server: Server) -> None:
+    """What is decided, leased, skipped and handed back; of the last one, where none is."""
+    step = begin(server, a_sync=False, elastic=True)
+    batches = fleet.shard(loader(), seed=3)
+    for number, x in enumerate(batches, 1):
+        step(x)
+        if number == 2:
+            (epoch,) = server.job.status(StatusRequest()).epochs
+            break
+    (over,) = server.job.status(StatusRequest()).epochs
+
+    assert (epoch.number, epoch.unit, epoch.samples, epoch.over) == (0, "samples", SAMPLES, False)
+    assert (epoch.decided, epoch.leased, epoch.skipped, epoch.handed_back) == (8, 14, 0, 0)
+    assert (over.decided, over.leased, over.skipped, over.handed_back) == (8, 0, 14, 14)
+    assert over.over
 
 
 def test_a_step_behind_the_loop_has_its_last_batches(server: Server) -> None:
