@@ -222,6 +222,9 @@ class Trial:
         ends = [each.decisions for each in self.held]
         if not self.history.wait_for_loss(process.incarnation, ends, FENCED_SECONDS):
             raise ViolatedInvariant(f"{process.incarnation} was not fenced everywhere")
+        if not event.again:  # otherwise steps that need all trainers wait for another process
+            words = [f"{process.number}=killed"]
+            last_word.tell(OPEN, self.endpoints, words, unreplaced=True)
 
     def _haunts(self, process: Process) -> None:
         said = process.goes_on()

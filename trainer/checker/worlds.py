@@ -38,7 +38,6 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
     "diloco": {"k_steps": (1, 2), "outer_optimizer": OUTER},
     "lanes": {"modes": {"a*": "async", "g*": "geo", "*": "half_async"}, "k_steps": (1, 2)},
 }
-OUTLIVE = [mode for mode in MODES if mode != "sync"]  # a lost trainer
 TOGETHER = ("sync", "staleness", "diloco")  # one trainer's steps wait for another's
 _SGD: dict[str, Hparam] = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 _ADAM: dict[str, Hparam] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
@@ -298,9 +297,8 @@ def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
     # what a call removes and a save are not ordered by the log
     kinds = ["leaves", "partition", draw.choice(("shrink", "saves"))]
     kinds += ["link"] if world.servers > 1 else []
-    if world.mode in OUTLIVE:
-        kinds += [*LOSSES, *LOSSES, "dies"]
-        kinds += ["late"] if _may_join(world) else []
+    kinds += [*LOSSES, *LOSSES, "dies"]
+    kinds += ["late"] if _may_join(world) else []
     found: list[Event] = []
     for _ in range(draw.choice((1, 2, 2, 3))):
         kind = draw.choice(kinds)
@@ -326,7 +324,7 @@ def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
 
 def _may_join(world: World) -> bool:
     """Whether another process may join a job that runs."""
-    return world.mode in OUTLIVE and not (world.leases and world.mode in TOGETHER)
+    return not (world.leases and world.mode in TOGETHER)
 
 
 def _any(draw: random.Random, world: World) -> int:
