@@ -31,6 +31,7 @@ GROUPS = (
         "steps",
         "metrics",
         "fan_in",
+        "leases",
         "writes",
         "resources",
         "links",
