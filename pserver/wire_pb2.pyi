@@ -108,7 +108,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program", "late", "roll")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class JoinReply(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     AWAITS_SERVERS_FIELD_NUMBER: _ClassVar[int]
     WANTS_PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     transport: str
@@ -131,7 +133,9 @@ class JoinReply(_message.Message):
     store: str
     awaits_servers: bool
     wants_program: bool
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ...) -> None: ...
+    late: bool
+    roll: Roll
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ..., late: _Optional[bool] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program", "part", "number", "parts")
@@ -211,19 +215,21 @@ class LaneReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., blocked_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., waits: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("failure", "error", "clock_ns", "roll")
+    __slots__ = ("failure", "error", "clock_ns", "roll", "position_asked")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
+    POSITION_ASKED_FIELD_NUMBER: _ClassVar[int]
     failure: str
     error: str
     clock_ns: int
     roll: Roll
-    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
+    position_asked: int
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., position_asked: _Optional[int] = ...) -> None: ...
 
 class Roll(_message.Message):
-    __slots__ = ("changes", "absent", "preempted")
+    __slots__ = ("changes", "absent", "preempted", "first")
     class PreemptedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -234,10 +240,12 @@ class Roll(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     changes: int
     absent: _containers.RepeatedScalarFieldContainer[int]
     preempted: _containers.ScalarMap[int, int]
-    def __init__(self, changes: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    first: int
+    def __init__(self, changes: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Mapping[int, int]] = ..., first: _Optional[int] = ...) -> None: ...
 
 class AnnounceRequest(_message.Message):
     __slots__ = ("trainer_id", "incarnation", "failure", "joined", "unreplaced")
@@ -300,14 +308,18 @@ class LeaveReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name", "text")
+    __slots__ = ("session", "name", "text", "apart", "past")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
     text: str
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    apart: bool
+    past: bool
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ("passed", "texts", "roll")
@@ -817,6 +829,34 @@ class LeaseRange(_message.Message):
     start: int
     stop: int
     def __init__(self, epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class PositionRequest(_message.Message):
+    __slots__ = ("session", "number", "answers", "position", "problem", "step")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    number: int
+    answers: bool
+    position: str
+    problem: str
+    step: int
+    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ..., answers: _Optional[bool] = ..., position: _Optional[str] = ..., problem: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class PositionReply(_message.Message):
+    __slots__ = ("number", "ready", "position", "problem")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ready: bool
+    position: str
+    problem: str
+    def __init__(self, number: _Optional[int] = ..., ready: _Optional[bool] = ..., position: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("session", "action", "number", "trainer", "index", "parts", "part")

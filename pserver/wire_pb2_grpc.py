@@ -129,6 +129,11 @@ class ParameterServerStub:
                 request_serializer=pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
                 response_deserializer=pserver_dot_wire__pb2.LeaseReply.FromString,
                 _registered_method=True)
+        self.Position = channel.unary_unary(
+                '/pserver.ParameterServer/Position',
+                request_serializer=pserver_dot_wire__pb2.PositionRequest.SerializeToString,
+                response_deserializer=pserver_dot_wire__pb2.PositionReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/pserver.ParameterServer/Exchange',
                 request_serializer=pserver_dot_wire__pb2.Frame.SerializeToString,
@@ -253,6 +258,12 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Position(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
         prefix of two lengths, the header and the payload: see pserver/transport/frame_socket.py.
@@ -358,6 +369,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Lease,
                     request_deserializer=pserver_dot_wire__pb2.LeaseRequest.FromString,
                     response_serializer=pserver_dot_wire__pb2.LeaseReply.SerializeToString,
+            ),
+            'Position': grpc.unary_unary_rpc_method_handler(
+                    servicer.Position,
+                    request_deserializer=pserver_dot_wire__pb2.PositionRequest.FromString,
+                    response_serializer=pserver_dot_wire__pb2.PositionReply.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
@@ -878,6 +894,33 @@ class ParameterServer:
             '/pserver.ParameterServer/Lease',
             pserver_dot_wire__pb2.LeaseRequest.SerializeToString,
             pserver_dot_wire__pb2.LeaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Position(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pserver.ParameterServer/Position',
+            pserver_dot_wire__pb2.PositionRequest.SerializeToString,
+            pserver_dot_wire__pb2.PositionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,11 +33,13 @@ from trainer.data.slots import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
-from trainer.job.automatic_saves import AutomaticSaves, CheckpointSettings
+from trainer.job.automatic_saves import AutomaticSaves
+from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import begin, distributed, end, is_present, present
 from trainer.job.data_shard import shard as _shard
 from trainer.job.datasets import InMemoryDataset, QueueDataset
+from trainer.job.followed_passes import FollowedPasses
 from trainer.job.job import Job
 from trainer.job.progress_bar import counted
 from trainer.job.queries import (
@@ -204,6 +206,8 @@ def _begin(job: Job, settings: CheckpointSettings | None) -> None:
                     "by hybrid_configs: keep each trainer's optimizer.state_dict()"
                 )
             job.saves = AutomaticSaves(job, settings)
+        elif job.role.role is Role.TRAINER and job.role.trainers > 1:
+            job.saves = FollowedPasses(job)
         job.take(job.strategy)
         begin_asked(job)
         write_events(job)
@@ -445,14 +449,18 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
     """
     check_flag("progress", progress)
     job = present()
-    name = "" if job.saves is None else job.saves.passes.name_of(loader, sys._getframe(1))
+    saves = job.saves
+    name = "" if saves is None else saves.passes.name_of(loader, sys._getframe(1))
+    # without checkpoints a loader that nobody divides draws by itself
+    known = name if saves is not None and saves.keeps else ""
     if isinstance(job, CollectiveJob):
-        mine = job.shard(loader, seed, name)
+        mine = job.shard(loader, seed, known)
+        parts = job.role.trainers
     else:
         place, parts = job.place_in_data()
-        mine = _shard(loader, parts, place, seed, job.passes, name, lambda: _leases(job))
-    if job.saves is not None:
-        mine = SavedBatches(mine, name, job.saves)
+        mine = _shard(loader, parts, place, seed, job.passes, known, lambda: _leases(job))
+    if saves is not None and (known or parts > 1):
+        mine = SavedBatches(mine, name, saves)
     return counted(mine, job, progress)
 
 

@@ -14,6 +14,7 @@ In reading order::
     save_calls        the calls that have a server write what it holds
     grouped_calls     which of its calls are grouped, by what they are about
     lease_calls       the calls about who trains on which samples
+    position_calls    the calls about where the script is
     silence           below that: how long nothing has arrived
     replies           what comes back, as plain values
     announcement      a trainer that has not joined yet says that it is there

@@ -66,7 +66,6 @@ from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
-    BarrierRequest,
     FinishReply,
     FinishRequest,
     Hello,
@@ -132,7 +131,10 @@ class Client(Heartbeating):
         activity: what the trainer does, for ``pserver status``.
         reported: called for each heartbeat: what the trainer says of its training.
         learn: called, in any thread, with what the server says of who is not there.
+        asked: called, in the heartbeat's thread, with the number of a question where the job's
+            script is, which this trainer is to answer.
         traffic: payload bytes by name on the wire.
+        late: this trainer has joined others that train already, and does not know where they are.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class Client(Heartbeating):
         self.activity = ""
         self.reported: Callable[[], Report] = Report
         self.learn: Callable[[Absences], None] = lambda absences: None
+        self.asked: Callable[[int], None] = lambda number: None
         self.channels: list[Channel] = []
         self.traffic = ByteCounters()
         self.tables: Channel | None = None
@@ -166,7 +169,8 @@ class Client(Heartbeating):
         self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
-        self._shrinks, self._joined = 0, False  # calls; every stream has been opened once
+        self.late = self._joined = False  # every stream has been opened once
+        self._shrinks = 0  # calls
         self._failure: PServerError | None = None  # what the heartbeat has found
         self._return = ServerReturn(str(self))
         self._closing = threading.Event()
@@ -212,7 +216,8 @@ class Client(Heartbeating):
             self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
         for channel in self.every_channel:
             channel.awaits_seconds = self._return.seconds
-        self._joined = True
+        self._joined, self.late = True, self._reply.late
+        self.learn(Absences.of(self._reply.roll))
         return Joined.from_message(self._reply)
 
     @property
@@ -360,26 +365,6 @@ class Client(Heartbeating):
     def log_place(self) -> dict[str, Any]:
         """As of which entry of its recorded log the server is; nothing where it records none."""
         return log_place_of(self._control.status().recording)
-
-    def barrier(
-        self, name: str, text: str = "", meanwhile: Callable[[], None] = lambda: None
-    ) -> dict[int, str]:
-        """Waits until every trainer of the job that has not left has come to the barrier of this
-        name.
-
-        Args:
-            text: what this trainer tells the others there.
-            meanwhile: called while it waits; raises what should end the wait.
-
-        Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
-        """
-        request = BarrierRequest(session=self._reply.session, name=name, text=text)
-        while not (reply := self._control.barrier(request)).passed:
-            self.check()
-            meanwhile()
-        self.learn(Absences.of(reply.roll))
-        return dict(reply.texts)
 
     def check(self) -> None:
         """Raises what ended the connection, if something did."""

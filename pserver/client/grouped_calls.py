@@ -1,14 +1,19 @@
-"""The calls of a connection that are grouped by what they are about."""
+"""The calls of a connection that trainers make together, and those that are grouped by what they
+are about.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from pserver.client.lease_calls import LeaseCalls
+from pserver.client.position_calls import PositionCalls
+from pserver.client.replies import Absences
 from pserver.client.save_calls import SaveCalls
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
-from pserver.wire_pb2 import JoinReply
+from pserver.wire_pb2 import BarrierRequest, JoinReply
 
 
 class GroupedCalls(ABC):
@@ -16,6 +21,7 @@ class GroupedCalls(ABC):
 
     _control: ControlClient
     _reply: JoinReply
+    learn: Callable[[Absences], None]
 
     @abstractmethod
     def check(self) -> None:
@@ -37,6 +43,39 @@ class GroupedCalls(ABC):
         return LeaseCalls(self._control, self._reply.session, self.check)
 
     @property
+    def positions(self) -> PositionCalls:
+        """The calls about where the script is; server 0 answers them."""
+        return PositionCalls(self._control, self._reply.session, self.check)
+
+    @property
     def tracing(self) -> TraceCalls:
         """The calls that belong to a trace."""
         return TraceCalls(self._control, self._reply.session, str(self))
+
+    def barrier(
+        self,
+        name: str,
+        text: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
+        past: bool = False,
+        apart: bool = False,
+    ) -> dict[int, str]:
+        """Waits until every trainer of the job that has not left has come to the barrier of this
+        name.
+
+        Args:
+            text: what this trainer tells the others there.
+            meanwhile: called while it waits; raises what should end the wait.
+            past: the others have passed it before this trainer joined.
+            apart: trainers that wait at another barrier come to this one, too.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
+        session = self._reply.session
+        request = BarrierRequest(session=session, name=name, text=text, past=past, apart=apart)
+        while not (reply := self._control.barrier(request)).passed:
+            self.check()
+            meanwhile()
+        self.learn(Absences.of(reply.roll))
+        return dict(reply.texts)

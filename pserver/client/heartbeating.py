@@ -49,6 +49,8 @@ class Heartbeating(GroupedCalls):
         activity: what the trainer does, for ``pserver status``.
         reported: called for each heartbeat: what the trainer says of its training.
         learn: called, in any thread, with what the server says of who is not there.
+        asked: called, in the heartbeat's thread, with the number of a question where the job's
+            script is, which this trainer is to answer.
     """
 
     index: int
@@ -56,6 +58,7 @@ class Heartbeating(GroupedCalls):
     activity: str
     reported: Callable[[], Report]
     learn: Callable[[Absences], None]
+    asked: Callable[[int], None]
     _closing: threading.Event
     _failure: PServerError | None
     _heartbeat_timeout: float
@@ -104,6 +107,8 @@ class Heartbeating(GroupedCalls):
             if reply.failure:
                 self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
                 return
+            if reply.position_asked:
+                self.asked(reply.position_asked)
             for channel in self.every_channel:
                 channel.end_if_silent()
 

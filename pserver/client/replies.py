@@ -142,16 +142,19 @@ class Absences:
         changes: joins, and ends before the job's: a greater number is later.
         absent: those that were preempted or lost, or that leave after a step that has come.
         preempted: those that were, with the last step that each has taken.
+        first: does what one trainer does for all; None: the least one that is there.
     """
 
     changes: int = 0
     absent: frozenset[int] = frozenset()
     preempted: Mapping[int, int] = field(default_factory=dict)
+    first: int | None = None
 
     @classmethod
     def of(cls, roll: Roll) -> Absences:
         """The plain form of a message."""
-        return cls(roll.changes, frozenset(roll.absent), dict(roll.preempted))
+        first = roll.first if roll.HasField("first") else None
+        return cls(roll.changes, frozenset(roll.absent), dict(roll.preempted), first)
 
 
 @dataclass(frozen=True, slots=True)

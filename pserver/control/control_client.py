@@ -206,6 +206,19 @@ class ControlClient:
         """
         return self._call("Lease", request, wire.LeaseReply, timeout, meanwhile=meanwhile)
 
+    def position(
+        self,
+        request: wire.PositionRequest,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> wire.PositionReply:
+        """Asks where the script is, or answers that; waits a second at most.
+
+        Args:
+            meanwhile: as for :meth:`install`.
+        """
+        return self._call("Position", request, wire.PositionReply, timeout, meanwhile=meanwhile)
+
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
         """Writes what the server holds to its disk."""
         return self._call("Save", request, wire.SaveReply, timeout)

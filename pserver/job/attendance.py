@@ -135,6 +135,8 @@ class Attendance(Endings):
                 run=self._members.run,
                 store=job_files.place_of(self.config.data_dir, self.config.store),
                 awaits_servers=self.config.await_servers,
+                late=bool(member.late),
+                roll=reports.roll(self._members),
             )
 
     def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
@@ -223,7 +225,8 @@ class Attendance(Endings):
         trainer = request.trainer_id
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
-        self._members.add(member, steps)
+        begun = self.program is not None and (not self._members.least or self.program.begun)
+        self._members.add(member, steps, bool(steps) and begun)
         self._coordinator = request.coordinator or self._coordinator
         if self.program is not None:
             self.program.decisions.join(process_of(member), steps)
@@ -284,7 +287,8 @@ class Attendance(Endings):
             member = self.member(request.session)
             member.activity, member.report = reports.kept(request, self.config.limits)
             member.pace.heard(member.report)
-            return reports.reply(self.failure, self._members)
+            asked = 0 if self.program is None else self.program.position.asks(member)
+            return reports.reply(self.failure, self._members, asked)
 
     def roll(self) -> wire.Roll:
         """Which trainers are there."""

@@ -5,7 +5,8 @@ A wait ends when the job ends.  One that lasts long is logged, with the trainers
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
 barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
-where all wait at barriers, but not at the same one.  The job then fails and tells them so.
+where all wait at barriers, but not at the same one; unless one of these is apart, to which trainers
+come from the other one.  The job then fails and tells them so.
 """
 
 from __future__ import annotations
@@ -65,17 +66,15 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
         wait.done() for member in blocked for wait in member.waits.values()
     ):
         return
-    barriers = {
-        wait.what for member in blocked for at, wait in member.waits.items() if at == BARRIER
-    }
+    waits = [each.waits[BARRIER] for each in blocked if BARRIER in each.waits]
+    barriers = {wait.what for wait in waits if not wait.apart}
+    apart = {wait.what for wait in waits if wait.apart}
     at_barrier = [BARRIER in member.waits for member in blocked]
-    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1):
-        waits = ", ".join(
-            f"trainer {member.trainer} waits at {member.waiting}" for member in blocked
-        )
+    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1 or len(apart) > 1):
+        said = ", ".join(f"trainer {each.trainer} waits at {each.waiting}" for each in blocked)
         job.fail(
             JobFailed(
-                f"the trainers wait for one another ({waits}): they have taken different numbers "
+                f"the trainers wait for one another ({said}): they have taken different numbers "
                 "of steps, or only some of them save, load, meet at a barrier or ask for values of "
                 "all trainers"
             )

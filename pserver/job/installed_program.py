@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,17 +17,18 @@ import torch
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
-from pserver.job.blocking_waits import BARRIER, wait_until_done
+from pserver.job.barriers import Barriers, check_room
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, Wait
+from pserver.job.membership import Member, Membership
 from pserver.job.memory_budget import MemoryBudget
 from pserver.job.partial_steps import partial_steps
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
+from pserver.job.script_position import ScriptPosition
 from pserver.job.workers import Workers
 from pserver.job_log.standing import Loss
 from pserver.limits import Limits
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pserver.job.locked_table import LockedTable
 
 
-MOST_NAMES = 2**16  # of barriers, and of topics
 CHUNK_ROWS = 65536  # rows that a table loads at a time
 
 
@@ -79,6 +78,8 @@ class InstalledProgram:
         leases: who trains on which samples; server 0's counts.
         recording: of the job's log.
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
+        barriers: where trainers wait for one another; server 0's count.
+        position: where the script is, for a trainer that joins late; server 0's counts.
     """
 
     lost: Mapping[int, Loss] = MappingProxyType({})
@@ -98,8 +99,7 @@ class InstalledProgram:
         self.program = program
         self.plan, self._server = deployment.plan, deployment.server_index
         self.slices = SliceStore(program)
-        self._members = members
-        self._job = job
+        self._members, self._job = members, job
         self.decisions = decisions
         self.steps = JobSteps(spans)
         self.last_save: LastSave | None = None
@@ -115,8 +115,8 @@ class InstalledProgram:
         decisions.lanes = self.lanes
         self._rendezvous = ""  # the address that trainer 0 has given
         self._said: dict[str, str] = {}  # by topic: what the first trainer said
-        # by name: the trainers that have reached it, each with what it told the others
-        self._barriers: dict[str, dict[int, str]] = {}
+        self.barriers = Barriers(members, job, lambda: self.version > 0)
+        self.position = ScriptPosition(members, job, self._undecided)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 
     def _lane(self, index: int, workers: Workers) -> LaneExecutor:
@@ -183,6 +183,22 @@ class InstalledProgram:
         partial = partial_steps(member.watermarks, self.plan.lanes)
         self.steps.partial(partial)
         return partial
+
+    def _undecided(self, member: Member, step: int) -> bool:
+        """Whether a trainer's step has no record, in the lane whose steps need all trainers."""
+        lane = next((each for each in self.lanes if each.lane.kind.merges_gradients), None)
+        if lane is None:
+            return True
+        mark = member.watermark(lane.index)
+        has_come = mark.taking == step
+        return step > mark.applied and bool(lane.undecided or not has_come)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the trainers are past their beginning, as far as this server knows."""
+        reports = (member.report for member in self._members.joined())
+        stepped = any(lane.steps for report in reports for lane in report.lanes)
+        return bool(self.version or self.barriers.passed or stepped)
 
     @property
     def version(self) -> int:
@@ -316,65 +332,16 @@ class InstalledProgram:
         return self._rendezvous
 
     def agree(self, topic: str, text: str) -> str:
-        """What the first trainer said about a topic: this text, where nobody has said anything.
+        """What the first trainer said about a topic: this text, where nobody has said anything; ""
+        only asks.
 
         Raises:
             Refused: there are too many topics.
         """
-        _check_room("topics", topic, self._said)
+        if not text:
+            return self._said.get(topic, "")
+        check_room("topics", topic, self._said)
         return self._said.setdefault(topic, text)
-
-    def barrier(
-        self, member: Member, name: str, timeout_seconds: float, text: str = ""
-    ) -> dict[int, str] | None:
-        """Waits until every trainer that has not left has reached the barrier of this name.
-
-        Args:
-            text: what this trainer tells the others there.
-
-        Returns:
-            What trainers have told, by trainer; None if ``timeout_seconds`` were over before.
-
-        Raises:
-            Refused: there are too many barriers.
-        """
-        with self._job.condition:
-            _check_room("barriers", name, self._barriers)
-            arrived = self._barriers.setdefault(name, {})
-            arrived.setdefault(member.trainer, text)
-            self._job.condition.notify_all()
-            end = time.monotonic() + timeout_seconds
-
-            def passed() -> bool:
-                return arrived.keys() >= set(self._members.awaited())
-
-            def missing() -> list[int]:
-                return [trainer for trainer in self._members.awaited() if trainer not in arrived]
-
-            wait = Wait(
-                member, BARRIER, f"barrier {name!r}", lambda: passed() or time.monotonic() >= end
-            )
-            wait_until_done(self._job, self._members, wait, missing)
-            if not passed():
-                return None
-            self._forget_before(name)
-            return {own: told for own, told in arrived.items() if told}
-
-    def _forget_before(self, name: str) -> None:
-        """Forgets barriers before the one of this name, which all trainers have come to: what they
-        have told there would take memory until the job ends.
-        """
-        awaited = set(self._members.awaited())
-        for earlier in list(self._barriers):
-            if earlier == name:
-                break
-            if self._barriers[earlier].keys() >= awaited:
-                del self._barriers[earlier]
-
-
-def _check_room(what: str, name: str, known: Mapping[str, object]) -> None:
-    if name not in known and len(known) >= MOST_NAMES:
-        raise Refused(f"expected at most {MOST_NAMES} {what} in a job, got another, {name!r}")
 
 
 def check_parts(message: ProgramMessage, limits: Limits) -> None:

@@ -287,10 +287,8 @@ class Job(Reloading):
 
     def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Waits up to a second until every trainer that has not left has reached the barrier."""
-        member = self.member(request.session)
         check_names([request.name], self.config.limits)
-        texts = self.installed().barrier(member, request.name, 1.0, request.text)
-        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=self.roll())
+        return self.installed().barriers.come(self.member(request.session), request)
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
@@ -305,6 +303,10 @@ class Job(Reloading):
     def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
         """Gives a trainer samples to train on, and takes back what it does not train on."""
         return self.installed().leases.lease(self.member(request.session), request)
+
+    def position(self, request: wire.PositionRequest) -> wire.PositionReply:
+        """Tells a trainer that has joined late where the script is; takes that from another one."""
+        return self.installed().position.position(self.member(request.session), request)
 
     # ---- files, tables, status, shutting down ----
 

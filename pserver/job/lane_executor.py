@@ -151,6 +151,7 @@ class LaneExecutor:
             merged step for :meth:`scale`.
 
         Raises:
+            TrainerLost: its trainer was lost before.
             Refused: a step out of order.
             FingerprintMismatch: sync trainers disagree on a hyper-parameter.
             NonFinite, Outlier: a value is not finite, or a norm an outlier, and the job is to stop.
@@ -158,7 +159,7 @@ class LaneExecutor:
         """
         watermark = member.watermark(self.index)
         with self._job.condition:
-            self._job.check_running()
+            self._staged.check(member)
             if step <= watermark.applied:
                 self._steps.repeated()
                 return UpdateTask()

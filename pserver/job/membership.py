@@ -140,12 +140,14 @@ class Wait:
         place: where: "lane 0", "barrier".
         what: for messages: "step 12", "barrier 'epoch'".
         done: whether the wait is over.
+        apart: trainers that wait at another barrier come to this one, too.
     """
 
     member: Member
     place: str
     what: str
     done: Callable[[], bool]
+    apart: bool = False
 
 
 @dataclass(slots=True)
@@ -170,6 +172,9 @@ class Member:
         pace: how long its own part of a step takes.
         preempted_after: it has left because its host takes it away, after this step of its script;
             None: it has not.
+        late: the others trained already when it joined; which change of the members that was.  0:
+            it was there from the beginning.
+        placed: it has been told where they are.
     """
 
     trainer: int
@@ -188,6 +193,8 @@ class Member:
     fenced: str = ""
     pace: Pace = field(default_factory=Pace)
     preempted_after: int | None = None
+    late: int = 0
+    placed: bool = False
 
     @property
     def word(self) -> str:
@@ -264,8 +271,7 @@ class Membership:
         self, expected: int, since: float, began: float | None = None, least: int = 0
     ) -> None:
         self.expected, self.least = expected, min(least, expected)
-        self.since = since
-        self.began = since if began is None else began
+        self.since, self.began = since, since if began is None else began
         self.by_trainer: dict[int, Member] = {}
         self.fenced: set[Process] = set()
         self._lost: list[Member] = []
@@ -278,18 +284,19 @@ class Membership:
         self.away: set[int] = set()
         self.counted: dict[Process, Sequence[int]] = {}
 
-    def add(self, member: Member, steps: Sequence[int] = ()) -> None:
+    def add(self, member: Member, steps: Sequence[int] = (), late: bool = False) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation.
 
         Args:
             steps: by lane, where it begins; none: where files say.
+            late: the others train already.
         """
         self.by_trainer[member.trainer] = member
         self.kept.pop(member.trainer, None)
         self.arriving.pop(member.trainer, None)
         self.away.discard(member.trainer)
         self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
-        self.changes += 1
+        self.changes, member.late = self.changes + 1, (self.changes + 1) * late
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
             member.watermark(lane).applied = step
         process = Process(member.trainer, member.incarnation)
@@ -431,11 +438,18 @@ class Membership:
 
     @property
     def first(self) -> int:
-        """The least trainer that is not absent: it does what one trainer does for all.  It may be
-        asked without the job's lock.
+        """The least trainer that is not absent, of those that have joined late the earliest one,
+        if no other is there: it does what one trainer does for all.  It may be asked without the
+        job's lock.
         """
-        gone = self.absent
-        return next((trainer for trainer in range(self.expected) if trainer not in gone), 0)
+        late = {t: m.late for t, m in dict(self.by_trainer).items()}
+        there = set(range(self.expected)).difference(self.absent)
+        return min(there, key=lambda trainer: (late.get(trainer, 0), trainer), default=0)
+
+    def first_of(self, which: Callable[[Member], bool]) -> int | None:
+        """The trainer that stands first among those that take part and are ``which``."""
+        there = sorted((each.late, each.trainer) for each in self.joined() if which(each))
+        return there[0][1] if there else None
 
     @property
     def absent(self) -> list[int]:

@@ -38,14 +38,19 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
     return request.activity[:ACTIVITY_LENGTH], report
 
 
-def reply(failure: PServerError | None, members: Membership) -> wire.HeartbeatReply:
+def reply(
+    failure: PServerError | None, members: Membership, position_asked: int = 0
+) -> wire.HeartbeatReply:
     """What a trainer is told of the job.
 
     Args:
         failure: what has ended it.
         members: its trainers.
+        position_asked: the number of a question that this trainer is to answer.
     """
-    told = wire.HeartbeatReply(clock_ns=clock_ns(), roll=roll(members))
+    told = wire.HeartbeatReply(
+        clock_ns=clock_ns(), roll=roll(members), position_asked=position_asked
+    )
     if failure is not None:
         told.failure, told.error = str(failure), type(failure).__name__
     return told
@@ -54,7 +59,10 @@ def reply(failure: PServerError | None, members: Membership) -> wire.HeartbeatRe
 def roll(members: Membership) -> wire.Roll:
     """Which trainers are there.  The caller holds the job's lock."""
     return wire.Roll(
-        changes=members.changes, absent=members.absent, preempted=dict(members.preempted)
+        changes=members.changes,
+        absent=members.absent,
+        preempted=dict(members.preempted),
+        first=members.first,
     )
 
 

@@ -67,6 +67,17 @@ class StagedSteps:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def check(self, member: Member) -> None:
+        """Returns if a trainer's step can count.
+
+        Raises:
+            TrainerLost: the trainer was lost.
+            PServerError: what has ended the job.
+        """
+        self._job.check_running()
+        if member.fenced:
+            raise TrainerLost(member.fenced)
+
     def add(self, staged: StagedStep) -> None:
         """A step has come; before its record can."""
         self._waiting[staged.member.trainer] = staged

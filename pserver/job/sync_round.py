@@ -236,7 +236,9 @@ class SyncRound:
             FingerprintMismatch: a trainer has written another value than another one, or none.
             CorruptFrame: the values are not there, or are others than their checksum says.
         """
-        first = self.contributions[min(self.contributions)]
+        # of the least trainer that sends them: those that have written have written the same
+        sent = [self.contributions[trainer] for trainer in sorted(self.contributions)]
+        first = next((each for each in sent if each.assignments), sent[0])
         self.assignments = {
             name: assignment
             for name, assignment in first.assignments.items()

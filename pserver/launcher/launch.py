@@ -70,9 +70,7 @@ def launch(
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
     whole = cluster.host is None or cluster.joining
-    # trainers that save by themselves meet there, and one that comes back knows of no such meeting
-    alone = not environment.get("PSERVER_CHECKPOINT")
-    policy = RestartPolicy(cluster.max_restarts, whole, cluster.least_trainers, alone)
+    policy = RestartPolicy(cluster.max_restarts, whole, cluster.least_trainers)
     attempt = 0
     while True:
         status, job = _attempt(cluster, environment, terminal, serve, panel, policy, attempt)

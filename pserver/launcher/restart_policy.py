@@ -7,8 +7,7 @@
     --------------------+---------------------+--------------+----------------------------------
     a trainer           | yes, and it left in | -            | WITHOUT: the others go on
                         | order (preempted)   |              |
-                        | yes                 | yes          | ALONE: it is started again; WHOLE
-                        |                     |              | where trainers save together
+                        | yes                 | yes          | ALONE: it is started again
                         | yes                 | no           | WITHOUT
                         | no                  | yes          | WHOLE: the job is started again
     a server            | yes, and it has     | yes          | ALONE: it is started again, and goes
@@ -65,7 +64,6 @@ class RestartPolicy:
         whole: this launch has started all processes of the job, and so can start them again.
         least: without servers: with how many trainers the job may go on as soon as it has lost one;
             0: it goes on with fewer where one has died at its start twice in a row.
-        alone: a trainer can come back while the others train: not where trainers meet to save.
         used: restarts until now.
 
     Example:
@@ -79,7 +77,6 @@ class RestartPolicy:
     most: int
     whole: bool
     least: int = 0
-    alone: bool = True
     used: int = 0
     _early: int | None = None  # the trainer that has died at the last start
 
@@ -91,7 +88,7 @@ class RestartPolicy:
     @property
     def replaces(self) -> bool:
         """Whether a trainer without which the job goes on is started again."""
-        return self.left > 0 and (self.alone or self.whole)
+        return self.left > 0
 
     @property
     def counted(self) -> str:
@@ -109,7 +106,7 @@ class RestartPolicy:
             if ended.preempted or not self.replaces:
                 return Next.WITHOUT
             self.used += 1
-            return Next.ALONE if self.alone else Next.WHOLE
+            return Next.ALONE
         return self._whole()
 
     def after_collective(self, ended: Ended, trainers: int) -> Next:

@@ -184,9 +184,6 @@ class Supervisor:
             self._doubted = process if said.took_part else None
             raise Failed
         what = self.policy.after(Ended(number, process.lived_seconds, True, preempted))
-        if what is Next.WHOLE:
-            self.next = what
-            raise Failed
         self.say(lost(process, what, self.policy.counted))
         self.ended.remove(process)
         if what is Next.ALONE:
@@ -323,7 +320,7 @@ class Supervisor:
         """
         if self.interrupted:
             self.next = Next.FAIL
-        if self.interrupted or self.next is Next.WHOLE:
+        if self.interrupted:
             return
         ended = Ended(None, 0.0)
         if failed:

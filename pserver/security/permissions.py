@@ -31,6 +31,7 @@ CALLS: Mapping[str, Role] = {
     "Trace": Role.TRAINER,
     "Follow": Role.OPERATOR,  # or a server's certificate, see PEERS
     "Lease": Role.TRAINER,
+    "Position": Role.TRAINER,
     "Exchange": Role.NOBODY,  # its frames are in the table below
 }
 

@@ -71,7 +71,7 @@ def save(
         passes: over the data that the job has begun.
         claims: the paths that this job writes to.
         place: where the script is, of an automatic checkpoint: see
-            :class:`trainer.job.automatic_saves.ScriptPlace`.
+            :class:`trainer.job.script_place.ScriptPlace`.
         log: as of which entries of the servers' recorded log this is; None: there is none.
 
     Returns:

@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 
 from pserver.config import split_endpoint
-from pserver.errors import TrainerLost
+from pserver.errors import TimedOut, TrainerLost
+from pserver.polling import poll
 from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
 CPU = torch.device("cpu")
+DONE = "-"  # begins what a trainer tells whose call has worked
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +65,11 @@ class ElasticGroup:
             that are there; those that tell nothing are left out.
         absent: gives the trainers that are gone, as far as this one has heard.
         connection: timeouts.
+        past: whether the others had passed the last barrier before this trainer came.
 
     Attributes:
         members: the trainers that were there at the last call of :meth:`told`.
+        is_past: they have made this call before this trainer came.
     """
 
     def __init__(
@@ -75,8 +79,11 @@ class ElasticGroup:
         barrier: Callable[[str, str], dict[int, str]],
         absent: Callable[[], Collection[int]],
         connection: Connection,
+        past: Callable[[], bool] = lambda: False,
     ) -> None:
         self.members: tuple[Member, ...] = ()
+        self.is_past, self._past = False, past
+        self.result = ""
         self._own = Member(trainer, secrets.token_hex(8))
         self._clients, self._barrier, self._absent = clients, barrier, absent
         self._connection = connection
@@ -93,6 +100,7 @@ class ElasticGroup:
         found = {
             t: json.loads(each) for t, each in self._barrier("values of all trainers", said).items()
         }
+        self.is_past = self._past()
         self.members = tuple(Member(t, found[t][0]) for t in sorted(found))
         return {trainer: texts[1] for trainer, texts in sorted(found.items())}
 
@@ -123,17 +131,21 @@ class ElasticGroup:
         group = self._groups.group("values", range(len(self.members)), CPU)
         self._groups.wait(self._groups.begin(lambda: begin(group), what), what, CPU)
 
-    def confirmed(self, failure: str) -> bool:
-        """Whether what ran since :meth:`told` has worked for all that are left.
+    def confirmed(self, failure: str, result: str = "") -> bool:
+        """Whether what ran since :meth:`told` has worked for all that are left.  Afterwards
+        :attr:`result` is what one of them says that it has made.
 
         Args:
             failure: why it has not, here; "": it has.
+            result: what it has made; "": that is not told.
 
         Raises:
             PServerError: what has ended the job.
         """
-        found = self._barrier("values of all trainers, confirmed", failure or "-")
-        failed = sorted(trainer for trainer, text in found.items() if text != "-")
+        said = failure or DONE + result
+        found = self._barrier("values of all trainers, confirmed", said)
+        failed = sorted(trainer for trainer, text in found.items() if not text.startswith(DONE))
+        self.result = max((text[len(DONE) :] for text in found.values()), default="")
         if failed:
             first = found[failed[0]]
             log.warning("a call that all trainers make is made again: %s", first)
@@ -155,12 +167,12 @@ class ElasticGroup:
         host = own_address(self._clients[0].endpoint)
         connection.check_collective(host)
         store = connect_store(host, 0, 0, connection) if rank == 0 else None
-        at = "" if store is None else f"{host}:{store.port}"
-        told = self._barrier("the trainers' group", at)
-        if store is None:
-            endpoint = told.get(self.members[0].trainer)
-            if endpoint is None:
-                raise TrainerLost(f"trainer {self.members[0].trainer} was lost")
+        # no barrier: one that comes meanwhile has no part in it
+        topic = f"the group of {' '.join(each.incarnation for each in self.members)}"
+        if store is not None:
+            self._clients[0].agree(topic, f"{host}:{store.port}")
+        else:
+            endpoint = self._endpoint(topic, connection.start_timeout_seconds)
             store = connect_store(
                 *split_endpoint(endpoint), rank, connection, meanwhile=self._check
             )
@@ -175,6 +187,15 @@ class ElasticGroup:
         )
         log.info("a process group of %d trainers", size)
         self._groups, self._grouped = ProcessGroups(peers, self._check), self.members
+
+    def _endpoint(self, topic: str, seconds: float) -> str:
+        """Where the first of the members serves the store."""
+        first = self.members[0].trainer
+        for _ in poll(log, lambda: f"waiting for trainer {first}'s endpoint", seconds, 0.1):
+            if endpoint := self._clients[0].agree(topic, ""):
+                return endpoint
+            self._check()
+        raise TimedOut(f"trainer {first} has told no endpoint within {seconds:g} s")
 
     def _check(self) -> None:
         """Raises what has ended the job, or that a member is gone."""

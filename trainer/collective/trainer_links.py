@@ -7,9 +7,10 @@ A link does what it is told.  That all trainers ask for the same is for
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch import Tensor
 from pserver.errors import PServerError, TrainerLost
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_group import ElasticGroup
+from trainer.collective.object_bytes import from_bytes, to_bytes
 from trainer.collective.parallel_env import current_peers, naming_trainers, wait_on_cpu
 
 OPS = {
@@ -31,6 +33,7 @@ TOLD_BYTES = 512  # of what a trainer tells over a process group
 # an hour, ends gloo's operations without naming anybody.
 MOST_SECONDS = 1500.0
 CPU = torch.device("cpu")
+RESULT_BYTES = 2**12  # of a result that server 0 keeps for trainers that come later
 Found = TypeVar("Found")
 WHAT = "a call that all trainers make"  # in messages
 
@@ -53,9 +56,14 @@ class Link(Protocol):
         """
         ...
 
-    def attempted(self, work: Callable[[], Found]) -> Found | None:
+    def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """What ``work`` returns, which calls the methods below; None: a trainer was lost meanwhile,
         and all begin again with :meth:`told`.
+
+        Args:
+            work: of all that are there.
+            alone: the same of this trainer by itself, where the others have made the call before
+                it came, and nobody knows their result any more.
 
         Raises:
             PServerError: another trainer is gone, and the job does not go on without it.
@@ -97,7 +105,7 @@ class NoLink:
         """See :class:`Link`."""
         return {0: text}
 
-    def attempted(self, work: Callable[[], Found]) -> Found | None:
+    def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """See :class:`Link`."""
         return work()
 
@@ -135,7 +143,7 @@ class WorldLink:
         texts = [bytes(each.numpy()).decode().rstrip() for each in self.gather(padded)]
         return dict(enumerate(texts))
 
-    def attempted(self, work: Callable[[], Found]) -> Found | None:
+    def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """See :class:`Link`."""
         return work()
 
@@ -234,7 +242,7 @@ class ServedLink(GlooLink):
         check_missing(set(range(self.size)) - texts.keys(), self.rank)
         return dict(sorted(texts.items()))
 
-    def attempted(self, work: Callable[[], Found]) -> Found | None:
+    def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """See :class:`Link`."""
         return work()
 
@@ -274,17 +282,24 @@ class ElasticLink(GlooLink):
     def told(self, text: str) -> dict[int, str]:
         """See :class:`Link`."""
         texts = self._group.told(text)
-        check_missing(set(range(self.size)) - texts.keys() - set(self._absent()), self.rank)
+        if not self._group.is_past:
+            check_missing(set(range(self.size)) - texts.keys() - set(self._absent()), self.rank)
         return texts
 
-    def attempted(self, work: Callable[[], Found]) -> Found | None:
+    def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
         """See :class:`Link`."""
         found, failure = None, ""
-        try:
-            found = work()
-        except PServerError as error:
-            failure = f"{type(error).__name__}: {error}"
-        return found if self._group.confirmed(failure) else None
+        if not self._group.is_past:
+            try:
+                found = work()
+            except PServerError as error:
+                failure = f"{type(error).__name__}: {error}"
+        if not self._group.confirmed(failure, "" if found is None else _text(found)):
+            return None
+        if found is None and self._group.result:
+            kept = from_bytes(base64.b64decode(self._group.result))
+            return cast(Found, kept)
+        return alone() if found is None else found
 
     def place(self, trainer: int) -> int:
         """See :class:`GlooLink`."""
@@ -293,11 +308,24 @@ class ElasticLink(GlooLink):
     @property
     def count(self) -> int:
         """See :class:`GlooLink`."""
-        return len(self._group.members)
+        return 1 if self._group.is_past else len(self._group.members)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """See :class:`Link`."""
+        return [tensor] if self._group.is_past else super().gather(tensor)
 
     def run(self, begin: Callable[[Any], dist.Work]) -> None:
         """See :class:`GlooLink`."""
-        self._group.run(begin, WHAT)
+        if not self._group.is_past:
+            self._group.run(begin, WHAT)
+
+
+def _text(found: Any) -> str:
+    """A result, for trainers that come by there later; "" where it is large."""
+    parts = found if isinstance(found, list) else [found]
+    if sum(each.nbytes for each in parts) > RESULT_BYTES:
+        return ""
+    return base64.b64encode(to_bytes(found)).decode()
 
 
 def check_missing(missing: Collection[int], own: int) -> None:

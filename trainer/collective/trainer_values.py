@@ -121,6 +121,10 @@ class TrainerValues:
             if self.rank == src:
                 travels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             else:
+                if src not in calls:
+                    raise TrainerLost(
+                        f"{words}: trainer {self.rank} came later, and the object is not kept"
+                    )
                 travels = torch.empty(calls[src].bytes, dtype=torch.uint8)
             self._link.broadcast(travels, src)
             return travels
@@ -159,7 +163,8 @@ class TrainerValues:
                     f"{call.words}: trainer {needed} is not there any more; those that are: "
                     f"{', '.join(map(str, calls))}"
                 )
-            found = self._link.attempted(partial(travel, calls))
+            alone = partial(travel, {self.rank: call})
+            found = self._link.attempted(partial(travel, calls), alone)
             if found is not None:
                 return found
 

@@ -32,9 +32,11 @@ from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import take_over
+from trainer.communicator.joint_calls import JointCalls
 from trainer.communicator.kstep_senders import drain_for_others
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
+from trainer.communicator.position import Position
 from trainer.communicator.roll import roll_of
 from trainer.communicator.senders import buffers_of, senders_of, written_names
 from trainer.communicator.state_transfer import StateTransfer
@@ -85,6 +87,8 @@ class Communicator:
         dense_allreduce: the mean of those gradients that trainers share without servers, if any.
         group: of the trainers that are there, once they have made values together.
         page: its metrics for Prometheus.
+        position: of the script, for trainers that join late.
+        joint: the calls that all trainers make together.
         hand_over: called before it leaves because it was preempted: gives back what another trainer
             has to have then.
     """
@@ -101,17 +105,14 @@ class Communicator:
     ) -> None:
         assert deployment.trainer_id is not None, "a trainer's deployment has its number"
         connection = connection or Connection.from_environment()
-        self.plan = deployment.plan
-        self.trainer_id = deployment.trainer_id
+        self.plan, self.trainer_id = deployment.plan, deployment.trainer_id
         self.step = 0
         self.dense_allreduce: DenseAllreduce | None = None
         self.group: ElasticGroup | None = None
-        self._connection = connection
-        self._options = options or SendOptions()
+        self._connection, self._options = connection, options or SendOptions()
         self._tensors = tensors
-        self._programs = [
-            pserver_program(deployment.of_server(index)) for index in range(self.plan.servers)
-        ]
+        of, servers = deployment.of_server, range(self.plan.servers)
+        self._programs = [pserver_program(of(index)) for index in servers]
         held_back: set[str] = set()  # variables that nothing lands on
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self.roll = roll_of(self.plan, self.trainer_id, connection)
@@ -119,15 +120,14 @@ class Communicator:
         self.transfer = StateTransfer(
             self.plan, self._programs, self._all, tensors, optimizers, self.buffers
         )
-        self.lanes = senders_of(
-            self.plan, tensors, self._options, self.roll, held_back, self.buffers
-        )
+        options, buffers = self._options, self.buffers
+        self.lanes = senders_of(self.plan, tensors, options, self.roll, held_back, buffers)
         self.consumed = self.lanes[0].consumed
         names = written_names(self.plan, tensors)
         self.written = WrittenValues(self.lanes, names, tensors, held_back, self.trainer_id)
         self._open: set[int] = set()  # lanes that have sent something of a step that is not closed
         self._closed: set[int] = set()  # lanes whose step is closed and not finished
-        self._barriers, self._left, self._asked_at = 0, False, 0
+        self._left, self._asked_at = False, 0
         self.hand_over: Callable[[], None] = lambda: None
         self._start_rows = dict(start_rows or {})
         self.lookups = lookups_of(self.plan)
@@ -146,6 +146,8 @@ class Communicator:
             incarnation,
         )
         self.clients[0].learn = self.roll.learn
+        self.position = Position(self.clients[0], self.roll, self.plan, self.lanes, self._closed)
+        self.joint = JointCalls(self.clients[0], self.position, self.check)
         self._departure = Departure(self.clients, self.trainer_id, self.leave)
         self.transfer.start(self.clients, self.lanes[0])
         if self.lookups is not None:
@@ -254,7 +256,8 @@ class Communicator:
                     self._departure.drain(self.lanes)
                 if drained is not None:
                     self.transfer.upload_buffers()
-                    preempted = not self._departure.agree(self.dense_allreduce, drained)
+                    with self.position.waiting():
+                        preempted = not self._departure.agree(self.dense_allreduce, drained)
                     self.transfer.pull_buffers()  # of the others' last steps
             except BaseException as error:
                 ended, failure = error, spelled(error)
@@ -361,6 +364,7 @@ class Communicator:
             lanes: only these; a program closes its lanes one after another.
         """
         self.check()
+        self.position.answer()
         chosen = list(range(len(self.lanes))) if lanes is None else list(lanes)
         assert not self._closed.intersection(chosen), "one step at a time"
         if not self._closed:
@@ -386,9 +390,10 @@ class Communicator:
             PServerError: a server or another trainer is lost, or refused the step.
             SystemExit: this was the last step of a probe.
         """
-        closed, self._closed = sorted(self._closed), set()
-        with self._probe:
+        closed = sorted(self._closed)
+        with self._probe, self.position.waiting():
             replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
+        self._closed.clear()
         for index in closed:
             self.written.landed(index)
         self.buffers.land()
@@ -500,8 +505,7 @@ class Communicator:
         Returns:
             What trainers have told, by trainer; those that told nothing are not in it.
         """
-        self._barriers += 1
-        return self.clients[0].barrier(f"{self._barriers}: {name}", text, self.check)
+        return self.joint.meet(name, text)
 
 
 def _each(*checks: Callable[[], None]) -> None:

@@ -55,10 +55,12 @@ class Roll:
 
     @property
     def first(self) -> int:
-        """The least of them, which does what one trainer does for all: trainer 0, while it is
-        there.
+        """The one that does what one trainer does for all: trainer 0, while it is there; then the
+        least of those that have been there from the beginning.
         """
-        absent = self._known.absent
+        absent, said = self._known.absent, self._known.first
+        if said is not None and said not in absent:
+            return said
         return next((trainer for trainer in range(self.trainers) if trainer not in absent), 0)
 
     @property

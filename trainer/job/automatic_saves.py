@@ -1,13 +1,12 @@
 """Checkpoints that a job writes by itself, and from which its script goes on when it is started
 again.
 
-[Note: a script that is started again]  The script runs from its first line, and knows nothing of
-the run before.  ``fleet.distributed_optimizer`` gives it the values of the newest checkpoint.  Its
-loops begin anew, so those iterations over ``fleet.shard`` that were over give no batch, and the one
-that was under way gives the batches that no step had counted.  What the script does between two
-iterations it does once more, a step of its scheduler for instance.  Therefore the rest is put back
-only where the script is again where it was: hyper-parameters, schedulers, and random sources, just
-before the first batch that is given.
+See [Note: a script that is started again] in script_position.py.
+
+[Note: saves and trainers that come late]  A trainer that joins late takes the job's values, and
+none of a checkpoint.  It learns where the others are, and with that after which step they ask next
+whether they save; from there on it saves with them.  Where they are in a save just then, and wait
+for it, it comes to that save as soon as its script is where theirs is.
 """
 
 from __future__ import annotations
@@ -16,155 +15,29 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from pserver.checkpoint import manifest
-from pserver.config import check_seconds
 from pserver.storage.place import place_at
 from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.joint_call import jointly
-from trainer.environment.connection import Connection
-from trainer.job.found_schedulers import schedulers_of
+from trainer.communicator.communicator import Communicator
+from trainer.communicator.joint_calls import Apart
+from trainer.environment.role import Role
+from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.job import Job
 from trainer.job.part_saves import PartSaves
-from trainer.job.pass_log import NOTHING, Pass, PassLog, SavedPasses
-from trainer.job.random_states import random_states, restore_random_states
+from trainer.job.pass_log import Pass
+from trainer.job.random_states import restore_random_states
 from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
+from trainer.job.script_place import ScriptPlace, own_place
+from trainer.job.script_position import Place, ScriptPosition
 
 DELTAS = 8  # at most so many in a row have only the rows that changed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSettings:
-    """Where and how often a job saves by itself.
-
-    Attributes:
-        path: the folder of checkpoints, or its URL.
-        every_seconds: between two of them.
-        keep: how many of the newest stay.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-
-    path: str
-    every_seconds: float
-    keep: int
-
-    def __post_init__(self) -> None:
-        check_seconds("every", self.every_seconds)
-        if self.keep < 1:
-            raise ValueError(f"keep: expected 1 checkpoint or more, got {self.keep}")
-
-    @classmethod
-    def of(
-        cls, path: str | None, every: float | None, keep: int | None, connection: Connection
-    ) -> CheckpointSettings | None:
-        """What the script says, otherwise what the environment says; None where neither names a
-        path.
-
-        Raises:
-            ValueError: a number is out of range, or one is given without a path.
-        """
-        chosen = path if path is not None else connection.checkpoint
-        if not chosen:
-            for name, value in (("every", every), ("keep", keep)):
-                if value is not None:
-                    raise ValueError(f"{name}: has no effect without checkpoint=")
-            return None
-        if connection.plan_only or connection.probe:
-            return None  # it ends before its first step, or it is a trial
-        return cls(
-            str(chosen),
-            connection.checkpoint_every_seconds if every is None else every,
-            connection.checkpoint_keep if keep is None else keep,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptPlace:
-    """Where a script is when its job saves.
-
-    Attributes:
-        drawn: passes of the job whose order was drawn; of some nobody has asked for more than their
-            length.
-        schedulers: their states, by optimizer and type.
-        trainers: by trainer, what :func:`_own_place` says of it.
-        leases: who trains on which samples, as server 0 keeps it; "": nobody asked.
-    """
-
-    drawn: int
-    schedulers: Mapping[str, Any]
-    trainers: Mapping[int, Mapping[str, Any]]
-    leases: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON can hold it.
-
-        Raises:
-            ValueError: a scheduler's state cannot be held.
-        """
-        return {
-            "drawn": self.drawn,
-            "schedulers": {name: _packed(name, state) for name, state in self.schedulers.items()},
-            "trainers": [[trainer, place] for trainer, place in self.trainers.items()],
-            "leases": self.leases,
-        }
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> ScriptPlace:
-        """What :meth:`plain` gave."""
-        return cls(
-            plain["drawn"],
-            {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
-            dict(plain["trainers"]),
-            plain.get("leases", ""),
-        )
-
-    def passes(self, trainer: int, trainers: int) -> SavedPasses:
-        """A trainer's passes.  Where there were more trainers, or fewer, those that were under way
-        begin at the joint batch where they were, or the one before.
-        """
-        found = SavedPasses.of(self.trainers.get(trainer, self.trainers[0])["passes"])
-        if len(self.trainers) != trainers:
-            for each in found.under_way:
-                each.skipped = (each.skipped or 0) * len(self.trainers) // trainers
-                each.given = each.trained = each.skipped
-                log.warning(
-                    "%d trainers had saved, and there are %d: the pass that was under way goes on "
-                    "behind batch %d of this trainer",
-                    len(self.trainers),
-                    trainers,
-                    each.skipped,
-                )
-        return found
-
-
-def _packed(name: str, state: Any) -> Any:
-    """A scheduler's state, as JSON can hold it.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    try:
-        packed = resume.packed(state)
-        json.dumps(packed)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"automatic checkpoints: expected numbers, words, lists and mappings in the state of "
-            f"the scheduler {name}, got another: {error}"
-        ) from error
-    return packed
-
-
-def _own_place(passes: PassLog) -> dict[str, Any]:
-    """Where one trainer is: its passes, and the states of its random sources."""
-    return {"passes": passes.saved().plain(), "random": random_states()}
 
 
 class AutomaticSaves:
@@ -183,21 +56,26 @@ class AutomaticSaves:
         passes: over the data of ``fleet.shard``.
     """
 
+    keeps = True
+
     def __init__(self, job: Job, settings: CheckpointSettings) -> None:
         self._job, self._settings = job, settings
         self._folder: CheckpointFolder | None = None
         self._parts: PartSaves | None = None
-        if job.is_first:  # the others neither write nor choose, while it is there
+        # the others neither write nor choose, while it is there; and a trainer 0 that joins late is
+        # one of the others
+        if job.is_first and job.role.role is not Role.TRAINER:
             self._hold()
-        self.passes = PassLog()
+        self._script = ScriptPosition(job)
+        self.passes = self._script.passes
         self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._steps = 0  # at the last place where the trainers could have saved
         self._found: list[tuple[str, int]] | None = None  # checkpoints, and their optimizers
         self._chosen = False  # one was taken, by this object or by the script
-        self._place: ScriptPlace | None = None  # to which the script has not come back yet
-        self._groups: list[dict[str, Any]] = []  # hyper-parameters there
-        self._there = NOTHING  # this trainer's passes until then
-        self._missing: set[tuple[str, int]] = set()  # passes that were under way there
+        self._random: Mapping[str, Any] | None = None  # random sources at that place
+        self._meeting = ""  # the save that this trainer is in
+        self._theirs: Mapping[str, Any] | None = None  # where the others' saves are
+        self._calls = 0  # joint calls of the job's beginning, which the script does not make
 
     def _hold(self) -> CheckpointFolder:
         """The folder, which no other job uses from here on."""
@@ -212,6 +90,42 @@ class AutomaticSaves:
         assert said is not None, "the trainers are connected"
         return said
 
+    # ---- trainers that join late: see [Note: saves and trainers that come late] ----
+
+    def connected(self, communicator: Communicator) -> None:
+        """There is a connection, over which nothing has been said yet."""
+        self._script.connected(communicator)
+        communicator.position.parts["saves"] = self._plain
+        communicator.position.taken["saves"] = self._take
+        communicator.joint.meanwhile = self._follow
+
+    def _plain(self) -> dict[str, Any]:
+        schedule = self._schedule.plain()
+        return {"schedule": schedule, "under way": self._meeting, "begun by": self._calls}
+
+    def _take(self, plain: Mapping[str, Any] | None) -> None:
+        self._theirs, there = plain, self._job.communicator
+        if plain is not None and there is not None:
+            there.joint.skip(plain["begun by"])
+
+    def _arrived(self) -> None:
+        """The script is where the others are: from here on it saves with them."""
+        self._steps = self._taken()
+        self._join_theirs()
+
+    def _join_theirs(self) -> None:
+        theirs, self._theirs = self._theirs, None
+        if theirs is not None:
+            self._schedule.join(theirs["schedule"])
+            if theirs["under way"]:
+                self._save_now(theirs["under way"])
+
+    def _follow(self) -> None:
+        """This trainer waits in a joint call, and others may wait for it in a save."""
+        self._join_theirs()
+        while not self._meeting and self._schedule.followed(self._taken()):
+            self._save_now(self._schedule.name)
+
     # ---- going on from a checkpoint ----
 
     def joined(self) -> None:
@@ -222,8 +136,13 @@ class AutomaticSaves:
             ValueError: no checkpoint of the folder can be read, or they are of another job.
         """
         job = self._job
-        optimizer = job.optimizers[0]
-        if self._found is None:
+        optimizer, there = job.optimizers[0], job.communicator
+        self._calls -= 0 if there is None else there.joint.made
+        if self._found is None and self._script.late:
+            self._found, self._chosen = [], True
+        elif self._found is None:
+            if self._folder is None and job.is_first:
+                self._hold()
             text = "" if self._folder is None else json.dumps(self._candidates(self._folder))
             told = optimizer.barrier("checkpoints to go on from", text)
             self._found = [(path, count) for path, count in json.loads(told[0])]
@@ -231,17 +150,15 @@ class AutomaticSaves:
         if fitting and not self._chosen:
             self._take_newest(fitting)
             self._chosen = True
+        self._calls += 0 if there is None else there.joint.made
         self._steps = self._taken()
         self._schedule.begin(self._steps)
-        last = job.optimizers[-1]
-        hooks = [
-            last.register_step_pre_hook(lambda *_: self._stepping()),
-            last.register_step_post_hook(lambda *_: self.passes.stepped()),
-        ]
+        hooks = [job.optimizers[-1].register_step_pre_hook(lambda *_: self._stepping())]
         if len(job.optimizers) == 1:
             hooks += [m.register_forward_pre_hook(lambda *_: self._own_loop()) for m in job.models]
         for hook in hooks:
             job.undo.callback(hook.remove)
+        self._script.joined()
 
     def _candidates(self, folder: CheckpointFolder) -> list[tuple[str, int]]:
         """The checkpoints, the newest first, with the number of optimizers of each.
@@ -282,11 +199,14 @@ class AutomaticSaves:
                 failure = failure or error
                 log.warning("%s cannot be taken: %s", path, error)
                 continue
-            self._place = ScriptPlace.of(found.meta["place"])
-            self._job.samples.restored = self._place.leases
-            self._there = self._place.passes(self._job.role.trainer_id, self._job.role.trainers)
-            self._missing = {(each.loader, each.number) for each in self._there.under_way}
-            self._groups = found.meta["groups"]
+            place, role = ScriptPlace.from_plain(found.meta["place"]), self._job.role
+            self._job.samples.restored = place.leases
+            there = place.passes(role.trainer_id, role.trainers)
+            self._script.return_to(
+                Place(there, place.drawn, found.meta["groups"], place.schedulers)
+            )
+            # there may be more trainers than before
+            self._random = place.trainers.get(role.trainer_id, {}).get("random")
             resume.load_groups(_without_parameters(before), self._job.optimizers)
             for each in self._job.optimizers:  # a scheduler that is made now asks for a step
                 each._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
@@ -297,47 +217,32 @@ class AutomaticSaves:
 
     def cancel(self) -> None:
         """The script has loaded a checkpoint by itself, and knows where it is."""
-        self._place, self._chosen = None, True
+        if self._chosen and self._script.late:
+            return  # it goes where the others are
+        self._script.stay()
+        self._chosen = True
         self._steps = self._taken()
         self._schedule.begin(self._steps)
 
     def begin(self, loader: str) -> Pass:
-        """A pass begins."""
-        begun = self.passes.begin(loader, NOTHING if self._place is None else self._there)
-        self._missing.discard((begun.loader, begun.number))
-        return begun
+        """A pass begins.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        return self._script.begin(loader)
 
     def ready(self, begun: Pass) -> None:
-        """A pass is about to give its first batch.  With the last one of those that were under way,
-        and with any new one, the script is where it was.
+        """A pass is about to give its first batch.
+
+        Raises:
+            PServerError: the job has failed.
         """
-        place = self._place
-        if place is None or begun.skipped is None or (begun.live and self._missing):
-            return
-        self._be_there(place)
-        mine = place.trainers.get(self._job.role.trainer_id)
-        if mine is not None:  # there may be more trainers than before
-            restore_random_states(mine["random"])
-
-    def _be_there(self, place: ScriptPlace) -> None:
-        """The script is where it was."""
-        self._place = None
-        self.passes.restore(self._there)
-        self._job.passes.count = place.drawn
-        resume.load_groups(self._groups, self._job.optimizers)
-        found = self._schedulers()
-        for name in sorted(found.keys() ^ place.schedulers.keys()):
-            log.warning(
-                "automatic checkpoints: only one of the script and its checkpoint has the "
-                "scheduler %s, which goes on as it is",
-                name,
-            )
-        for name in found.keys() & place.schedulers.keys():
-            found[name].load_state_dict(place.schedulers[name])
-
-    def _schedulers(self) -> Mapping[str, Any]:
-        pairs = [each for made in self._job.optimizers for each in (made, made.inner)]
-        return schedulers_of(pairs)
+        if self._script.ready(begun):
+            random, self._random = self._random, None
+            if random is not None:
+                restore_random_states(dict(random))
+            self._arrived()
 
     # ---- saving ----
 
@@ -361,8 +266,9 @@ class AutomaticSaves:
                 f"{path}: expected a job of {count} distributed optimizers, got "
                 f"{len(self._job.optimizers)}; to begin anew, give another path, or remove it"
             )
-        if self._place is not None:
-            self._be_there(self._place)
+        self._script.find()
+        if self._script.arrive():
+            self._arrived()
         self.between(None)
 
     def between(self, asked: Pass | None) -> None:
@@ -375,8 +281,9 @@ class AutomaticSaves:
         Raises:
             PServerError: the job has failed.
         """
+        self._script.between()
         steps = self._taken()
-        if self._place is not None or steps == self._steps:
+        if self._script.returns or steps == self._steps:
             return  # nothing was trained, or gradients are being added up
         if asked is not self.passes.first:
             return
@@ -389,16 +296,27 @@ class AutomaticSaves:
         Raises:
             PServerError: the job has failed.
         """
-        if self._place is None and self._taken():
+        if not self._script.returns and self._taken():
             self._save_if_due(self._taken(), waits=True)
 
     def _save_if_due(self, steps: int, waits: bool) -> None:
         if self._schedule.due(steps, waits):
-            try:
-                self._save(steps)
-            except (OSError, ValueError) as error:
-                log.error("no checkpoint after step %d, the job goes on: %s", steps, error)
-            self._schedule.saved()
+            self._save_now(self._schedule.name)
+
+    def _save_now(self, name: str) -> None:
+        """Saves with the others.
+
+        Args:
+            name: of the save, the same on every trainer.
+        """
+        steps, self._meeting = self._taken(), name
+        try:
+            self._save(steps)
+        except (OSError, ValueError) as error:
+            log.error("no checkpoint after step %d, the job goes on: %s", steps, error)
+        finally:
+            self._meeting = ""
+        self._schedule.saved()
 
     def _taken(self) -> int:
         """Steps of all optimizers."""
@@ -410,16 +328,20 @@ class AutomaticSaves:
         page = None if job.communicator is None else job.communicator.page
         with nullcontext() if page is None else page.steps.save():
             optimizer.flush()
-            told = optimizer.barrier("automatic save", json.dumps(_own_place(self.passes)))
-            with jointly(optimizer, "an automatic save", "automatically saved"):
+            meeting = optimizer if job.communicator is None else Apart(job.communicator.joint)
+            said = json.dumps(own_place(self._script.saved()))
+            told = meeting.barrier(f"automatic save {self._meeting}", said)
+            with jointly(meeting, "an automatic save", f"automatically saved {self._meeting}"):
                 if not job.is_first:
                     return
                 # trainer 0 may have been preempted since the last save
                 folder = self._folder or self._hold()
                 optimizer.flush()  # the others' last steps too
-                states = {name: each.state_dict() for name, each in self._schedulers().items()}
+                found = self._script.found()
+                states = {name: each.state_dict() for name, each in found.items()}
                 trainers = {trainer: json.loads(text) for trainer, text in told.items()}
-                place = ScriptPlace(job.passes.count, states, trainers, job.samples.kept())
+                leases, of = job.samples.kept(), job.role.trainers
+                place = ScriptPlace(job.passes.count, states, trainers, leases, of)
                 if self._left_to_servers(steps, place):
                     return
                 base = folder.continued(job.saved, DELTAS) if job.tables is not None else ""

@@ -56,7 +56,7 @@ class Exchange:
         self.told(name, None)
 
     def told(self, name: str, value: Any) -> list[Any]:
-        """What every trainer tells, in the order of the trainers.
+        """What every trainer that is there tells, in the order of the trainers.
 
         Args:
             name: of the occasion, the same on every trainer.
@@ -67,8 +67,12 @@ class Exchange:
             ValueError: it is too large.
             PServerError: a trainer is lost.
         """
+        return list(self._texts(name, value).values())
+
+    def _texts(self, name: str, value: Any) -> dict[int, Any]:
+        """The same, by trainer."""
         if self.size == 1:
-            return [value]
+            return {self._job.role.trainer_id: value}
         try:
             text = json.dumps(value, default=os.fspath)
         except TypeError as error:
@@ -85,13 +89,10 @@ class Exchange:
         optimizer = self._job.optimizer
         assert isinstance(optimizer, DistributedOptimizer), "the communicator is its own"
         texts = optimizer.barrier(name, text)
-        missing = set(range(self.size)) - texts.keys()
-        if missing:
-            raise RuntimeError(f"{name}: trainers {sorted(missing)} have left the job")
-        return [json.loads(texts[trainer]) for trainer in range(self.size)]
+        return {trainer: json.loads(texts[trainer]) for trainer in sorted(texts)}
 
     def gather(self, value: Tensor, name: str = "gather") -> list[Tensor]:
-        """Every trainer's tensor, in the order of the trainers, on this one's device.
+        """The tensor of every trainer that is there, in their order, on this one's device.
 
         Args:
             value: of any shape and dtype; the trainers' shapes may differ.
@@ -102,7 +103,7 @@ class Exchange:
         return [each.to(value.device) for each in found]
 
     def reduce(self, value: Tensor, kind: str) -> Tensor:
-        """A tensor made of every trainer's, equal to the bit on all of them.
+        """A tensor made of those of the trainers that are there, equal to the bit on all of them.
 
         Args:
             value: of the same shape and dtype on every trainer.
@@ -123,8 +124,14 @@ class Exchange:
         Raises:
             TypeError: JSON cannot hold it.
         """
-        told = self.told("broadcast", value if self._job.role.trainer_id == source else None)
-        return value if self._job.role.trainer_id == source else told[source % self.size]
+        source %= self._job.role.trainers
+        if self.size == 1 or self._job.role.trainer_id == source:
+            self._texts("broadcast", value)
+            return value
+        told = self._texts("broadcast", None)
+        if source not in told:
+            raise RuntimeError(f"broadcast: trainer {source}, whose value it is, has left the job")
+        return told[source]
 
 
 def _packed(value: Tensor) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Job:
         undo: what the job's end takes back.
         reported: what the script has said of its training.
         position: in the data of ``fleet.shard``.
-        saves: writes its checkpoints, where it does that by itself.
+        saves: follows the script, and writes checkpoints, where the job does that by itself.
         samples: how they are dealt out to the trainers.
     """
 
@@ -174,9 +174,8 @@ class Job:
         """What the first trainer said about a topic; None while this one is not connected."""
         if self.role.trainers == 1:
             return text
-        if self.communicator is None:
-            return None
-        return self.communicator.clients[0].agree(topic, text)
+        there = self.communicator
+        return None if there is None else there.clients[0].agree(topic, text)
 
     @property
     def transport(self) -> str:
@@ -345,9 +344,8 @@ class Job:
             self.tables.check_caches(plan)
         strategy = distributed[0].strategy
         wait = strategy is None or strategy.a_sync_configs["launch_barrier"]
-        deployment = Deployment(
-            plan, self.role.server_endpoints, trainer_id=self.role.trainer_id, wait_port=wait
-        )
+        endpoints, own = self.role.server_endpoints, self.role.trainer_id
+        deployment = Deployment(plan, endpoints, trainer_id=own, wait_port=wait)
         communicator = Communicator(
             deployment,
             self.tensors(),
@@ -360,6 +358,8 @@ class Job:
         communicator.page.said = self.reported.now
         communicator.page.position = self.position.now
         communicator.hand_over = self.undo.close  # the folder of checkpoints, too
+        if self.saves is not None:
+            self.saves.connected(communicator)
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
         self._connect_trainers(communicator, plan, strategy)

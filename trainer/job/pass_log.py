@@ -91,6 +91,8 @@ class PassLog:
         self._known: dict[str, list[tuple[weakref.ref[Any], str]]] = {}
         self._begun: dict[str, int] = {}
         self._under_way: list[Pass] = []
+        # joint calls of the script in the passes that it has made, by loader and number
+        self.calls: dict[tuple[str, int], int] = {}
 
     def name_of(self, loader: Any, frame: FrameType) -> str:
         """A loader's name.
@@ -142,10 +144,27 @@ class PassLog:
         for each in self._under_way:
             each.trained = each.given
 
+    def called(self) -> None:
+        """The script has made a joint call: in the first one of the passes under way."""
+        if self._under_way:
+            key = self._under_way[0].loader, self._under_way[0].number
+            self.calls[key] = self.calls.get(key, 0) + 1
+
     def saved(self) -> SavedPasses:
         """What a checkpoint is to have."""
         under_way = tuple(Pass(**vars(each)) for each in self._under_way)
         return SavedPasses(dict(self._loaders), dict(self._begun), under_way)
+
+    def trained(self) -> SavedPasses:
+        """The same for a script that is to train on from here: an evaluation that is under way
+        within another pass counts as over.
+        """
+        saved = self.saved()
+        first = saved.under_way[:1]
+        if first and first[0].trained:
+            first += tuple(each for each in saved.under_way[1:] if each.trained)
+            return SavedPasses(saved.loaders, saved.begun, first)
+        return saved
 
     def restore(self, saved: SavedPasses) -> None:
         """The script is where it was: the counts are those."""

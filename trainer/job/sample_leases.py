@@ -115,10 +115,12 @@ class SampleLeases:
             self.communicator.drain()  # steps that wait for more of them
         while True:
             unstepped = self.communicator.consumed.waiting(epoch.number)
-            lease = self._ask(epoch=epoch, most=self._most, unstepped=unstepped)
+            with self.communicator.position.waiting():
+                lease = self._ask(epoch=epoch, most=self._most, unstepped=unstepped)
             if lease.ranges or lease.over:
                 return lease
             self.communicator.check()
+            self.communicator.position.answer()
             if not self.stripes:  # otherwise all have equally many steps
                 self._meanwhile()
 

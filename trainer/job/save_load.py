@@ -56,7 +56,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     """
     check_flag("delta", delta)
     job = _whole(present())
-    if delta and job.saves is not None:
+    if delta and job.saves is not None and job.saves.keeps:
         raise ValueError(
             "delta: expected False in a job that writes checkpoints by itself, which removes those "
             "that a delta continues"

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 EARLY = 0.9  # of the interval: then a save is due, rather than another question soon
 GROWTH = 4  # the next question is at most so many times as many steps away as the last one was
@@ -34,11 +35,13 @@ class SaveSchedule:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._every, self._agree, self._clock = every_seconds, agree, clock
-        self._ask_at = self._asked_at = 0  # steps
+        self._ask_at = self._asked_at = self._now_at = 0  # steps
+        self._begun = 0  # how often the job has begun, or gone on from a checkpoint
         self._asked = self._saved = clock()
 
     def begin(self, steps: int) -> None:
         """The job goes on from this step, where nothing is to be saved."""
+        self._begun += 1
         self._asked_at, self._ask_at = steps, steps + 1
         self._asked = self._saved = self._clock()
 
@@ -51,11 +54,45 @@ class SaveSchedule:
         """
         if steps < self._ask_at and not waits:
             return False
-        said = self._agree(f"save at step {self._ask_at}", self._answer(steps))
-        answer = json.loads(said)
-        now = self._clock()
-        self._asked, self._asked_at, self._ask_at = now, steps, answer["next"]
+        return self._take(steps, self._agree(self._topic, self._answer(steps)))
+
+    def followed(self, steps: int) -> bool:
+        """Whether another trainer has said that all save now; where it has, this one does, whatever
+        its number of steps.
+        """
+        said = self._agree(self._topic, "")
+        return bool(said) and self._take(steps, said)
+
+    @property
+    def _topic(self) -> str:
+        return f"save at step {self._ask_at}"
+
+    def _take(self, steps: int, said: str) -> bool:
+        answer, self._now_at = json.loads(said), self._ask_at
+        self._asked, self._asked_at, self._ask_at = self._clock(), steps, answer["next"]
         return bool(answer["save"])
+
+    @property
+    def name(self) -> str:
+        """Of the save that is due: the same on every trainer."""
+        return f"{self._begun}.{self._now_at}"
+
+    def plain(self) -> dict[str, Any]:
+        """What another trainer needs, to ask where this one does."""
+        return {
+            "ask at": self._ask_at,
+            "asked at": self._asked_at,
+            "begun": self._begun,
+            "since asked": self._clock() - self._asked,
+            "since saved": self._clock() - self._saved,
+        }
+
+    def join(self, plain: Mapping[str, Any]) -> None:
+        """Goes on as another trainer, which said this by :meth:`plain` a moment ago."""
+        now = self._clock()
+        self._ask_at, self._asked_at = plain["ask at"], plain["asked at"]
+        self._begun = plain["begun"]
+        self._asked, self._saved = now - plain["since asked"], now - plain["since saved"]
 
     def saved(self) -> None:
         """A save has ended, and the time to the next one begins."""

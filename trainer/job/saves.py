@@ -1,20 +1,27 @@
-"""What writes a job's checkpoints by itself, as the rest of the job sees it."""
+"""What follows a job's script, and may write checkpoints by itself."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from trainer.communicator.communicator import Communicator
 from trainer.job.pass_log import Pass, PassLog
 
 
 class Saves(Protocol):
-    """See :class:`trainer.job.automatic_saves.AutomaticSaves`.
+    """See :class:`trainer.job.automatic_saves.AutomaticSaves`, and
+    :class:`trainer.job.followed_passes.FollowedPasses` where nothing is saved.
 
     Attributes:
         passes: over the data of ``fleet.shard``.
+        keeps: whether checkpoints are written.
     """
 
     passes: PassLog
+    keeps: bool
+
+    def connected(self, communicator: Communicator) -> None:
+        """There is a connection to the servers, over which nothing has been said yet."""
 
     def joined(self) -> None:
         """An optimizer was distributed."""

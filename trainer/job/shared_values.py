@@ -184,5 +184,6 @@ def gathered(communicator: Communicator) -> ElasticGroup:
             communicator.barrier,
             lambda: communicator.roll.absent,
             Connection.from_environment(),
+            lambda: communicator.joint.past,
         )
     return communicator.group

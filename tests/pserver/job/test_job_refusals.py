@@ -231,4 +231,4 @@ def test_a_barrier_that_all_have_left_is_forgotten(served) -> None:
     for name in "abc":
         job.barrier(BarrierRequest(session=trainer.session, name=name, text="told"))
 
-    assert list(job.installed()._barriers) == ["c"]
+    assert list(job.installed().barriers._arrived) == ["c"]

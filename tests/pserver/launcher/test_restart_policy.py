@@ -77,25 +77,6 @@ def test_a_collective_job_goes_on_with_fewer_where_a_place_does_not_come_back(
     assert policy.after_collective(Ended(0, 1.0), trainers) is Next.FAIL
 
 
-@pytest.mark.parametrize(
-    ("left", "whole", "preempted", "expected"),
-    [
-        (1, True, False, Next.WHOLE),
-        (1, True, True, Next.WITHOUT),
-        (0, True, False, Next.WITHOUT),
-        (1, False, False, Next.WITHOUT),
-    ],
-)
-def test_nobody_comes_back_to_trainers_that_save_together(
-    left: int, whole: bool, preempted: bool, expected: Next
-) -> None:
-    """The job goes back to its checkpoint, where this launch can start all of it."""
-    policy = RestartPolicy(left, whole, alone=False)
-
-    assert policy.after(Ended(1, LATE, goes_on=True, preempted=preempted)) is expected
-    assert policy.used == (expected is Next.WHOLE)
-
-
 def test_the_last_trainer_is_not_left_out() -> None:
     """A job needs one."""
     policy = RestartPolicy(3, whole=True)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.trainer.job.test_automatic_saves import ALWAYS, DATA, Script, Steps, adam, net, run
 from tests.trainer.job.test_automatic_saves import trained as train
 from trainer import fleet
-from trainer.job.automatic_saves import ScriptPlace
+from trainer.job.script_place import ScriptPlace
 
 
 def evaluated(steps: Steps) -> nn.Module:

@@ -1,0 +1,78 @@
+"""A trainer's calls to server 0 about where the job's script is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pserver.control.control_client import ControlClient
+from pserver.polling import poll
+from pserver.wire_pb2 import PositionRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What another trainer has said.
+
+    Attributes:
+        position: a text of the trainers' own.
+        problem: why there is none; "": there is one.
+    """
+
+    position: str
+    problem: str = ""
+
+
+class PositionCalls:
+    """The calls of one trainer.  Any thread may make them.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        session: of this trainer.
+        check: raises what has ended the job.
+    """
+
+    def __init__(self, control: ControlClient, session: str, check: Callable[[], None]) -> None:
+        self._control, self._session, self._check = control, session, check
+
+    def ask(self, who: Callable[[], str]) -> Told:
+        """Where the others are; waits for as long as one of them is there that can say it.
+
+        Args:
+            who: gives the trainer that is waited for, in words.
+        """
+        number = 0
+        for _ in poll(log, lambda: f"waiting for {who()} to say where the job is"):
+            asked = PositionRequest(session=self._session, number=number)
+            reply = self._control.position(asked, meanwhile=self._check)
+            if reply.ready:
+                return Told(reply.position, reply.problem)
+            number = reply.number
+            self._check()
+        raise AssertionError("a wait without an end")
+
+    def answer(self, number: int, told: Told, step: int) -> bool:
+        """Answers a question.
+
+        Args:
+            number: of the question.
+            step: that the position is just before, of the lane whose steps need all trainers; 0:
+                there is no such lane.
+
+        Returns:
+            Whether that was an answer: not where the step is decided already.
+        """
+        request = PositionRequest(
+            session=self._session,
+            number=number,
+            answers=True,
+            position=told.position,
+            problem=told.problem,
+            step=step,
+        )
+        return self._control.position(request, meanwhile=self._check).ready

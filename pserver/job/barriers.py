@@ -1,0 +1,156 @@
+"""The barriers of a job, on server 0: where its trainers wait for one another, and what they tell
+one another there.
+
+[Note: barriers of the past]  A trainer that joins late runs the script from its first line.  So it
+comes by barriers that the others have passed.  There it does not wait, and nobody waits for it; it
+is told what the others told there, so that its script decides as theirs did.  What is kept for that
+is bounded: of barriers that are forgotten it is told what it said itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from pserver import wire_pb2 as wire
+from pserver.errors import Refused
+from pserver.job.blocking_waits import BARRIER, wait_until_done
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership, Wait
+from pserver.job.reports import roll
+
+WAIT_SECONDS = 1.0  # the longest that a call waits
+MOST_NAMES = 2**16  # of barriers, and of topics
+KEPT_BYTES = 2**22  # of texts of barriers that are over
+KEPT_TEXT = 2**16  # characters of one barrier that are kept: tensors are too long
+
+
+class Barriers:
+    """The barriers of one job.  Any thread may call it.
+
+    Args:
+        members: the job's trainers.
+        job: for its lock and its end.
+        stepped: whether a step of the job was applied, ever.
+
+    Attributes:
+        passed: whether all trainers have passed one, ever.
+    """
+
+    def __init__(
+        self, members: Membership, job: Lifecycle, stepped: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._members, self._job, self._stepped = members, job, stepped
+        # by name: the trainers that have reached it, each with what it told the others
+        self._arrived: dict[str, dict[int, str]] = {}
+        self._over: dict[str, dict[int, str]] = {}  # what was told at those that all have passed
+        self._kept = 0  # characters of these
+        self.passed = False
+
+    def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
+        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`.
+
+        Raises:
+            Refused: there are too many barriers.
+        """
+        texts: dict[int, str] | None = None
+        if request.past:
+            texts = self.past(member, request.name, request.text)
+        else:
+            texts = self.meet(member, request.name, WAIT_SECONDS, request.text, request.apart)
+        with self._job.condition:
+            said = roll(self._members)
+        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=said)
+
+    def meet(
+        self,
+        member: Member,
+        name: str,
+        timeout_seconds: float,
+        text: str = "",
+        apart: bool = False,
+    ) -> dict[int, str] | None:
+        """Waits until every trainer that has not left has reached the barrier of this name.
+
+        Args:
+            text: what this trainer tells the others there.
+            apart: trainers that wait at another barrier come to this one, too.
+
+        Returns:
+            What trainers have told, by trainer; None if ``timeout_seconds`` were over before.
+
+        Raises:
+            Refused: there are too many barriers.
+        """
+        with self._job.condition:
+            check_room("barriers", name, self._arrived)
+            arrived = self._arrived.setdefault(name, {})
+            arrived.setdefault(member.trainer, text)
+            self._job.condition.notify_all()
+            end = time.monotonic() + timeout_seconds
+
+            def missing() -> list[int]:
+                return [trainer for trainer in self._awaited() if trainer not in arrived]
+
+            wait = Wait(
+                member,
+                BARRIER,
+                f"barrier {name!r}",
+                lambda: not missing() or time.monotonic() >= end,
+                apart,
+            )
+            wait_until_done(self._job, self._members, wait, missing)
+            if missing():
+                return None
+            self.passed = True
+            self._forget_before(name)
+            return {own: told for own, told in arrived.items() if told}
+
+    def past(self, member: Member, name: str, text: str) -> dict[int, str]:
+        """What was told at a barrier that all but this trainer have passed.  See [Note: barriers of
+        the past].
+        """
+        with self._job.condition:
+            told = self._over.get(name) or self._arrived.get(name) or {member.trainer: text}
+            return {own: each for own, each in told.items() if each}
+
+    def _awaited(self) -> list[int]:
+        """The trainers that a barrier needs: before the job's first step, where it is read from
+        files, without those that have joined late and do not know where the others are.
+        """
+        awaited = self._members.awaited()
+        if self._stepped():
+            return awaited
+        late = {m.trainer for m in self._members.joined() if m.late and not m.placed}
+        return [trainer for trainer in awaited if trainer not in late]
+
+    def _forget_before(self, name: str) -> None:
+        """Forgets barriers before the one of this name, which all trainers have come to: what they
+        have told there would take memory until the job ends.
+        """
+        awaited = set(self._members.awaited())
+        for earlier in list(self._arrived):
+            if earlier == name:
+                break
+            if self._arrived[earlier].keys() >= awaited:
+                self._keep(earlier, self._arrived.pop(earlier))
+
+    def _keep(self, name: str, told: dict[int, str]) -> None:
+        size = len(name) + sum(map(len, told.values()))
+        if size > KEPT_TEXT:
+            return
+        self._over[name] = told
+        self._kept += size
+        while self._kept > KEPT_BYTES:
+            oldest = next(iter(self._over))
+            self._kept -= len(oldest) + sum(map(len, self._over.pop(oldest).values()))
+
+
+def check_room(what: str, name: str, known: Mapping[str, object]) -> None:
+    """Returns if there is room for one more name.
+
+    Raises:
+        Refused: there are too many.
+    """
+    if name not in known and len(known) >= MOST_NAMES:
+        raise Refused(f"expected at most {MOST_NAMES} {what} in a job, got another, {name!r}")
