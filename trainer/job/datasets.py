@@ -190,8 +190,8 @@ def _leases(job: Job, dataset: FileDataset) -> SampleLeases | None:
         return leases
     if dataset not in _told:
         log.warning(
-            "strategy.elastic: the files of a QueueDataset are not dealt out by leases where "
-            "trainers step together, as nobody knows how many batches each will have: a lost "
+            "the files of a QueueDataset are not dealt out by leases where trainers step "
+            "together, as nobody knows how many batches each will have: a lost "
             "trainer's samples of a pass are lost with it; fleet.shard over a DataLoader has leases"
         )
     _told.add(dataset)
