@@ -67,7 +67,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
     if not arguments.nccl2 and (arguments.servers is None or arguments.trainers is None):
         raise UsageError(
             "expected both --servers and --trainers, as numbers or as lists of HOST:PORT; or "
-            "--nccl2 with --trainers"
+            "--nccl2 with --trainers" + _behind_script(arguments)
         )
     found = checked(lambda: _cluster(arguments))
     if found.devices is not None:
@@ -76,6 +76,17 @@ def run_launch(arguments: argparse.Namespace) -> int:
     from pserver.launcher import launch
 
     return launch.launch(found, _protected(found, arguments), panel=not arguments.no_panel)
+
+
+def _behind_script(arguments: argparse.Namespace) -> str:
+    """What to say of flags of ``launch`` that stand behind SCRIPT, where they are the script's."""
+    given = {word.partition("=")[0] for word in arguments.arguments}
+    flags = [flag for flag in ("--nccl2", "--servers", "--trainers") if flag in given]
+    if not flags:
+        return ""
+    return (
+        f"; {' and '.join(flags)} behind {arguments.script} went to the script: write SCRIPT last"
+    )
 
 
 def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[str, str]:

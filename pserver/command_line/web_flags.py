@@ -43,9 +43,17 @@ def add_web_of_launch(sub: argparse.ArgumentParser) -> None:
         nargs="?",
         const=0,
         metavar="PORT",
-        type=port,
+        type=_port_of_launch,
         help="serve a page that shows the job, on this host, at this port (or any free one)",
     )
+
+
+def _port_of_launch(text: str) -> int:
+    """The port of ``--web``, for which SCRIPT is taken where it follows."""
+    try:
+        return port(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; right before SCRIPT write --web=0") from None
 
 
 def port(text: str) -> int:

@@ -272,7 +272,8 @@ def cluster_endpoints(
     if any(counted) or host is None:
         raise ValueError(
             "expected two numbers (--servers 2 --trainers 2), or two lists of HOST:PORT together "
-            "with --host HOST"
+            f"with --host HOST, got --servers {servers} --trainers {trainers}"
+            + (f" --host {host}" if host is not None else " without --host")
         )
     return _endpoints("--servers", servers), _endpoints("--trainers", trainers)
 

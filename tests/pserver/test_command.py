@@ -64,9 +64,14 @@ HERE = "tests/pserver/test_command.py"
         ("serve --config nowhere.toml", "nowhere.toml"),
         ("launch --servers 1 --trainers 1", "SCRIPT"),
         ("launch --servers 1 x.py", "expected both --servers and --trainers"),
+        (
+            "launch x.py --servers 1 --trainers=1",
+            "; --servers and --trainers behind x.py went to the script: write SCRIPT last",
+        ),
         ("launch --servers 1 --trainers 1 nowhere.py", "there is no file 'nowhere.py'"),
         ("launch --servers 0 --trainers 1 x.py", "--servers: expected 1 or more, got 0"),
         ("launch --servers 1 --trainers a:1 --host a x.py", "expected two numbers"),
+        ("launch --servers 1 --trainers x x.py", "got --servers 1 --trainers x without --host"),
         ("launch --nccl2 --servers 1 --trainers 2 x.py", "--servers: expected none with --nccl2"),
         ("launch --nccl2 x.py", "expected --trainers"),
         ("launch --nccl2 --trainers 0 x.py", "--trainers: expected 1 or more"),
@@ -112,7 +117,7 @@ HERE = "tests/pserver/test_command.py"
         ("web h:1 --host a --keys nowhere", "keys: expected a folder with the file server.key"),
         ("web h:1 --insecure --keys k", "insecure: expected this or keys, got both"),
         (f"launch --nccl2 --trainers 2 --web=0 {HERE}", "--web: has no effect with --nccl2"),
-        ("launch --servers 1 --trainers 1 --web x.py", "got 'x.py' (0 is any free one)"),
+        ("launch --servers 1 --trainers 1 --web x.py", "right before SCRIPT write --web=0"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
