@@ -17,6 +17,7 @@ from pserver.client.observer import Observer, Progress
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.polling import poll
 from pserver.security.access import Access, always_open
+from pserver.table import counts
 from transpiler.ir.rules import Hparam
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
@@ -157,9 +158,12 @@ class HeldJob:
             [segment.begin, segment.end, rule.type, dict(rule.hparams), dict(rule.flags)]
             for segment, rule in stored(table, self.plan)
         ]
-        for observer in self.observers:
+        parts: list[Mapping[str, Any]] = []
+        for server, observer in enumerate(self.observers):
             for chunk, known in observer.scan(name):
-                metadata.update(dim=table.dim, dtype=table.dtype, rules=rules, table=known)
+                parts[server:] = [known]
+                whole = counts.joint(parts)
+                metadata.update(dim=table.dim, dtype=table.dtype, rules=rules, table=whole)
                 yield {key: array.numpy() for key, array in chunk.items()}
 
     def log_places(self) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ The files, in reading order:
 ``admission``         which ids get a row
 ``eviction``          which rows go when a table is full
 ``lifecycle``         makes and removes rows, by admission, expiry, time decay and eviction
+``counts``            what a table has counted, over servers
 ``rows_read``         rows as trainers have read them, for delay compensation
 ``chunks``            a table as arrays, to save and load
 ``slot_cut``          what was in some slots at one moment, copied before it changes

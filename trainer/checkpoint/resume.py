@@ -338,12 +338,21 @@ def load_stepped(found: Opened, tables: TableStore | None) -> None:
             tables.load_stepped(name, chunks, found.meta["tables"][name])
 
 
+def _odd(mine: set[str], theirs: set[str]) -> str:
+    """Which names only the model has, and which only the checkpoint: three of each."""
+    sides = (("model", sorted(mine - theirs)), ("checkpoint", sorted(theirs - mine)))
+    return "; ".join(
+        f"only the {side} has {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        for side, names in sides
+        if names
+    )
+
+
 def _check_tables(path: str, meta: Mapping[str, Any], tables: TableStore | None) -> None:
     """Raises ValueError if a checkpoint's tables are not the job's."""
     mine, theirs = set() if tables is None else set(tables.names()), set(meta.get("tables", {}))
     if mine != theirs:
-        odd = ", ".join(sorted(mine ^ theirs)[:3])
-        raise ValueError(f"{path}: expected the model's tables, but only one of the two has {odd}")
+        raise ValueError(f"{path}: expected the model's tables: {_odd(mine, theirs)}")
     for name in sorted(mine):
         assert tables is not None, "it has tables"
         try:
@@ -394,10 +403,8 @@ def _check(
     """Raises ValueError if a checkpoint does not fit the job, before anything is changed."""
     values = found.values
     if set(present) != set(values):
-        odd = sorted(set(present) ^ set(values))
         raise ValueError(
-            f"{path}: expected the model's variables, but only one of the two has "
-            f"{', '.join(odd[:3])}"
+            f"{path}: expected the model's variables: {_odd(set(present), set(values))}"
         )
     for name, tensor in values.items():
         mine = present[name]

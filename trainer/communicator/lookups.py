@@ -19,6 +19,7 @@ from pserver.client.channel import Channel
 from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
 from pserver.errors import PServerError
+from pserver.table import counts
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import SPANS, now
@@ -139,7 +140,8 @@ class Lookups:
     def scan(
         self, name: str, changed: bool = False, materialized: bool = False
     ) -> Iterator[tuple[Chunk, Mapping[str, Any]]]:
-        """Chunks of a table from all servers, one after the other, each with its server's metadata.
+        """Chunks of a table from all servers, one after the other, each with the metadata of the
+        servers until there: the last one has what all have counted.
 
         Args:
             changed: only rows that changed since :meth:`mark_saved`.
@@ -148,6 +150,7 @@ class Lookups:
         Raises:
             OSError: a server has come back meanwhile, with rows of another moment.
         """
+        known: list[Mapping[str, Any]] = []
         for server, client in enumerate(self._clients):
             cursor, returned = 0, client.returned
             while cursor >= 0:
@@ -163,7 +166,8 @@ class Lookups:
                 chunk = {
                     full.removeprefix(f"{name}@"): array.numpy() for full, array in arrived.items()
                 }
-                yield chunk, done.metadata
+                known[server:] = [done.metadata]
+                yield chunk, counts.joint(known)
                 cursor = done.cursor
 
     def mark_saved(self, name: str) -> None:
@@ -192,7 +196,7 @@ class Lookups:
         with self._turn:
             _wait(
                 [
-                    self._channel(server).load([], {name: metadata})
+                    self._channel(server).load([], {name: counts.part(metadata, server)})
                     for server in range(len(self._clients))
                 ]
             )

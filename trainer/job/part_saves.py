@@ -27,6 +27,7 @@ from pserver.client.save_calls import SaveCalls, SaveState
 from pserver.errors import PServerError, Refused
 from pserver.storage.place import place_at, relative
 from pserver.storage.single_file import joined
+from pserver.table import counts
 from trainer.checkpoint import resume, server_parts
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.server_parts import Rest
@@ -327,5 +328,8 @@ def _tables(found: Sequence[manifest.Manifest], store: TableStore | None) -> dic
     """The tables' metadata, as the servers have written them."""
     if store is None:
         return {}
-    known = found[-1].meta["tables"]
-    return {name: store.described(name, json.loads(known[name])) for name in store.names()}
+    tables = [each.meta["tables"] for each in found]
+    return {
+        name: store.described(name, counts.joint(json.loads(known[name]) for known in tables))
+        for name in store.names()
+    }

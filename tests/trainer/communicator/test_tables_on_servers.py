@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,23 @@ def test_table_status_counts_over_all_servers(alone: Any) -> None:
         "evicted": 0,
     }
     assert status["bytes_held"] > 0
+
+
+def test_what_was_counted_is_the_same_on_other_servers(alone: Any, tmp_path: Path) -> None:
+    """A checkpoint has the counts of all servers, and the job that loads it has them once."""
+    model, optimizer = alone(2, entry=CountFilterEntry(2))
+    push(model, optimizer, list(range(40)))
+    push(model, optimizer, list(range(20)))
+    saved = fleet.table_status()["emb"]
+    fleet.save(str(tmp_path))
+    model, optimizer = alone(3, entry=CountFilterEntry(2))
+    push(model, optimizer, [50])
+    fleet.load(str(tmp_path))
+
+    kept = ("rows", "waiting", "lookups", "lookups_new", "pushes", "admitted", "refused")
+    found = fleet.table_status()["emb"]
+    assert (saved["admitted"], saved["refused"], saved["pushes"]) == (20, 40, 60)
+    assert {key: found[key] for key in kept} == {key: saved[key] for key in kept}
 
 
 def test_a_cached_row_is_never_older_than_its_bound(alone: Any) -> None:

@@ -1,0 +1,30 @@
+"""What a table has counted, where several servers have a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def joint(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The metadata of a whole table: the last part's, because all servers have taken the same
+    steps, with what all of them have counted.
+
+    Args:
+        parts: each server's.
+    """
+    known: dict[str, Any] = {}
+    for part in parts:
+        before = known.get("counts", {})
+        counts = {name: before.get(name, 0) + count for name, count in part["counts"].items()}
+        known = dict(part) | {"counts": counts}
+    return known
+
+
+def part(metadata: Mapping[str, Any], server: int) -> dict[str, Any]:
+    """A server's part of a whole table's metadata: the counts are server 0's from here on, so that
+    their sum stays what it was.
+    """
+    if server == 0:
+        return dict(metadata)
+    return dict(metadata) | {"counts": dict.fromkeys(metadata["counts"], 0)}
