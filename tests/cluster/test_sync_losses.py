@@ -78,7 +78,7 @@ def in_step(where: str) -> int:
     return FAULT_STEP - 1 + (where == "after")
 
 
-@pytest.mark.parametrize("where", ["before", RARE("between"), "after"])
+@pytest.mark.parametrize("where", [RARE("before"), RARE("between"), "after"])
 def test_another_process_takes_the_place_and_every_step_has_both(
     processes: Processes, script: str, where: str
 ) -> None:
@@ -101,7 +101,7 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 
 @pytest.mark.observes("a_sync_configs.lost_trainer")
 @pytest.mark.parametrize("where", [RARE("before"), "between", RARE("after")])
-@pytest.mark.parametrize("policy", ["wait", "go_on"])
+@pytest.mark.parametrize("policy", ["wait", RARE("go_on")])
 def test_they_go_on_without_it_when_nobody_comes(
     processes: Processes, script: str, policy: str, where: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_job_stops_where_the_strategy_says_so(processes: Processes, script: 
     assert other.status() == 1 and "TrainerLost" in "\n".join(other.lines), f"{other}"
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [RARE(0), 1])
 def test_launch_starts_it_again_or_says_that_nobody_comes(
     processes: Processes, script: str, restarts: int
 ) -> None:
