@@ -303,6 +303,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/slice_update.py            what arrives
     finite.py                        one sum
     job/announcements.py             whose end it is
+    job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
     job/decisions.py                 who decides
     job/decisions.py                 an awaited server
@@ -316,6 +317,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/locked_cut.py                a reader that rests
     job/locked_table.py              the table's lock
     job/membership.py                exactly once
+    job/membership.py                kept places
     job/nonfinite_steps.py           NaN
     job/norm_history.py              far beyond its history
     job/observations.py              one moment
@@ -325,6 +327,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/recorder.py                  what a recording may cost
     job/recording.py                 the order of a recorded log
     job/reloading.py                 what is lost
+    job/script_position.py           where the others are
     job/server_cut.py                a cut
     job/shared_buffers.py            whose buffers
     job/snapshot.py                  reading beside an update
@@ -332,13 +335,14 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/stragglers.py                a straggler
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
-    job_log/entries.py               a torn end
     job_log/coordinator.py           a server that comes back
+    job_log/entries.py               a torn end
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model
     launcher/process.py              no orphans
     launcher/terminal.py             who owns the terminal
+    leases/__init__.py               epochs of unknown length
     leases/__init__.py               the life of a position
     leases/__init__.py               trainers that step together
     leases/__init__.py               the end of an epoch

@@ -157,6 +157,31 @@ class Injector:
         return draw.choice(ACTIONS) if draw.random() < self._rate else ""
 
 
+class Partitions(Injector):
+    """Faults of frames, and links that carry nothing for a while."""
+
+    cut: frozenset[tuple[str, int]] = frozenset()  # server, trainer
+
+    def decide(self, direction: str, header: Frame, place: Place) -> str:
+        """See :class:`Injector`."""
+        if (place.server, place.trainer) in self.cut:
+            self.done["severed", direction, Kind.Name(header.kind)] += 1
+            return "reset"
+        return super().decide(direction, header, place)
+
+    def sever(self, server: int, trainer: int, seconds: float) -> None:
+        """For so long nothing passes between a server and a trainer."""
+        pair = (f"server {server}", trainer)
+        self.cut |= {pair}
+
+        def heal() -> None:
+            self.cut -= {pair}
+
+        timer = threading.Timer(seconds, heal)
+        timer.daemon = True
+        timer.start()
+
+
 class FaultyStream:
     """The connecting end of a stream, with faults.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ class Desk(SampleLeases):
             consumed=ConsumedSamples(),
             plan=SimpleNamespace(lanes=[]),
             check=self._nothing,
+            position=SimpleNamespace(waiting=nullcontext),
         )
         stripes = world.trainers if world.together else 0
         super().__init__(communicator, stripes, lambda: None)

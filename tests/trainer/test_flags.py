@@ -54,6 +54,9 @@ def sharded(**flags: Any) -> None:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
+    "pserver.ServerConfig.__init__.await_servers": lambda value: pserver.ServerConfig(
+        await_servers=value
+    ),
     "pserver.ServerConfig.__init__.insecure": lambda value: pserver.ServerConfig(insecure=value),
     "pserver.ServerConfig.__init__.once": lambda value: pserver.ServerConfig(once=value),
     "trainer.DataParallel.__init__.find_unused_parameters": parallel,

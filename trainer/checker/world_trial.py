@@ -15,8 +15,7 @@ from pserver.config import ServerConfig, split_endpoint
 from pserver.launcher import last_word
 from pserver.security.access import OPEN
 from pserver.testing.rpc_faults import CallInjector, faulty_calls
-from pserver.testing.stream_faults import Injector, Place, injected
-from pserver.wire_pb2 import Frame, Kind
+from pserver.testing.stream_faults import Partitions, injected
 from trainer.checker.history import History
 from trainer.checker.laws import Laws
 from trainer.checker.processes import TIMEOUT_SECONDS, Process
@@ -45,31 +44,6 @@ class Outcome:
 
     def __str__(self) -> str:
         return f"{self.world}\n  {self.failure or 'every law held'}"
-
-
-class Partitions(Injector):
-    """Faults of frames, and links that carry nothing for a while."""
-
-    cut: frozenset[tuple[str, int]] = frozenset()  # server, trainer
-
-    def decide(self, direction: str, header: Frame, place: Place) -> str:
-        """See :class:`Injector`."""
-        if (place.server, place.trainer) in self.cut:
-            self.done["severed", direction, Kind.Name(header.kind)] += 1
-            return "reset"
-        return super().decide(direction, header, place)
-
-    def sever(self, server: int, trainer: int, seconds: float) -> None:
-        """For so long nothing passes between a server and a trainer."""
-        pair = (f"server {server}", trainer)
-        self.cut |= {pair}
-
-        def heal() -> None:
-            self.cut -= {pair}
-
-        timer = threading.Timer(seconds, heal)
-        timer.daemon = True
-        timer.start()
 
 
 class Trial:

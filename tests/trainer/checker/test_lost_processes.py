@@ -31,7 +31,7 @@ def without_its_record(patch: pytest.MonkeyPatch) -> None:
         steps._waiting.pop(staged.member.trainer, None)
 
     patch.setattr(StagedSteps, "wait_for_turn", at_once)
-    patch.setattr(StagedSteps, "decided", lambda *arguments: None)
+    patch.setattr(StagedSteps, "decide", lambda *arguments: None)
 
 
 @pytest.mark.parametrize("wrong", [on_one_server, without_its_record])
