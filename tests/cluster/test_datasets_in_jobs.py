@@ -35,7 +35,9 @@ class Counts(torch.nn.Module):
         return -self.times[ids].sum()
 
 fate, kind = sys.argv[1:]
-fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+fleet.init(strategy=strategy)
 rank = fleet.worker_index()
 model = fleet.distributed_model(Counts())
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=2.0))

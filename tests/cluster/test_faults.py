@@ -29,6 +29,8 @@ from transpiler import DistributedStrategy
 steps, mode, fault, *pids = sys.argv[1:]
 strategy = DistributedStrategy()
 strategy.a_sync = mode == "async"
+if not strategy.a_sync:
+    strategy.a_sync_configs = {"lost_trainer": "stop"}
 fleet.init(strategy=strategy)
 model = fleet.distributed_model(torch.nn.Linear(64, 400))
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

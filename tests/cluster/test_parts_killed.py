@@ -56,7 +56,9 @@ def commit(self, meta):  # all files of trainer 0 are there, and all parts; the 
 
 if victim == "trainer":
     checkpoint.Writer.commit = commit
-fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+fleet.init(strategy=strategy)
 torch.manual_seed(0)
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.1))

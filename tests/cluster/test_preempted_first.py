@@ -22,7 +22,7 @@ fleet.init(checkpoint="saved", every=0.001)
 model = fleet.distributed_model(torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1)))
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
 me = fleet.worker_index()
-for x in fleet.shard(DataLoader(torch.arange(66.0), batch_size=2)):
+for x in fleet.shard(DataLoader(torch.arange(72.0), batch_size=2)):
     step = optimizer.steps + 1
     if step == 4 and me == 0:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -32,7 +32,9 @@ class Net(torch.nn.Module):
     def forward(self, ids):
         return self.out(self.rows(ids))
 
-fleet.init()
+strategy = fleet.DistributedStrategy()
+strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+fleet.init(strategy=strategy)
 torch.manual_seed(fleet.worker_index())
 model = fleet.distributed_model(Net())
 optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.1))

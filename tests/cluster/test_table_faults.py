@@ -59,7 +59,9 @@ def own_files(model, optimizer):
 
 def job(first, last):
     torch.manual_seed(1)
-    fleet.init()
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+    fleet.init(strategy=strategy)
     model = torch.nn.Module()
     rule = row_optimizers.Adagrad(lr=0.1)
     model.emb = DistributedEmbedding(8, init=Normal(0, 0.1), optimizer=rule)

@@ -279,9 +279,8 @@ def datasets(
     for dataset, batch in ((learned, asked.batch), (test, 4096)):
         dataset.init(batch_size=batch, thread_num=2, parser="criteo")
     clicks = Generated(asked.categories)
-    learned.set_filelist(
-        asked.files or clicks.files(folder, asked.samples, FILES * trainers, *place)
-    )
+    own = place if asked.shuffle else (0, 1)  # of a queue any trainer may get any file
+    learned.set_filelist(asked.files or clicks.files(folder, asked.samples, FILES * trainers, *own))
     if isinstance(learned, fleet.InMemoryDataset):
         learned.load_into_memory()
     if asked.test:

@@ -135,12 +135,18 @@ class ScriptPosition:
                 plain["drawn"],
                 plain["groups"],
                 {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
-                plain["steps"],
+                plain["steps"] if self._together else (),  # elsewhere it counts its own
                 plain["scales"],
                 {(loader, number): count for loader, number, count in plain["calls"]},
             )
         )
         log.warning("joins the others after %d steps of theirs", plain["steps"][0])
+
+    @property
+    def _together(self) -> bool:
+        """Whether the trainers take their steps together, so that one number is all trainers'."""
+        there = self._job.communicator
+        return there is not None and any(lane.kind.waits_for_all for lane in there.plan.lanes)
 
     # ---- the way back ----
 

@@ -61,7 +61,8 @@ def test_a_late_trainer_has_the_schedule_of_the_others(servers: list[Server], lo
 
     _, (steps, last, rate) = at_once(goes_on, comes)
 
-    assert steps >= 8 and last == steps - 1 and rate == 0.5 ** (last // 3)
+    # the others have gone on while it asked
+    assert last >= steps - 1 >= 7 and rate == 0.5 ** (last // 3)
     at_once(*(each.finish for each in scripts))
 
 
