@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from pathlib import PurePath
 
 from pserver.leases.epoch import Epoch
 from pserver.leases.intervals import Intervals, Range
@@ -32,7 +33,8 @@ def epoch_of(
         number: among the passes of the job.
         name: of the dataset.
     """
-    said = repr([(each.path, each.begin, each.end) for each in pieces])
+    # hosts may have their files in folders of other names
+    said = repr([(PurePath(each.path).name, each.begin, each.end) for each in pieces])
     seed = f"{len(pieces)} pieces, checksum {zlib.crc32(said.encode()):08x}"
     return Epoch(number, name, seed, 0, batch_size, 0, drop_last, segments=len(pieces))
 
