@@ -66,6 +66,32 @@ def test_a_late_trainer_has_the_schedule_of_the_others(servers: list[Server], lo
     at_once(*(each.finish for each in scripts))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_late_trainer_of_a_sync_job_steps_as_the_others(servers: list[Server], lost: int) -> None:
+    """The others wait for it, and both have one number of steps, one schedule and one rate."""
+    scripts = pair(servers, a_sync=False)
+    schedules = [StepLR(each.optimizer, 3, 0.5) for each in scripts]
+
+    def steps(script: Script, schedule: StepLR, count: int) -> tuple[int, int, float]:
+        for _ in range(count):
+            script.step()
+            schedule.step()
+        return script.optimizer.steps, schedule.last_epoch, script.rate
+
+    at_once(*(lambda n=n: steps(scripts[n], schedules[n], 7) for n in (0, 1)))  # type: ignore[misc]  # of lambdas
+    kill(servers, scripts[lost])
+
+    def comes() -> tuple[int, int, float]:
+        scripts[lost] = late = Script(servers, lost, a_sync=False)
+        return steps(late, StepLR(late.optimizer, 3, 0.5), 3)
+
+    left = 1 - lost
+    found = at_once(lambda: steps(scripts[left], schedules[left], 3), comes)
+
+    assert found == [(10, 10, 0.125)] * 2
+    at_once(*(each.finish for each in scripts))
+
+
 def test_passes_that_are_over_give_no_batch(servers: list[Server]) -> None:
     """Each sample of each epoch is trained on once by somebody; the schedules are one."""
     scripts = pair(servers)
