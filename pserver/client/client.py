@@ -35,14 +35,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
+from pserver.client.explained import explained
 from pserver.client.heartbeating import Heartbeating
 from pserver.client.install_requests import install_requests
 from pserver.client.replies import Absences, Joined, TableStatus, log_place_of
@@ -313,7 +314,7 @@ class Client(Heartbeating):
 
         Making its tables may take long: only silence, or the start-up timeout, ends this.
         """
-        with self._explained():
+        with explained(self.check):
             for request in install_requests(self._reply.session, program):
                 self._control.install(request, self._start_timeout, self.check)
 
@@ -371,17 +372,6 @@ class Client(Heartbeating):
         if (failure := self.failure) is not None:
             raise failure
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """A call that fails meanwhile fails with what has ended the connection: the heartbeat knows
-        better why.
-        """
-        try:
-            yield
-        except PServerError:
-            self.check()
-            raise
-
     def _asked(self, call: Callable[[str], Answer]) -> Answer:
         """The answer to a call, which is made again where the server is awaited and has come back.
 
@@ -391,7 +381,7 @@ class Client(Heartbeating):
         while True:
             session = self._reply.session
             try:
-                with self._explained():
+                with explained(self.check):
                     return call(session)
             except (Unreachable, TimedOut, UnknownSession):
                 if not self._return.seconds or self._closing.wait(POLL_SECONDS):

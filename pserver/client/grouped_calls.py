@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from pserver.client.explained import explained
 from pserver.client.lease_calls import LeaseCalls
 from pserver.client.position_calls import PositionCalls
 from pserver.client.replies import Absences
@@ -74,8 +75,9 @@ class GroupedCalls(ABC):
         """
         session = self._reply.session
         request = BarrierRequest(session=session, name=name, text=text, past=past, apart=apart)
-        while not (reply := self._control.barrier(request)).passed:
-            self.check()
-            meanwhile()
+        with explained(self.check):
+            while not (reply := self._control.barrier(request)).passed:
+                self.check()
+                meanwhile()
         self.learn(Absences.of(reply.roll))
         return dict(reply.texts)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pserver.client.explained import explained
 from pserver.control.control_client import ControlClient
 from pserver.leases.epoch import Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked
-from pserver.wire_pb2 import LeaseEnd, LeaseEpoch, LeaseRange, LeaseRequest
+from pserver.wire_pb2 import LeaseEnd, LeaseEpoch, LeaseRange, LeaseReply, LeaseRequest
 
 
 class LeaseCalls:
@@ -38,18 +39,22 @@ class LeaseCalls:
         )
         if asked.epoch is not None:
             request.epoch.CopyFrom(LeaseEpoch(**asked.epoch.plain()))
-        reply = self._control.lease(request, meanwhile=self._check)
+        reply = self._call(request)
         ranges = tuple((each.start, each.stop) for each in reply.ranges)
         return Lease(ranges, reply.batches, reply.over, reply.left, reply.stripes)
 
     def kept(self) -> str:
         """What a checkpoint is to keep."""
-        return self._control.lease(LeaseRequest(session=self._session), meanwhile=self._check).table
+        return self._call(LeaseRequest(session=self._session)).table
 
     def restore(self, kept: str) -> None:
         """Goes on where a checkpoint was, if nobody has asked for a lease yet."""
         request = LeaseRequest(session=self._session, restored=kept)
-        self._control.lease(request, meanwhile=self._check)
+        self._call(request)
+
+    def _call(self, request: LeaseRequest) -> LeaseReply:
+        with explained(self._check):
+            return self._control.lease(request, meanwhile=self._check)
 
 
 def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pserver.client.explained import explained
 from pserver.control.control_client import ControlClient
 from pserver.polling import poll
-from pserver.wire_pb2 import PositionRequest
+from pserver.wire_pb2 import PositionReply, PositionRequest
 
 ASK_SECONDS = 20.0  # a script that does not come to its next batch or step can say nothing
 
@@ -52,7 +53,7 @@ class PositionCalls:
         what = f"waiting for {who()} to say where the job is"
         for _ in poll(log, lambda: what, ASK_SECONDS):
             asked = PositionRequest(session=self._session, number=number)
-            reply = self._control.position(asked, meanwhile=self._check)
+            reply = self._call(asked)
             if reply.ready:
                 return Told(reply.position, reply.problem)
             number = reply.number
@@ -78,4 +79,8 @@ class PositionCalls:
             problem=told.problem,
             step=step,
         )
-        return self._control.position(request, meanwhile=self._check).ready
+        return self._call(request).ready
+
+    def _call(self, request: PositionRequest) -> PositionReply:
+        with explained(self._check):
+            return self._control.position(request, meanwhile=self._check)

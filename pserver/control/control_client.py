@@ -311,7 +311,7 @@ class ControlClient:
                 if not again or not tries or time.monotonic() + pause >= deadline:
                     if channel is not None and again:
                         self._check_plain()
-                    raise failure from error
+                    raise failure from None  # it says what grpcio's has said
                 meanwhile()
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)

@@ -208,3 +208,21 @@ def test_a_barrier_ends_with_what_ends_the_job(server: Server) -> None:
         first.client.barrier("epoch", meanwhile=lost)
     for trainer in (first, second):
         trainer.client.leave()
+
+
+def test_a_barrier_ends_with_what_the_heartbeat_has_found(server: Server) -> None:
+    """The heartbeat closes the connection of a lost server, and the barrier's call with it: what
+    is raised says that the server is lost, and not that a connection was closed.
+    """
+    first = Trainer(through("127.0.0.1", server), 0, 2)
+    second = Trainer(through("127.0.0.1", server), 1, 2)
+
+    def found() -> None:
+        first.client._fail(ServerLost("server 0 has not answered"))
+        first.client._control.close()
+
+    threading.Timer(0.3, found).start()
+    with pytest.raises(ServerLost, match="server 0 has not answered"):
+        first.client.barrier("where the second does not come")
+    first.client.leave()
+    second.client.leave()
