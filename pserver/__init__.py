@@ -289,7 +289,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/manifest.py           chains of checkpoints
     checkpoint/manifest.py           parts that others have written
     checkpoint/manifest_bytes.py     the checksum of the metadata
-    checkpoint/table_files.py        merging a chain
+    checkpoint/row_files.py          few files
+    checkpoint/table_chunks.py       merging a chain
     client/heartbeating.py           silence
     client/retrying_stream.py        sending again
     client/server_return.py          joining again
@@ -360,6 +361,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     security/token_files.py          files of a launch that was killed
     service/server.py                draining
     service/tensor_service.py        the later stream counts
+    storage/new_file.py              what a growing file costs
     storage/remote_place.py          replacing an object
     table/deferred_updates.py        deferred updates
     table/disk_tier.py               what RocksDB holds

@@ -6,7 +6,9 @@ In reading order::
     manifest        ``checkpoint.json``, chains of checkpoints, which old files stay
     manifest_bytes  its bytes, and the checksum that they carry of themselves
     listed          ``checkpoints.json``, the complete ones of a folder
-    table_files     a table's rows as files; merging the rows of a chain
+    table_chunks    a table's rows in chunks; merging the rows of a chain
+    piece           where a chunk is, as a manifest names it
+    row_files       the chunks of all tables in few files
     whole_tensor    a tensor whose slices are in several parts
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.

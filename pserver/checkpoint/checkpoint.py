@@ -4,7 +4,7 @@ A checkpoint is a directory, or a prefix behind a URL::
 
     checkpoint.json                      format, metadata, and each other file's size and checksum
     tensors-0f3a9c....safetensors        the tensors
-    rows-77d01e....safetensors           a chunk of a table's rows; one file for each chunk
+    rows-77d01e....chunks                chunks of all tables' rows, one after the other
 
 [Note: what makes a checkpoint complete]  ``checkpoint.json`` is written last, under another name,
 and renamed; that rename is the only moment at which anything changes for a reader.  Before it the
@@ -31,7 +31,7 @@ import json
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -40,10 +40,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pserver.checkpoint import manifest, table_files
+from pserver.checkpoint import manifest, row_files, table_chunks
 from pserver.checkpoint.manifest import Base, Manifest, Parts
 from pserver.checkpoint.manifest_bytes import identity_of
-from pserver.checkpoint.table_files import Chunk, Layer
+from pserver.checkpoint.piece import Piece, by_file
+from pserver.checkpoint.row_files import RowFiles
+from pserver.checkpoint.table_chunks import Chunk, Layer
 from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.storage.local_place import LocalPlace
 from pserver.storage.path_lock import PathLock
@@ -222,7 +224,7 @@ def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Sav
     """Writes the state at the end of a chain as one checkpoint that continues no other.
 
     Memory holds the tensors, one chunk and, up to a bound, the ids that have changed.  See [Note:
-    merging a chain] in pserver/checkpoint/table_files.py.
+    merging a chain] in pserver/checkpoint/table_chunks.py.
 
     Args:
         path: the directory of the chain's last checkpoint.
@@ -250,20 +252,23 @@ class Writer:
 
     Attributes:
         saved: once it is committed.
+        wrote: told the bytes that are written so far, as they grow.
     """
 
     def __init__(self, place: Place, base: Base | None, before: bytes | None) -> None:
         self._place, self._base, self._before = place, base, before
         self._files: dict[str, Any] = {}
-        self._tables: dict[str, list[str]] = {}
+        self._tables: dict[str, list[Piece]] = {}
+        self._rows = RowFiles(place, self._files)
         self._parts: Parts | None = None
         self._content: bytes | None = None
         self.saved: Saved | None = None
+        self.wrote: Callable[[int], None] = lambda size: None
 
     @property
     def size(self) -> int:
-        """Bytes of the files that were written."""
-        return sum(file["size"] for file in self._files.values() if file is not None)
+        """Bytes that were written."""
+        return sum(file["size"] for file in self._files.values())
 
     def parts(self, written: Sequence[Saved], tensors: Mapping[str, WholeTensor]) -> None:
         """Names the parts that others have written.  See [Note: parts that others have written] in
@@ -289,9 +294,25 @@ class Writer:
         Raises:
             OSError: the disk is full, or refuses.
         """
+        self.drain(_detached(named))
+
+    def drain(self, named: dict[str, torch.Tensor]) -> None:
+        """Adds contiguous tensors on the CPU, none of which has memory of another.
+
+        Args:
+            named: by name; each is taken out when it is written.
+
+        Raises:
+            OSError: the disk is full, or refuses.
+        """
         name = f"tensors-{secrets.token_hex(8)}.safetensors"
-        self._files[name] = None
-        size, checksum = self._place.write_tensors(name, _detached(named))
+        listed = self._files[name] = {"size": 0}
+
+        def wrote(size: int) -> None:
+            listed["size"] = size
+            self.wrote(self.size)
+
+        size, checksum = self._place.write_tensors(name, named, wrote)
         self._files[name] = {"size": size, "blake2b": checksum}
 
     def chunks(self, table: str, chunks: Iterable[Mapping[str, np.ndarray]]) -> int:
@@ -299,7 +320,7 @@ class Writer:
 
         Args:
             table: its name.
-            chunks: in the form that pserver/checkpoint/table_files.py describes.
+            chunks: in the form that pserver/checkpoint/table_chunks.py describes.
 
         Returns:
             How many ids the chunks name.
@@ -310,14 +331,13 @@ class Writer:
         """
         if table in self._tables:
             raise ValueError(f"{self._place}: expected each table once, got {table!r} again")
-        self._tables[table] = []
-        named = 0
+        pieces: list[Piece] = []
+        self._tables[table] = pieces
         for chunk in chunks:
-            if table_files.rows(chunk):
-                name, self._files[name] = table_files.write(self._place, chunk)
-                self._tables[table].append(name)
-                named += self._files[name]["ids"]
-        return named
+            if table_chunks.rows(chunk):
+                pieces.append(self._rows.add(chunk))
+                self.wrote(self.size)
+        return sum(piece.ids for piece in pieces)
 
     def commit(self, meta: Mapping[str, Any]) -> Saved:
         """Makes what was written the directory's checkpoint, in place of the one that may be there.
@@ -329,6 +349,7 @@ class Writer:
             OSError: the disk is full, or refuses.  The old checkpoint is still the one that is
                 read.
         """
+        self._rows.finish()
         self._content = manifest.encode(meta, self._files, self._tables, self._base, self._parts)
         written = manifest.commit(self._place, self._content, self._before)
         self.saved = Saved(self._place.path, written.identity)
@@ -341,6 +362,7 @@ class Writer:
         if self._content is not None and manifest.present(self._place) == self._content:
             self.saved = Saved(self._place.path, identity_of(self._content))
         else:
+            self._rows.give_up()
             for name in self._files:
                 self._place.remove(name)
 
@@ -387,14 +409,14 @@ class Reader:
 
     def _own(self) -> dict[str, torch.Tensor]:
         newest = self._links[0]
-        rows = {name for names in newest.tables.values() for name in names}
+        rows = by_file(newest.tables)
         found: dict[str, torch.Tensor] = {}
         for name in newest.files:
             if name not in rows:
                 found.update(newest.place.tensors(name))
         return found
 
-    def chunks(self, table: str, max_ids: int = table_files.MAX_IDS) -> Iterator[Chunk]:
+    def chunks(self, table: str, max_ids: int = table_chunks.MAX_IDS) -> Iterator[Chunk]:
         """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and
         none that was removed.
 
@@ -415,14 +437,14 @@ class Reader:
         holders = [part for part in self.parts if table in part.tables]
         if holders:  # the oldest checkpoint of the chain has its rows in them
             layers.append(Layer(lambda: chain(*(each.chunks(table) for each in holders)), 0))
-        return table_files.merged(layers, max_ids)
+        return table_chunks.merged(layers, max_ids)
 
 
-def _layer(link: Manifest, names: list[str]) -> Layer:
+def _layer(link: Manifest, pieces: Sequence[Piece]) -> Layer:
     def chunks() -> Iterator[Chunk]:
-        return (table_files.read(link.place, name, link.files[name]) for name in names)
+        return (row_files.read(link.place, piece) for piece in pieces)
 
-    return Layer(chunks, sum(link.files[name].get("ids", 0) for name in names))
+    return Layer(chunks, sum(piece.ids for piece in pieces))
 
 
 def _named(place: Place, base: Saved) -> Base:

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
 from pserver.checkpoint.manifest_bytes import identity_of, packed, unpacked
+from pserver.checkpoint.piece import Piece, by_file, is_whole, pieces_of
 from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.storage.in_use import InUse, myself
 from pserver.storage.local_place import LocalPlace
@@ -40,7 +41,13 @@ from pserver.storage.place import Place, place_at, relative
 from transpiler.files.local_path import is_url
 
 MANIFEST = "checkpoint.json"
-_WRITTEN = ("tensors-*.safetensors", "rows-*.safetensors", f"{MANIFEST}.*", "checkpoint-*.json")
+_WRITTEN = (
+    "tensors-*.safetensors",
+    "rows-*.chunks",
+    "rows-*.safetensors",  # of formats 1 to 3
+    f"{MANIFEST}.*",
+    "checkpoint-*.json",
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +86,8 @@ class Manifest:
         place: where its files are.
         identity: the checksum of ``checkpoint.json``; no other checkpoint has the same.
         meta: the caller's metadata.
-        files: name -> size (bytes), blake2b and, for a table's file, the number of ids in it.
-        tables: name -> names of its files, in order.
+        files: name -> size (bytes) and, for a file without chunks of tables, blake2b.
+        tables: name -> its chunks, in order.
         base: the checkpoint that this one continues, if any.
         by: the process that wrote it; "" in old files.
         parts: that others have written, if any.
@@ -90,7 +97,7 @@ class Manifest:
     identity: str
     meta: dict[str, Any]
     files: dict[str, Any]
-    tables: dict[str, list[str]] = field(default_factory=dict)
+    tables: dict[str, list[Piece]] = field(default_factory=dict)
     base: Base | None = None
     by: str = ""
     parts: Parts | None = None
@@ -99,7 +106,7 @@ class Manifest:
 def encode(
     meta: Mapping[str, Any],
     files: Mapping[str, Any],
-    tables: Mapping[str, list[str]],
+    tables: Mapping[str, list[Piece]],
     base: Base | None,
     parts: Parts | None = None,
 ) -> bytes:
@@ -110,7 +117,9 @@ def encode(
     """
     content: dict[str, Any] = {"by": myself(), "meta": dict(meta), "files": dict(files)}
     if tables or base is not None:
-        content["tables"] = dict(tables)
+        content["tables"] = {
+            name: [each.plain() for each in pieces] for name, pieces in tables.items()
+        }
     if base is not None:
         content["base"] = _plain_base(base)
     if parts is not None:
@@ -214,26 +223,38 @@ def check(manifest: Manifest) -> None:
     Raises:
         ValueError: one is missing, torn or changed.
     """
+    rows = by_file(manifest.tables)
     for name, metadata in manifest.files.items():
-        check_file(manifest.place, name, metadata)
+        where = f"{manifest.place}/{MANIFEST}"
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{where}: expected size and blake2b of {name}, got {metadata!r}")
+        size = metadata.get("size")
+        parts = [(size, metadata.get("blake2b"))]
+        if name in rows:
+            if not is_whole(rows[name], size):
+                raise ValueError(
+                    f"{where}: expected chunks of tables that follow one another up to byte {size} "
+                    f"of {name}, got {[(each.offset, each.size) for each in rows[name]]}"
+                )
+            parts = [(each.size, each.blake2b) for each in rows[name]]
+        _check_file(manifest.place, name, size, parts)
 
 
-def check_file(place: Place, name: str, metadata: Any) -> None:
-    """Returns if a file has the size and the checksum that a manifest lists.
+def _check_file(place: Place, name: str, size: Any, parts: Sequence[tuple[Any, Any]]) -> None:
+    """Returns if a file has the size and the checksums that a manifest lists.
+
+    Args:
+        parts: that follow one another: the size and the checksum of each.
 
     Raises:
         ValueError: the file is missing, torn or changed.
     """
-    if not isinstance(metadata, dict):
-        raise ValueError(
-            f"{place}/{MANIFEST}: expected size and blake2b of {name}, got {metadata!r}"
-        )
-    size = place.size(name)
-    if size is None:
+    found = place.size(name)
+    if found is None:
         raise ValueError(f"{place}/{name}: {MANIFEST} lists it, and it is missing")
-    if size != metadata.get("size"):
-        raise ValueError(f"{place}/{name}: torn: expected {metadata.get('size')} bytes, got {size}")
-    if place.checksum(name) != metadata.get("blake2b"):
+    if found != size:
+        raise ValueError(f"{place}/{name}: torn: expected {size} bytes, got {found}")
+    if place.checksums(name, [each for each, _ in parts]) != [each for _, each in parts]:
         raise ValueError(f"{place}/{name}: its bytes are not those that were saved (checksum)")
 
 
@@ -384,12 +405,10 @@ def _parse(place: Place, content: bytes, name: str) -> Manifest:
     for file in found["files"]:
         if not file or "/" in file or file in (".", ".."):
             raise ValueError(f"{where}: expected names of files beside it, got {file!r}")
-    tables = found.get("tables", {})
-    listed = isinstance(tables, dict) and all(isinstance(names, list) for names in tables.values())
-    if not listed or not all(file in found["files"] for names in tables.values() for file in names):
-        raise ValueError(
-            f"{where}: expected each table's files among those that are listed, got {tables!r}"
-        )
+    try:
+        tables = pieces_of(found.get("tables", {}), found["files"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     return Manifest(
         place,
         identity_of(content),

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 3
-_OLD = (1, 2)
+FORMAT = 4
+_OLD, _WITHOUT_CHECKSUM = (1, 2, 3), (1, 2)
 _KEY, _BLANK = "checksum", "0" * 32
 
 
@@ -48,8 +48,8 @@ def unpacked(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: expected an object with the keys format, meta and files")
     kind = found.get("format")
     if kind not in (*_OLD, FORMAT):
-        raise ValueError(f"{where}: expected format 1, 2 or {FORMAT}, got {kind!r}")
-    if kind == FORMAT or _KEY in found:
+        raise ValueError(f"{where}: expected format 1, 2, 3 or {FORMAT}, got {kind!r}")
+    if kind not in _WITHOUT_CHECKSUM or _KEY in found:
         said = str(found.get(_KEY))
         before, _, after = content.rpartition(said.encode())
         if len(said) != len(_BLANK) or identity_of(before + _BLANK.encode() + after) != said:

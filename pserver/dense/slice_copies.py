@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import torch
 
 from pserver.dense.slice_store import SliceStore
-
-PARTS = 8  # copies are read in about so many parts
-LEAST_BYTES = 2**26  # of a part
 
 
 class SliceCopies:
@@ -25,6 +19,10 @@ class SliceCopies:
     Args:
         store: may be updated while this is made.  A state that comes into being meanwhile is copied
             into memory of its own.
+
+    Attributes:
+        taken: the copies by name; who writes them takes them out one by one, so that their memory
+            is free again.
     """
 
     def __init__(self, store: SliceStore) -> None:
@@ -32,31 +30,12 @@ class SliceCopies:
         self._room = {
             name: torch.zeros(shape, dtype=dtype).fill_(0) for name, shape, dtype in store.shapes()
         }
-        self._taken: dict[str, torch.Tensor] = {}
+        self.taken: dict[str, torch.Tensor] = {}
 
     def take(self) -> None:
         """Copies every slice, and every state that exists, as it is now; nothing is updated
         meanwhile.
         """
         for name, _, _ in self._store.shapes():
-            self._taken[name] = self._store.copy(name, self._room.pop(name, None))
+            self.taken[name] = self._store.copy(name, self._room.pop(name, None))
         self._room.clear()
-
-    @property
-    def bytes_held(self) -> int:
-        """Memory of the copies that were not read yet, in bytes."""
-        return sum(copied.nbytes for copied in self._taken.values())
-
-    def parts(self) -> Iterator[dict[str, torch.Tensor]]:
-        """All copies by name, some at a time; each part is forgotten before the next is read."""
-        most = max(LEAST_BYTES, math.ceil(self.bytes_held / PARTS))
-        while self._taken:
-            part: dict[str, torch.Tensor] = {}
-            size = 0
-            for name in list(self._taken):
-                size += self._taken[name].nbytes
-                if part and size > most:
-                    break
-                part[name] = self._taken.pop(name)
-            yield part
-            part.clear()

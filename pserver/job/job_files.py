@@ -173,7 +173,8 @@ class Saving:
             Refused: the disk does not take it; what was saved before stays.
         """
         with _refusing(self._path), self._stack:
-            self._cut.write(self._writer, wrote)
+            self._writer.wrote = wrote
+            self._cut.write(self._writer)
             saved = self._writer.commit(self._cut.meta)
             self.identity = saved.identity
         if self._continues:

@@ -9,11 +9,9 @@ Every copy is given up when it is written.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pserver.checkpoint.checkpoint import Writer
-from pserver.checkpoint.table_files import Chunk
 from pserver.dense.slice_copies import SliceCopies
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
@@ -68,29 +66,16 @@ class ServerCut:
             self.close()
             raise
 
-    def write(self, writer: Writer, wrote: Callable[[int], None] = lambda size: None) -> None:
+    def write(self, writer: Writer) -> None:
         """Writes all of it but the manifest.
-
-        Args:
-            wrote: told the bytes that are written so far.
 
         Raises:
             OSError: the disk is full, or refuses.
         """
-        for part in self._slices.parts():
-            writer.tensors(part)
-            wrote(writer.size)
+        writer.drain(self._slices.taken)
         for name, cut in self._tables.items():
-            writer.chunks(name, self._told(cut, writer, wrote))
-            wrote(writer.size)
+            writer.chunks(name, cut.chunks())
             cut.close()
-
-    def _told(
-        self, cut: LockedCut, writer: Writer, wrote: Callable[[int], None]
-    ) -> Iterator[Chunk]:
-        for chunk in cut.chunks():
-            wrote(writer.size)  # those before this one
-            yield chunk
 
     def close(self) -> None:
         """It is not read any more; steps copy nothing for it."""

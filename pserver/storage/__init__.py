@@ -4,6 +4,8 @@ In reading order::
 
     in_use        the error of two jobs at one path
     path_lock     one writer at a time, on a local disk
+    digest        the checksum of a part of a file
+    new_file      a file that is written piece by piece, on a disk or as an upload
     local_place   a directory
     login         who this process is at a file system behind a URL
     remote_place  a prefix behind a URL, through fsspec

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
 import torch
 
+from pserver.storage.digest import digest_of
+from pserver.storage.new_file import DiskFile, NewFile
 from pserver.storage.path_lock import PathLock
 from transpiler.files.tensor_stream import write_pieces
 from transpiler.files.whole_file import flush
 
 PARTIAL = "writing-"  # begins the names of what is being written
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,20 @@ class LocalPlace:
         path = self.directory / name
         return path.stat().st_size if path.is_file() else None
 
-    def read(self, name: str) -> bytes:
-        """A whole file."""
-        return (self.directory / name).read_bytes()
-
-    def checksum(self, name: str) -> str:
-        """BLAKE2b of a file, 16 bytes in hexadecimal."""
-        digest = hashlib.blake2b(digest_size=16)
+    def read(self, name: str, begin: int = 0, size: int = -1) -> bytes:
+        """A file, or so many bytes of it from ``begin`` on; fewer, where it ends before."""
         with (self.directory / name).open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        return digest.hexdigest()
+            file.seek(begin)
+            return file.read(size)
+
+    def checksums(self, name: str, sizes: Iterable[int]) -> list[str]:
+        """BLAKE2b, 16 bytes in hexadecimal, of parts of a file that follow one another.
+
+        Args:
+            sizes: of the parts, in bytes.
+        """
+        with (self.directory / name).open("rb") as file:
+            return [digest_of(file, size) for size in sizes]
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a safetensors file."""
@@ -105,14 +108,28 @@ class LocalPlace:
             path.unlink(missing_ok=True)
             raise
 
-    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+    def create(self, name: str) -> NewFile:
+        """Begins a new file, to be written piece by piece."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return DiskFile(self.directory / name)
+
+    def write_tensors(
+        self,
+        name: str,
+        tensors: MutableMapping[str, torch.Tensor],
+        wrote: Callable[[int], None] = lambda size: None,
+    ) -> tuple[int, str]:
         """Makes a new safetensors file of contiguous tensors on the CPU; gives its size and its
         checksum.
+
+        Args:
+            tensors: taken out as they are written.
+            wrote: told the bytes that are written so far.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
         try:
-            checksum = write_pieces(tensors, path)
+            checksum = write_pieces(tensors, path, wrote)
             flush(path)
         except BaseException:
             path.unlink(missing_ok=True)

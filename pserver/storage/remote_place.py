@@ -9,11 +9,10 @@ URLs, like HDFS and SFTP, get the file under another name, and a rename.
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,14 +21,15 @@ import fsspec
 import safetensors.torch
 import torch
 
+from pserver.storage.digest import digest_of
 from pserver.storage.login import hidden, options_of
+from pserver.storage.new_file import BLOCK_BYTES, NewFile, Upload
 from transpiler.files.local_path import shown
 from transpiler.files.tensor_stream import write_pieces
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
 _CONDITIONS = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _KINDS = (FileNotFoundError, FileExistsError, PermissionError, TimeoutError)
-_CHUNK = 1 << 22
 
 T = TypeVar("T")
 
@@ -134,20 +134,22 @@ class RemotePlace:
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
-    def read(self, name: str) -> bytes:
-        """A whole file."""
-        found: bytes = self._call(lambda: self._store.cat_file(self._at(name)))
+    def read(self, name: str, begin: int = 0, size: int = -1) -> bytes:
+        """A file, or so many bytes of it from ``begin`` on; fewer, where it ends before."""
+        part = {} if (begin, size) == (0, -1) else {"start": begin, "end": begin + size}
+        found: bytes = self._call(lambda: self._store.cat_file(self._at(name), **part))
         return found
 
-    def checksum(self, name: str) -> str:
-        """BLAKE2b of a file, 16 bytes in hexadecimal."""
+    def checksums(self, name: str, sizes: Iterable[int]) -> list[str]:
+        """BLAKE2b, 16 bytes in hexadecimal, of parts of a file that follow one another.
 
-        def read() -> str:
-            digest = hashlib.blake2b(digest_size=16)
+        Args:
+            sizes: of the parts, in bytes.
+        """
+
+        def read() -> list[str]:
             with self._store.open(self._at(name), "rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-            return digest.hexdigest()
+                return [digest_of(file, size) for size in sizes]
 
         return self._call(read)
 
@@ -186,13 +188,29 @@ class RemotePlace:
             self.remove(partial)
             raise
 
-    def write_tensors(self, name: str, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+    def create(self, name: str) -> NewFile:
+        """Begins a new file, to be written piece by piece."""
+        self._prepare()
+        return Upload(
+            lambda: self._store.open(self._at(name), "wb", block_size=BLOCK_BYTES), self._call
+        )
+
+    def write_tensors(
+        self,
+        name: str,
+        tensors: MutableMapping[str, torch.Tensor],
+        wrote: Callable[[int], None] = lambda size: None,
+    ) -> tuple[int, str]:
         """Makes a new safetensors file of contiguous tensors on the CPU; gives its size and its
         checksum.
+
+        Args:
+            tensors: taken out as they are written.
+            wrote: told the bytes that are written so far, to this machine.
         """
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / name
-            checksum = write_pieces(tensors, source)
+            checksum = write_pieces(tensors, source, wrote)
             self.store(source, name)
             return source.stat().st_size, checksum
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import torch
@@ -36,20 +36,36 @@ _NAMES = {
 }
 
 
-def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+def pieces(tensors: MutableMapping[str, torch.Tensor]) -> Iterator[memoryview]:
     """The bytes of a safetensors file, at most 4 MB at a time.
 
     Args:
-        tensors: contiguous, on the CPU.
+        tensors: contiguous, on the CPU.  Each is taken out when its bytes were given, so that a
+            caller who holds it no longer has its memory back while the next is written.
 
     Raises:
         TypeError: a dtype that such a file cannot have.
     """
     # elements of many bytes first: so each tensor begins at a multiple of its element's size
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    yield memoryview(_header({name: tensors[name] for name in names}))
+    for name in names:
+        tensor = tensors.pop(name)
+        if tensor.nbytes:
+            # one element may have any stride
+            flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+            content = flat.view(torch.uint8).numpy().data
+            for at in range(0, tensor.nbytes, PIECE):
+                yield content[at : at + PIECE]
+            del flat, content
+        del tensor
+
+
+def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The beginning of a file in which these tensors follow one another."""
     header: dict[str, object] = {}
     end = 0
-    for name, tensor in ordered:
+    for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise TypeError(f"{name!r}: a safetensors file has no tensors of {tensor.dtype}")
         begin, end = end, end + tensor.nbytes
@@ -60,21 +76,19 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
         }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        if tensor.nbytes:
-            # one element may have any stride
-            flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-            content = flat.view(torch.uint8).numpy().data
-            for at in range(0, tensor.nbytes, PIECE):
-                yield content[at : at + PIECE]
+    return len(text).to_bytes(8, "little") + text
 
 
-def write_pieces(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+def write_pieces(
+    tensors: MutableMapping[str, torch.Tensor],
+    path: Path,
+    wrote: Callable[[int], None] = lambda size: None,
+) -> str:
     """Writes a safetensors file; after an error it may be there in part.
 
     Args:
-        tensors: contiguous, on the CPU.
+        tensors: contiguous, on the CPU; taken out as they are written.
+        wrote: told the bytes that are written so far.
 
     Returns:
         BLAKE2b of the file, 16 bytes in hexadecimal.
@@ -84,8 +98,11 @@ def write_pieces(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
         TypeError: as :func:`pieces`.
     """
     digest = hashlib.blake2b(digest_size=16)
+    size = 0
     with path.open("wb") as file:
         for piece in pieces(tensors):
             file.write(piece)
             digest.update(piece)
+            size += len(piece)
+            wrote(size)
     return digest.hexdigest()

@@ -174,7 +174,7 @@ def test_a_missing_tensor_file_is_refused(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "expected an object"),
         ('{"format": 1, "meta": {}}', "expected an object"),
-        ('{"format": 9, "meta": {}, "files": {}}', "expected format 1, 2 or 3, got 9"),
+        ('{"format": 9, "meta": {}, "files": {}}', "expected format 1, 2, 3 or 4, got 9"),
         ('{"format": 1, "meta": {}, "files": {"../x": {}}}', "names of files beside it"),
         ('{"format": 1, "meta": {}, "files": {"x": 3}}', "expected size and blake2b"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from pserver.dense.slice_copies import SliceCopies
 from pserver.dense.slice_store import SliceStore
 from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.files.tensor_stream import pieces
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment
 
@@ -51,21 +54,23 @@ def test_copies_are_of_the_moment_in_which_they_are_taken(kind: str, steps_befor
     step(of, RULES[kind], 7)
     expected = {name: tensor.clone() for name, tensor in of.tensors()}
     copies.take()
-    held = copies.bytes_held
     step(of, RULES[kind], 8)
-    found = {name: tensor for part in copies.parts() for name, tensor in part.copy().items()}
+    found = copies.taken
 
     assert found.keys() == expected.keys() and len(expected) > 3
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-    assert held == sum(tensor.nbytes for tensor in expected.values())
 
 
-def test_what_was_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part by part: memory falls as a save is written."""
-    monkeypatch.setattr("pserver.dense.slice_copies.LEAST_BYTES", 1)
-    copies = SliceCopies(store(RULES["adam"]))
+def test_what_was_written_is_given_up() -> None:
+    """Tensor by tensor: memory falls as a save is written."""
+    of = store(RULES["adam"])
+    step(of, RULES["adam"], 0)
+    copies = SliceCopies(of)
     copies.take()
-    left = [copies.bytes_held for part in copies.parts() if part]
+    whole = dict.fromkeys(copies.taken)
+    references = {name: weakref.ref(tensor) for name, tensor in copies.taken.items()}
+    held = [sum(each() is not None for each in references.values()) for _ in pieces(copies.taken)]
 
-    assert len(left) == 2 and left == sorted(left, reverse=True) and left[-1] == 0
+    assert held == [len(whole) - number for number in (0, *range(len(whole)))] and len(whole) > 5
+    assert not copies.taken and all(each() is None for each in references.values())

@@ -11,6 +11,7 @@ from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
+from pserver.storage.new_file import DiskFile
 from tests.support.held_servers import MEMBERS, plan, read, server, train
 
 
@@ -123,11 +124,11 @@ def test_a_full_disk_refuses_and_keeps_what_was_saved(
     path = job_files.save(tmp_path / "saved", first, MEMBERS)
     train(first, 2, seed=4)
 
-    def full(self: Path, content: bytes) -> int:
+    def full(self: DiskFile, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(DiskFile, "write", full)
         with pytest.raises(Refused, match="cannot save to .*No space left"):
             job_files.save(path, first, MEMBERS)
     job_files.load(path, first, MEMBERS)

@@ -28,10 +28,10 @@ class SlowDisk:
         self.asked, self.goes_on = threading.Event(), threading.Event()
         real = LocalPlace.write_tensors
 
-        def write(place: LocalPlace, name: str, tensors: Any) -> tuple[int, str]:
+        def write(place: LocalPlace, name: str, tensors: Any, wrote: Any) -> tuple[int, str]:
             self.asked.set()
             assert self.goes_on.wait(SECONDS)
-            return real(place, name, tensors)
+            return real(place, name, tensors, wrote)
 
         patch.setattr(LocalPlace, "write_tensors", write)
 
@@ -88,7 +88,7 @@ def test_a_save_that_cannot_be_written_is_told(
 ) -> None:
     """To who asks, in `status` and in the metrics; steps go on, and so may saves."""
 
-    def full(place: LocalPlace, name: str, tensors: Any) -> tuple[int, str]:
+    def full(place: LocalPlace, name: str, tensors: Any, wrote: Any) -> tuple[int, str]:
         raise OSError(28, "No space left on device")
 
     with serving(tmp_path) as server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,5 +223,80 @@ def test_a_store_that_refuses_is_an_os_error_that_names_the_url(
         patch.setattr(place._store, "put_file", refuses)
         with pytest.raises(OSError, match=f"{url}: RuntimeError: quota"):
             save(url, 2)
+
+    assert checkpoint.load(url)[1] == {"step": 1} and len(place.names()) == 2
+
+
+def rows(count: int) -> Iterator[dict[str, np.ndarray]]:
+    """Chunks of 1 MB."""
+    for number in range(count):
+        ids = np.arange(number * 2**15, (number + 1) * 2**15)
+        yield {"ids": ids, "values": np.stack([ids * 2, ids * 3, ids], 1).astype(np.float64)}
+
+
+def test_rows_are_uploaded_in_blocks_and_read_in_chunks(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has parts of several chunks, and a chunk parts of several blocks."""
+    monkeypatch.setattr("pserver.storage.remote_place.BLOCK_BYTES", 5 * 2**20)
+    with checkpoint.writing(url) as writer:
+        writer.chunks("emb", rows(12))
+        writer.chunks("other", rows(1))
+        writer.commit({})
+    found = checkpoint.reading(url)
+
+    assert len(place_at(url).names()) == 2
+    for name, count in (("emb", 12), ("other", 1)):
+        for chunk, expected in zip(found.chunks(name), rows(count), strict=True):
+            assert all(np.array_equal(chunk[key], expected[key]) for key in expected)
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an object nor, on S3, the blocks of one; the old checkpoint stays."""
+    monkeypatch.setattr("pserver.storage.remote_place.BLOCK_BYTES", 5 * 2**20)
+    save(url, 1)
+
+    def breaks() -> Iterator[dict[str, np.ndarray]]:
+        yield from rows(12)
+        raise RuntimeError("the server is gone")
+
+    with pytest.raises(RuntimeError, match="is gone"), checkpoint.writing(url) as writer:
+        writer.chunks("emb", breaks())
+    place = place_at(url)
+    assert isinstance(place, RemotePlace)
+
+    assert checkpoint.load(url)[1] == {"step": 1} and len(place.names()) == 2
+    if url.startswith("s3"):
+        assert place._store.list_multipart_uploads("bucket") == []
+
+
+@pytest.mark.parametrize("call", ["open", "write", "close"])
+def test_a_store_that_refuses_rows_is_an_os_error_that_names_the_url(
+    url: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """When the upload begins, goes on or ends; the old checkpoint stays."""
+    save(url, 1)
+    place = place_at(url)
+    assert isinstance(place, RemotePlace)
+    opened = place._store.open
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("quota")
+
+    def opens(*args: Any, **kwargs: Any) -> Any:
+        file = opened(*args, **kwargs)
+        monkeypatch.setattr(file, call, refuses)
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place._store, "open", refuses if call == "open" else opens)
+        with (
+            pytest.raises(OSError, match=f"{url}: RuntimeError: quota"),
+            checkpoint.writing(url) as writer,
+        ):
+            writer.chunks("emb", rows(1))
+            writer.commit({})
 
     assert checkpoint.load(url)[1] == {"step": 1} and len(place.names()) == 2

@@ -28,7 +28,7 @@ ALWAYS = 1e-6  # seconds between two checkpoints: after every step
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files need not outlive the machine: hundreds of checkpoints are flushed by nobody."""
-    monkeypatch.setattr("pserver.storage.local_place.flush", lambda path: None)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 class Stopped(Exception):

@@ -41,7 +41,7 @@ MODES: Mapping[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files need not outlive the machine: they are flushed by nobody."""
-    monkeypatch.setattr("pserver.storage.local_place.flush", lambda path: None)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
 class Net(nn.Module):

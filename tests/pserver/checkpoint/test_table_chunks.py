@@ -4,21 +4,27 @@ adds up to.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pserver.checkpoint import checkpoint, manifest, table_files
+from pserver.checkpoint import checkpoint, manifest, row_files
 from pserver.checkpoint.checkpoint import Saved
 from pserver.checkpoint.manifest_bytes import packed
-from pserver.checkpoint.table_files import Chunk
+from pserver.checkpoint.piece import Piece
+from pserver.checkpoint.table_chunks import Chunk
 from pserver.storage import local_place
+from pserver.storage.new_file import DiskFile
 from pserver.storage.place import place_at
+from transpiler.files.tensor_stream import write_pieces
 
 DENSE = {"w": torch.arange(3.0)}
 
@@ -110,23 +116,26 @@ def test_chunks_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_a_chunk(tmp_path: Path) -> None:
-    """The next chunk is asked for when the one before is on the disk, and read when the one before
-    was given out.
+    """The next chunk is asked for when the one before was written, and read when the one before was
+    given out.
     """
-    files = []
+    sizes = []
 
-    def chunks() -> Iterator[Chunk]:
-        for begin in range(0, 30, 10):
-            files.append(len(list(tmp_path.glob("rows-*"))))
-            yield chunk(range(begin, begin + 10), 1.0)
+    with checkpoint.writing(tmp_path) as writer:
 
-    write(tmp_path, chunks())
+        def chunks() -> Iterator[Chunk]:
+            for begin in range(0, 30, 10):
+                sizes.append(writer.size)
+                yield chunk(range(begin, begin + 10), 1.0)
+
+        writer.chunks("tables/emb", chunks())
+        writer.commit({})
     reader = checkpoint.reading(tmp_path).chunks("tables/emb")
     next(reader)
     for path in tmp_path.glob("rows-*"):
         path.unlink()
 
-    assert files == [0, 1, 2]
+    assert sizes[0] == 0 < sizes[1] == sizes[2] / 2
     with pytest.raises(ValueError, match="was there when the checkpoint was opened"):
         next(reader)
 
@@ -196,8 +205,8 @@ def test_a_compacted_chain_continues_nothing(tmp_path: Path, in_place: bool) -> 
         30: 1
     }
     assert checkpoint.reading(target).meta == {"step": 4} and checkpoint.saved_in(target) == saved
-    # manifest, tensors, two chunks
-    assert manifest.read(place_at(target)).base is None and len(list(target.iterdir())) == 4
+    # manifest, tensors, rows
+    assert manifest.read(place_at(target)).base is None and len(list(target.iterdir())) == 3
 
 
 def test_a_base_that_is_gone_or_was_replaced_is_noticed(tmp_path: Path) -> None:
@@ -287,8 +296,8 @@ def test_a_damaged_chain_is_refused_before_anything_is_given_out(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tables", {"t": ["../x"]}, "each table's files among those that are listed"),
-        ("tables", {"t": 3}, "each table's files among those that are listed"),
+        ("tables", {"t": ["../x"]}, "each table's chunks in files that are listed"),
+        ("tables", {"t": 3}, "each table's chunks in files that are listed"),
         ("base", {"path": "/etc", "identity": "ab"}, "a base's relative path"),
         ("base", {"path": "..", "identity": "../x"}, "a base's relative path"),
         ("base", "x", "a base's path and identity"),
@@ -325,31 +334,37 @@ def test_many_layers_in_many_passes_equal_a_dictionary(tmp_path: Path) -> None:
         assert held(tmp_path, most_ids) == expected
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("call", [1, 2, 6, 10])  # each chunk is 4 pieces
 def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    """An OSError while a chunk or the manifest is written: the old state is read, and no file of
-    the new one is left.
+    """An OSError while tensors, a chunk or the manifest are written: the old state is read, and no
+    file of the new one is left.
     """
     full = write(tmp_path, [chunk([1, 2], 1.0)])
     before = sorted(path.name for path in tmp_path.iterdir())
-    real, written, calls = Path.write_bytes, local_place.write_pieces, 0
+    calls = 0
 
-    def fails(self: Path, content: bytes) -> int:
+    def fails(write: Callable[[bytes], Any], content: bytes) -> None:
         nonlocal calls
         calls += 1
         if calls == call:
-            real(self, content[: len(content) // 2])
+            write(content[: len(content) // 2])
             raise OSError(28, "No space left on device")
-        return real(self, content)
+        write(content)
 
-    def fails_to_stream(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
-        checksum = written(tensors, path)
-        fails(path, path.read_bytes())
+    def fails_to_stream(tensors: dict[str, torch.Tensor], path: Path, wrote: Any) -> str:
+        checksum = streamed(tensors, path, wrote)
+        fails(partial(written, path), path.read_bytes())
         return checksum
 
-    monkeypatch.setattr(Path, "write_bytes", fails)
+    streamed, grown, written = write_pieces, DiskFile.write, Path.write_bytes
+    monkeypatch.setattr(
+        Path, "write_bytes", lambda path, content: fails(partial(written, path), content)
+    )
+    monkeypatch.setattr(
+        DiskFile, "write", lambda file, content: fails(partial(grown, file), content)
+    )
     monkeypatch.setattr(local_place, "write_pieces", fails_to_stream)
     for base in (None, full):
         calls = 0
@@ -363,11 +378,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
         ] == before
 
 
-def test_files_that_are_not_rows_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_rows_are_refused(tmp_path: Path) -> None:
     """Bytes that pass the checksum and are no chunk raise a ValueError that names the file."""
     for content in (b"", b"what", b"\xff" * 64):
-        (tmp_path / "rows").write_bytes(content)
-        facts = {"size": len(content), "blake2b": place_at(tmp_path).checksum("rows")}
+        (tmp_path / "rows").write_bytes(b"before" + content + b"behind")
+        checksum = hashlib.blake2b(content, digest_size=16).hexdigest()
 
         with pytest.raises(ValueError, match="rows: expected a safetensors file"):
-            table_files.read(place_at(tmp_path), "rows", facts)
+            row_files.read(place_at(tmp_path), Piece("rows", 6, len(content), checksum, 1))

@@ -1,9 +1,8 @@
-"""A table's rows as files, one for each chunk; and the rows at the end of a chain of checkpoints.
+"""A table's rows in chunks; and the rows at the end of a chain of checkpoints.
 
 A chunk is a mapping of arrays, as ``SparseTable.scan`` returns it: ``ids`` int64[m] with columns of
 m rows beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns "waiting.NAME"
-for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a row.  It is
-one safetensors file; nothing larger than a chunk is ever in memory.
+for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without a row.
 
 [Note: merging a chain]  The newest checkpoint that names an id decides about it: its row, that it
 is not admitted yet, or that it was removed.  So the checkpoints are read from the newest to the
@@ -14,18 +13,10 @@ are divided by a hash of the id, and the chain is read once for each part.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
-import torch
-
-from pserver.storage.place import Place
 
 MAX_IDS = 1 << 25
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -45,49 +36,6 @@ class Layer:
 
     chunks: Callable[[], Iterator[Chunk]]
     ids: int
-
-
-def write(place: Place, chunk: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Any]]:
-    """Writes a chunk to a new file.
-
-    Returns:
-        The file's name, and its description in the manifest: "size" (bytes), "blake2b", and
-        "ids", the number of ids in it.
-
-    Raises:
-        ValueError: a column's length is not that of its ids.
-        OSError: the disk is full, or refuses; no file is left.
-    """
-    _check(chunk)
-    name = f"rows-{secrets.token_hex(8)}.safetensors"
-    columns = {key: torch.from_numpy(np.ascontiguousarray(each)) for key, each in chunk.items()}
-    size, checksum = place.write_tensors(name, columns)
-    return name, {"size": size, "blake2b": checksum, "ids": rows(chunk)}
-
-
-def read(place: Place, name: str, metadata: Mapping[str, Any]) -> Chunk:
-    """The chunk in a file.
-
-    Raises:
-        ValueError: the file is missing, torn or changed.
-    """
-    path = f"{place}/{name}"
-    try:
-        content = place.read(name)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{path}: it is missing, and was there when the checkpoint was opened"
-        ) from error
-    if len(content) != metadata["size"] or _checksum(content) != metadata["blake2b"]:
-        raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
-    try:
-        chunk: Chunk = safetensors.numpy.load(content)
-    except (safetensors.SafetensorError, KeyError) as error:
-        raise ValueError(
-            f"{path}: expected a safetensors file of a table's rows ({error})"
-        ) from error
-    _check(chunk)
-    return chunk
 
 
 def merged(layers: Sequence[Layer], max_ids: int = MAX_IDS) -> Iterator[Chunk]:
@@ -157,7 +105,12 @@ def _ids_of(column: str) -> str:
     return "waiting.ids" if column.startswith("waiting.") else "ids"
 
 
-def _check(chunk: Mapping[str, np.ndarray]) -> None:
+def check(chunk: Mapping[str, np.ndarray]) -> None:
+    """Returns if every column has a value for each of its ids.
+
+    Raises:
+        ValueError: one has not, or there are no ids.
+    """
     for name, column in chunk.items():
         ids = chunk.get(_ids_of(name))
         if ids is None or ids.dtype != np.int64 or ids.ndim != 1:
@@ -170,7 +123,3 @@ def _check(chunk: Mapping[str, np.ndarray]) -> None:
                 f"a table's rows: {name}: expected {len(ids)} values, one for each id, got "
                 f"{list(column.shape)}"
             )
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
