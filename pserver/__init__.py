@@ -66,7 +66,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
     hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
-7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/membership.py``) tells
+7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/watermark.py``) tells
     whether the step is new, in progress, or applied already.  A new step continues:
 
     - *sync* and *diloco*: it joins the lane's ``job/sync_round.py``.  The thread waits
@@ -304,6 +304,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/slice_update.py            what arrives
     finite.py                        one sum
     job/announcements.py             whose end it is
+    job/applied_rounds.py            norms again
     job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
     job/decisions.py                 who decides
@@ -317,7 +318,6 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/locked_cut.py                a reader that keeps up
     job/locked_cut.py                a reader that rests
     job/locked_table.py              the table's lock
-    job/membership.py                exactly once
     job/membership.py                kept places
     job/nonfinite_steps.py           NaN
     job/norm_history.py              far beyond its history
@@ -334,6 +334,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/snapshot.py                  reading beside an update
     job/staged_steps.py              turns
     job/stragglers.py                a straggler
+    job/watermark.py                 exactly once
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
     job_log/coordinator.py           a server that comes back

@@ -108,7 +108,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program", "late", "roll")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program", "late", "roll", "held")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class JoinReply(_message.Message):
     WANTS_PROGRAM_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     transport: str
@@ -135,7 +136,8 @@ class JoinReply(_message.Message):
     wants_program: bool
     late: bool
     roll: Roll
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ..., late: _Optional[bool] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
+    held: bool
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ..., late: _Optional[bool] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program", "part", "number", "parts")

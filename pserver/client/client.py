@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -297,9 +298,14 @@ class Client(Heartbeating):
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
         text = f"waiting for {self} to go on with the job" if self._joined else text
-        for _ in poll(log, lambda: text, self._start_timeout, POLL_SECONDS):
+        end = time.monotonic() + self._start_timeout
+        for _ in poll(log, lambda: text, pause_seconds=POLL_SECONDS):
             if (reply := self._control.join(request)).ready:
                 return reply
+            if reply.held:  # the server's log says why
+                end = time.monotonic() + self._start_timeout
+            elif time.monotonic() > end:
+                break
             if reply.wants_program and self._program is not None:
                 for part in install_requests(reply.session, self._program):
                     self._control.install(part, self._start_timeout, meanwhile)

@@ -3,7 +3,8 @@
 In reading order::
 
     job                the control calls, installing, files
-    attendance         announcing, joining, finishing, leaving
+    attendance         announcing, finishing, leaving
+    joining            how trainers come in, also while others train
     reloading          a server that was lost comes back while its job goes on
     reload             how far it is, and what was lost
     filing             what a job holds, as files: Save and Load
@@ -13,7 +14,8 @@ In reading order::
     events             what has happened, for who watches
     reports            what is kept of what trainers say of themselves
     job_identity       which trainers belong to the job
-    membership         trainers, their watermarks and timeouts
+    membership         trainers, and their timeouts
+    watermark          how far a trainer has come in one lane
     blocking_waits     waits of trainers for one another
     decisions          this server's end of the job's log: what is staged, what is decided
     installed_program  slices, tables and lane executors of the present job
@@ -25,6 +27,7 @@ In reading order::
     update_batches     what of a lane one call updates
     job_leases         the lease table, under the job's lock
     partial_steps      what a lost trainer leaves undecided of other lanes
+    applied_rounds     what applied sync rounds leave behind
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken
     shared_buffers     the buffers of a model that trainers share

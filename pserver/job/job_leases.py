@@ -17,6 +17,7 @@ from pserver.errors import Refused, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
+from pserver.job.sync_round import Contribution
 from pserver.leases.epoch import UNITS, Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
 
@@ -79,8 +80,7 @@ class JobLeases:
             raise TrainerLost(member.fenced or f"another process is trainer {member.trainer} now")
         self._dealt = True
         try:
-            late = member.step(0) > 0
-            self._table.join(member.trainer, member.incarnation, late)
+            self._table.join(member.trainer, member.incarnation)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
         except ValueError as error:
             raise Refused(f"leases: {error}") from error
@@ -98,14 +98,35 @@ class JobLeases:
             self._job.condition.wait(WAKE_SECONDS)
         self._asking[member.trainer] = member
 
+    def let_in(self, trainer: int, unapplied: Mapping[int, Contribution]) -> bool:
+        """A process is to be let in while others train.  The caller holds the job's lock.
+
+        Args:
+            unapplied: by trainer, the step that is decided and not applied.
+
+        Returns:
+            Whether it can be: otherwise it could not step together with the others yet.
+        """
+        self._follow_members()
+        consumed = {each: step.leases for each, step in unapplied.items()}
+        admitted = self._table.admits(trainer, consumed)
+        if admitted:
+            self._table.expect(trainer, consumed)
+        return admitted
+
     def _follow_members(self) -> None:
-        """Those who take no more part have no leases."""
+        """Those who take no more part have no leases; whose place is kept is waited for."""
         for trainer, incarnation in self._table.present.items():
             member = self._asking[trainer]
             there = self._members.by_trainer.get(trainer) is member and not member.finished
             if (there and member.state is MemberState.JOINED) or _is_applied(member):
                 continue
             self.remove(trainer, incarnation)
+        for trainer in self._members.absent:
+            if trainer in self._members.kept or trainer in self._members.arriving:
+                self._table.wait_for(trainer)
+            else:
+                self._table.give_up(trainer)
 
     def remove(self, trainer: int, incarnation: str) -> None:
         """A process has left, or is lost: what it had leased, and no decided step has consumed, is

@@ -30,6 +30,7 @@ import torch
 
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import FingerprintMismatch, Refused, TrainerLost
+from pserver.job.applied_rounds import AppliedRounds
 from pserver.job.async_slices import AsyncSlices, Writing
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
@@ -129,8 +130,8 @@ class LaneExecutor:
         self._batches = UpdateBatches(updates, tables, lane.kind.waits_for_all, workers.threads)
         self._tasks = UpdateTasks(self._batches, job, quiesce, workers, self._steps)
         self._waits = LaneWaits(index, members, job, self._steps)
-        merges = lane.kind.merges_gradients
-        self.buffers = SharedBuffers(lane.buffers, merges, held, locks, lambda: members.first)
+        first, merges = (lambda: members.first), lane.kind.merges_gradients
+        self.buffers = SharedBuffers(lane.buffers, merges, held, locks, first)
         self._checks = StepChecks(lane, updates, self.variables, tables)
         slices = updates, self.variables, locks, writing
         self._one_by_one = AsyncSlices(*slices, bool(lane.dc_asgd))
@@ -139,6 +140,7 @@ class LaneExecutor:
         )
         self._round = self._updates.new_round()
         self._taken: Taken | None = None  # of the round
+        self._rounds = AppliedRounds(index, members, leases, self._steps)
 
     def commit(
         self, member: Member, step: int, contribution: Contribution
@@ -161,8 +163,7 @@ class LaneExecutor:
         with self._job.condition:
             self._staged.check(member)
             if step <= watermark.applied:
-                self._steps.repeated()
-                return UpdateTask()
+                return self._rounds.again(member, step)
             if step != (due := watermark.applied + 1):
                 raise Refused(f"trainer {member.trainer}: expected step {due}, got step {step}")
             self._checks.check(step, member.trainer, contribution)
@@ -193,6 +194,11 @@ class LaneExecutor:
         together = self.lane.kind.waits_for_all
         decide = self._round.decide if together else self._staged.decide
         count_decided(self._members, self.index, decide(steps, time, record))
+
+    @property
+    def unapplied(self) -> Mapping[int, Contribution]:
+        """By trainer, the step that is decided and not applied."""
+        return self._round.unapplied if self.lane.kind.waits_for_all else self._staged.unapplied
 
     def drop(self, member: Member) -> None:
         """A trainer is lost; what it has staged never counts."""
@@ -231,8 +237,8 @@ class LaneExecutor:
         task.wait_for()
         with self._job.condition:
             if self.lane.staleness is not None:
-                bound = step - self.lane.staleness
-                self._waits.wait(member, step, lambda: self._waits.slowest() >= bound)
+                least = step - self.lane.staleness
+                self._waits.wait(member, step, lambda: self._waits.slowest() >= least)
             version = self.version if self.lane.kind.waits_for_all else watermark.version
             return watermark.outcome(version or self.version)
 
@@ -273,6 +279,7 @@ class LaneExecutor:
         seen = contribution.nonfinite, contribution.outliers
         watermark.apply(1, contribution.overflow, contribution.refused, *seen)
         watermark.version = self.version
+        self._staged.applied(staged)
         self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
     def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
@@ -326,7 +333,7 @@ class LaneExecutor:
         current.began = current.began or now()
         self._steps.arrived(member.trainer, now() - current.began)
 
-    def scale(self, current: SyncRound, coefficients: Mapping[str, float]) -> UpdateTask:
+    def scale(self, clipping: Clipping, coefficients: Mapping[str, float]) -> UpdateTask:
         """Applies the merged step, once, with the clipping coefficients of the trainer that calls
         first (all trainers compute the same).
 
@@ -338,7 +345,9 @@ class LaneExecutor:
         """
         with self._job.condition:
             self._job.check_running()
-        return self._apply(current, Phase.MERGED, coefficients)
+        if clipping.scaled:
+            return UpdateTask()
+        return self._apply(clipping.round, Phase.MERGED, coefficients)
 
     def _apply(
         self, current: SyncRound, ready: Phase, coefficients: Mapping[str, float]
@@ -382,14 +391,7 @@ class LaneExecutor:
         current.phase, self.record = Phase.APPLIED, current.record
         self.version += 1 if current.counted else 0
         self._steps.applied(current.began)
-        for trainer, contribution in current.contributions.items():
-            member = self._members.by_trainer[trainer]
-            refuses = current.refuses(trainer)
-            self._steps.pushed(refused=refuses or current.overflow)
-            member.watermark(self.index).apply(
-                current.committed, current.overflow, refuses, current.nonfinite, current.outliers
-            )
-            self._leases.decided(trainer, member.incarnation, contribution.leases)
+        self._rounds.add(current)
         self._round = self._updates.new_round()
 
     def replay(self, steps: DecidedSteps) -> None:

@@ -19,13 +19,10 @@ from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.errors import UnknownSession
-from pserver.finite import NonFiniteStep
-from pserver.job.norm_history import NormHistory
-from pserver.job.outcome import Outcome
 from pserver.job.stragglers import Pace
+from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process
 from pserver.metrics.labels import public_name
-from pserver.transport.push_norms import OutlierPush
 
 
 class MemberState(enum.Enum):
@@ -34,97 +31,6 @@ class MemberState(enum.Enum):
     JOINED = "joined"
     LEFT = "left"
     LOST = "lost"
-
-
-@dataclass(slots=True)
-class Watermark:
-    """How far a trainer has come in one lane.  There is one for each trainer and lane, however many
-    steps they take.
-
-    [Note: exactly once]  A trainer numbers its steps from 1 and sends a step until the server has
-    answered it.  A step that arrives is therefore the next one, the one in progress, or one that
-    was applied: the server takes it, joins it, or only answers it.  Watermarks move together with
-    the slices, before a pause can begin (quiesce.py), and are saved with them.  A
-    watermark belongs to one start of a trainer's process, its incarnation: another incarnation
-    counts its steps from 1 again.
-
-    Attributes:
-        applied: the last step that was applied; 0 before the first.
-        committed, overflow, refused, nonfinite, outliers: the outcome of that step, for when it is
-            asked for again.
-        version: the lane's version with that step; 0: not known, or all trainers step together.
-        rows: of tables that all steps have changed until then, counted in each step.
-        taking: the step in progress, from its COMMIT until it is applied.
-        taking_rows: that this one changes.
-        uploaded: the last upload that was loaded, by its request's number.
-        stream: the number of the stream that counts: the latest one.
-        end_stream: breaks that stream.
-        loading: a thread copies a part of an upload into the slices.
-        script_steps: of the process's script, in the steps that were applied, or whose record
-            stands.
-        histories: of norms, by parameter and table; never saved, so another start begins anew.
-    """
-
-    applied: int = 0
-    committed: int = 0
-    overflow: bool = False
-    refused: bool = False
-    nonfinite: tuple[NonFiniteStep, ...] = ()
-    outliers: tuple[OutlierPush, ...] = ()
-    version: int = 0
-    rows: int = 0
-    taking: int = 0
-    taking_rows: int = 0
-    uploaded: int = 0
-    stream: int = 0
-    end_stream: Callable[[], None] | None = None
-    loading: bool = False
-    script_steps: int = 0
-    histories: dict[str, NormHistory] = field(default_factory=dict)
-
-    def take(self, step: int, rows: int) -> bool:
-        """A step is in progress, which changes so many rows.
-
-        Returns:
-            Whether it was before.
-        """
-        again, self.taking, self.taking_rows = self.taking == step, step, rows
-        return again
-
-    def apply(
-        self,
-        committed: int,
-        overflow: bool,
-        refused: bool = False,
-        nonfinite: tuple[NonFiniteStep, ...] = (),
-        outliers: tuple[OutlierPush, ...] = (),
-    ) -> None:
-        """The step in progress has been applied, or refused."""
-        self.applied, self.committed, self.overflow = self.taking, committed, overflow
-        self.refused, self.nonfinite, self.outliers = refused, nonfinite, outliers
-        self.rows, self.taking_rows = self.rows + self.taking_rows, 0
-
-    def outcome(self, version: int) -> Outcome:
-        """Of the last step that was applied.
-
-        Args:
-            version: of the lane.
-        """
-        seen = self.nonfinite, self.outliers
-        return Outcome(version, self.committed, self.overflow, self.refused, *seen)
-
-    def saved(self) -> list[int]:
-        """What a saved job keeps of it: applied, committed, overflow, rows."""
-        return [self.applied, self.committed, int(self.overflow), self.rows]
-
-    def restore(self, saved: Sequence[int]) -> None:
-        """Takes over what :meth:`saved` returned, unless more has been applied since: a step's
-        number is never used again.
-        """
-        applied, committed, overflow, *rows = saved
-        if applied > self.applied:
-            self.applied, self.committed, self.overflow = applied, committed, bool(overflow)
-            self.rows = sum(rows)  # older saves do not say it
 
 
 # As JSON: {"0": {"incarnation": "...", "lanes": {"0": [applied, committed, overflow, rows]}}}
@@ -259,6 +165,7 @@ class Membership:
         kept: places of lost trainers that are kept, by trainer: until when, in seconds of the job's
             clock.
         arriving: the same of processes that have been let in and are not here yet.
+        held: processes that wait to be let in, while the others train.
         fenced: processes that were lost, whether they had joined here or not.
         preempted: the trainers that were, with the last step that each has taken.
         changes: how often trainers have joined, and gone before the job's end.
@@ -281,6 +188,7 @@ class Membership:
         self.changes = 0
         self.kept: dict[int, float] = {}
         self.arriving: dict[int, float] = {}
+        self.held: set[Process] = set()
         self.away: set[int] = set()
         self.counted: dict[Process, Sequence[int]] = {}
 

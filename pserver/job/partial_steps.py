@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pserver.job.membership import Membership, Watermark
+from pserver.job.membership import Membership
 from pserver.job.sync_round import Contribution
+from pserver.job.watermark import Watermark
 from transpiler.plan.plan import Lane
 
 

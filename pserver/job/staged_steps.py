@@ -16,8 +16,9 @@ from pserver.errors import PServerError, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Watermark
+from pserver.job.membership import Member
 from pserver.job.sync_round import Contribution
+from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process, ProcessStep
 
 
@@ -62,6 +63,7 @@ class StagedSteps:
     def __init__(self, job: Lifecycle) -> None:
         self._job = job
         self._waiting: dict[int, StagedStep] = {}  # by trainer
+        self._deciding: dict[int, StagedStep] = {}  # by trainer: with a record, and not applied
         self._decided = self._begun = 0  # updates
 
     def __len__(self) -> int:
@@ -95,8 +97,18 @@ class StagedSteps:
             staged = self._waiting.pop(step.process.trainer)
             staged.time, staged.record, staged.turn = time, record, self._decided
             self._decided += 1
+            self._deciding[staged.member.trainer] = staged
             found[staged.member.trainer] = staged.contribution
         return found
+
+    @property
+    def unapplied(self) -> dict[int, Contribution]:
+        """By trainer, the step that has its record and is not applied."""
+        return {trainer: each.contribution for trainer, each in self._deciding.items()}
+
+    def applied(self, staged: StagedStep) -> None:
+        """A step has been applied."""
+        del self._deciding[staged.member.trainer]
 
     def drop(self, member: Member) -> bool:
         """A trainer is lost; what it has staged never counts.

@@ -194,6 +194,11 @@ class SyncRound:
         self.steps, self.time, self.record = tuple(steps), time, record
         return self.contributions
 
+    @property
+    def unapplied(self) -> Mapping[int, Contribution]:
+        """The contributions, once the record of the round stands."""
+        return self.contributions if self.time else {}
+
     def drop(self, trainer: int) -> bool:
         """A trainer was lost; what is decided stays.
 
@@ -391,7 +396,10 @@ class Clipping:
     Attributes:
         round: the step.
         norms: this server's part of the squared norms, by parameter name.
+        scaled: it has been applied already; a trainer whose answer was lost still needs the norms
+            for the other servers.
     """
 
     round: SyncRound
     norms: Mapping[str, float]
+    scaled: bool = False

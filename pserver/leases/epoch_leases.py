@@ -260,22 +260,33 @@ class EpochLeases:
             leased = self._leased.get(trainer, Intervals()).size
             self._idle[trainer] = min(self._idle[trainer], leased)
 
-    def rejoin(self, trainer: int, others: Collection[int]) -> None:
-        """A trainer comes back to its stripe: it gives up as many batches as others have taken
-        without it.
+    def missed(self, trainer: int, others: Mapping[int, int]) -> int:
+        """How many batches more of its stripe a trainer has than the others have left: they have
+        taken as many without it.  Below 0: they divide what was its stripe already.
+
+        Args:
+            others: those who take part, each with the positions in steps of it that are decided and
+                that :meth:`decided` does not know yet.
         """
-        own = self._own.get(trainer)
-        left = [self._batches_of(each) for each in others if each not in self.quit]
-        if own is None or not left:
-            return
-        missed = self._batches_of(trainer) - max(left)
-        if missed > 0:
-            count = missed * self.epoch.batch_size if max(left) else own.size
+        left = [self._batches_of(t, count) for t, count in others.items() if t not in self.quit]
+        if self.over or not (self._stripes and left):  # what is leased yet is no step of its own
+            return 0
+        return self._batches_of(trainer) - max(left)
+
+    def rejoin(self, trainer: int, others: Mapping[int, int]) -> None:
+        """A trainer comes back to its stripe: it gives up what it has missed.
+
+        Args:
+            others: as for :meth:`missed`.
+        """
+        if (missed := self.missed(trainer, others)) > 0:
+            own, all_missed = self._own[trainer], missed == self._batches_of(trainer)
+            count = own.size if all_missed else missed * self.epoch.batch_size
             self._give_up(own, min(own.size, count))
 
-    def _batches_of(self, trainer: int) -> int:
-        """Those of its stripe that are not decided."""
-        size = self._own.get(trainer, Intervals()).size
+    def _batches_of(self, trainer: int, without: int = 0) -> int:
+        """Those of its stripe that are not decided, without so many positions."""
+        size = self._own.get(trainer, Intervals()).size - without
         size += self._leased.get(trainer, Intervals()).size
         return self._batches(size, self._extra.get(trainer, 0))
 

@@ -7,7 +7,7 @@ A process that was declared lost has no leases any more: what it asks or commits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,19 +81,55 @@ class LeaseTable:
         """The processes that take part now, by number: their incarnations."""
         return dict(self._incarnations)
 
-    def join(self, trainer: int, incarnation: str, late: bool = True) -> None:
-        """A process takes a number; an earlier one of this number is lost.
+    def expect(self, trainer: int, consumed: Mapping[int, Sequence[EpochRange]]) -> None:
+        """A process is let in, to step on from the last decided step of the slowest trainer: it is
+        awaited from here on, and has as many batches left as that one.
 
         Args:
-            late: it begins at a later step than the first: others have stepped without it.
+            consumed: by trainer, what its steps consume that are decided and not in
+                :meth:`decided` yet.
         """
+        self.wait_for(trainer)
+        for number, leases in self._epochs.items():
+            leases.rejoin(trainer, self._others(trainer, number, consumed))
+
+    def admits(self, trainer: int, consumed: Mapping[int, Sequence[EpochRange]]) -> bool:
+        """Whether a process of this number can step together with the others now.  Not where they
+        divide what was its stripe: it would have fewer steps left than they have.
+
+        Args:
+            consumed: as for :meth:`expect`.
+        """
+        return all(
+            leases.missed(trainer, self._others(trainer, number, consumed)) >= 0
+            for number, leases in self._epochs.items()
+        )
+
+    def _others(
+        self, trainer: int, number: int, consumed: Mapping[int, Sequence[EpochRange]]
+    ) -> dict[int, int]:
+        """What is consumed of an epoch, by each of the other trainers that take part."""
+        return {
+            each: sum(b - a for epoch, a, b in consumed.get(each, ()) if epoch == number)
+            for each in self.awaited - {trainer}
+        }
+
+    def join(self, trainer: int, incarnation: str) -> None:
+        """A process takes a number; an earlier one of this number is lost."""
         if self._incarnations.get(trainer) == incarnation:
             return
         self.remove(trainer, self._incarnations.get(trainer, ""))
         self._incarnations[trainer] = incarnation
         self._gone.discard(trainer)
-        for leases in self._epochs.values() if late else ():
-            leases.rejoin(trainer, self.awaited - {trainer})
+
+    def wait_for(self, trainer: int) -> None:
+        """A process of this number is to come: what is its own is not divided meanwhile."""
+        self._gone.discard(trainer)
+
+    def give_up(self, trainer: int) -> None:
+        """Nobody of this number comes."""
+        if trainer not in self._incarnations:
+            self._gone.add(trainer)
 
     def remove(self, trainer: int, incarnation: str) -> None:
         """A process is lost, or has left: what it had leased, and no decided step has consumed, is

@@ -202,7 +202,7 @@ class TensorService:
         task = executor.commit(self._member, step, self._contribution(step, header.commit))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
-            task = executor.scale(task.round, self._coefficients(step))
+            task = executor.scale(task, self._coefficients(step))
         taken = self._member, step, task
 
         def outcome() -> Outcome:

@@ -65,6 +65,7 @@ class World:
         self.started += 1
         self.away.remove(number)
         self.there[number] = Trainer(number, f"start {self.started}", self.every)
+        self.table.expect(number, {})
         self.table.join(number, f"start {self.started}")
 
     def kill(self, trainer: Trainer) -> None:

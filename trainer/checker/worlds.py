@@ -191,8 +191,11 @@ class World:
 
     @property
     def loses(self) -> bool:
-        """Whether samples that were dealt out may have been given to scripts that end."""
-        return any(event.kind in (*LOSSES, "leaves") for event in self.events)
+        """Whether samples may have been given to scripts that end, or be too few
+        at an epoch's end for each of the trainers that step together to have one.
+        """
+        kinds = (*LOSSES, "leaves", *(["late"] if self.mode in TOGETHER else []))
+        return any(event.kind in kinds for event in self.events)
 
     @cached_property
     def plan(self) -> Plan:
@@ -284,7 +287,6 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
         tables=tuple(kinds),
         rate=draw.choice((0.0, 0.0, 0.02, 0.05)),
         call_rate=draw.choice((0.0, 0.0, 0.1)),
-        # trainers whose steps wait for one another have equal parts, which a joiner has not
         leases=mode not in TOGETHER or draw.random() < 0.5,
     )
     return replace(shown, events=_events(draw, shown))
@@ -298,7 +300,7 @@ def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
     kinds = ["leaves", "partition", draw.choice(("shrink", "saves"))]
     kinds += ["link"] if world.servers > 1 else []
     kinds += [*LOSSES, *LOSSES, "dies"]
-    kinds += ["late"] if _may_join(world) else []
+    kinds += ["late"]
     found: list[Event] = []
     for _ in range(draw.choice((1, 2, 2, 3))):
         kind = draw.choice(kinds)
@@ -314,17 +316,12 @@ def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
                 draw.randint(1, steps),
                 server=draw.randrange(1, world.servers) if kind == "link" else _any(draw, world),
                 commits=draw.randint(0, world.servers),
-                again=draw.random() < 0.6 and _may_join(world),
+                again=draw.random() < 0.6,
                 first=draw.random() < 0.5,
                 seconds=draw.choice((0.02, 0.05, 0.15)),
             )
         )
     return tuple(found)
-
-
-def _may_join(world: World) -> bool:
-    """Whether another process may join a job that runs."""
-    return not (world.leases and world.mode in TOGETHER)
 
 
 def _any(draw: random.Random, world: World) -> int:

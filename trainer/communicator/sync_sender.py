@@ -216,11 +216,18 @@ class SyncSender:
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
         """Where norms clip on servers: the servers' partial squared norms give the coefficient that
         every server multiplies with.
+
+        Raises:
+            PServerError: a server has ended this trainer's step before it told its norms: those of
+                the others give another coefficient, and some may not know yet that nothing of this
+                trainer counts.
         """
         for channel, reply in zip(self._channels, replies, strict=True):
             both: list[Future[Any]] = [channel.norms, reply]
             # a server without gradients, or after an overflow elsewhere, replies without norms
             wait(both, return_when=FIRST_COMPLETED)
+            if not channel.norms.done():
+                reply.result()
         coefficients = clip_coefficients(
             clip,
             [channel.norms.result() if channel.norms.done() else {} for channel in self._channels],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pserver.job.job_leases import JobLeases
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
+from pserver.job.sync_round import Contribution
+from pserver.job_log.records import Process
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
 
 STRIPES = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2, unit="samples")
@@ -23,3 +25,49 @@ def test_who_asks_later_than_the_others_has_a_whole_stripe() -> None:
         leases.decided(0, "0", [(0, reply.ranges[0].start, reply.ranges[0].start + 3)])
 
     assert leases.lease(second, asked).batches == 5
+
+
+def leased_by_one(members: Membership, job: Lifecycle) -> tuple[JobLeases, Member]:
+    """The lease table of a job whose trainer 0 has used up its stripe."""
+    leases, first = JobLeases(members, job, wait_seconds=0.0), Member(0, "0", "tcp", 0.0)
+    members.add(first)
+    leases.lease(first, LeaseRequest(number=1, epoch=STRIPES, most=100))
+    with job.condition:
+        leases.decided(0, "0", [(0, 0, 5)])
+    return leases, first
+
+
+WAITS = LeaseRequest(number=2, epoch=STRIPES, most=100, unstepped=0)
+
+
+def test_an_epoch_does_not_wait_for_who_may_join_or_not() -> None:
+    """A job that has begun with fewer trainers: those that are there divide all samples."""
+    job = Lifecycle()
+    leases, first = leased_by_one(Membership(2, 0.0, least=1), job)
+
+    assert leases.lease(first, WAITS).batches == 5
+
+
+def test_the_stripe_of_a_kept_place_is_not_divided() -> None:
+    """Before it is known that nobody takes the place; steps wait for whoever does."""
+    members, job = Membership(2, 0.0), Lifecycle()
+    leases, first = leased_by_one(members, job)
+    members.add(Member(1, "1", "tcp", 0.0))
+    members.fence(Process(1, "1"), "trainer 1 has ended")
+    members.kept[1] = 10.0
+
+    assert not leases.lease(first, WAITS).batches
+    members.expire(11.0)
+    assert leases.lease(first, WAITS).batches == 5
+
+
+def test_who_comes_when_its_samples_are_divided_waits_until_those_are_used_up() -> None:
+    """It would have fewer steps left than the others have."""
+    members, job = Membership(2, 0.0, least=1), Lifecycle()
+    leases, first = leased_by_one(members, job)
+    leases.lease(first, WAITS)
+    with job.condition:
+        assert not leases.let_in(1, {})
+        leases.decided(0, "0", [(0, 5, 9)])
+        assert not leases.let_in(1, {})
+        assert leases.let_in(1, {0: Contribution({}, {}, False, leases=((0, 9, 10),))})

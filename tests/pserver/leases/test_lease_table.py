@@ -70,9 +70,39 @@ def test_a_replacement_that_was_not_waited_for_gives_up_what_it_missed() -> None
     table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
     table.remove(1, "a")
     table.decided(0, "a", [(0, 0, 15)])
+    table.expect(1, {})
     table.join(1, "b")
 
     assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)).ranges == ((35, 40),)
+
+
+def test_a_replacement_steps_on_from_the_decided_step_at_which_it_was_let_in() -> None:
+    """Neither a step that is decided and not applied yet, nor steps that others take before it
+    asks, change how many batches it has.
+    """
+    table = joined(0, 1)
+    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
+    table.remove(1, "a")
+    table.decided(0, "a", [(0, 0, 5)])
+    table.expect(1, {0: [(0, 5, 10)]})
+    table.decided(0, "a", [(0, 5, 10)])
+    table.decided(0, "a", [(0, 10, 15)])
+    table.join(1, "b")
+
+    assert table.lease(1, "b", LeaseAsked(1, STRIPED, 100)).ranges == ((30, 40),)
+
+
+def test_the_epoch_waits_for_a_replacement_that_was_let_in() -> None:
+    """Until it is known that it does not come."""
+    table = joined(0, 1)
+    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
+    table.remove(1, "a")
+    table.expect(1, {})
+    table.decided(0, "a", [(0, 0, 20)])
+
+    assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)) == Lease()
+    table.give_up(1)
+    assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)).ranges == ((20, 40),)
 
 
 def test_the_end_waits_for_steps_that_are_not_decided() -> None:

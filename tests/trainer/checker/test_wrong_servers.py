@@ -13,8 +13,9 @@ from pserver.errors import Unreachable
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.lane_waits import LaneWaits
 from pserver.job.locked_table import LockedTable
-from pserver.job.membership import Member, Watermark
+from pserver.job.membership import Member
 from pserver.job.sync_round import SyncRound
+from pserver.job.watermark import Watermark
 from pserver.table.gradient import RowGradient
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import Frame

@@ -1,0 +1,45 @@
+"""What a trainer is told whose step is applied, and comes again because an answer was lost."""
+
+from __future__ import annotations
+
+from pserver.job.applied_rounds import AppliedRounds
+from pserver.job.job_leases import JobLeases
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership
+from pserver.job.sync_round import Clipping, Contribution, SyncRound
+from pserver.job_log.records import Process, ProcessStep
+from pserver.metrics.job_steps import JobSteps
+
+NORMS = {"w": 4.0}
+
+
+def applied(norms: dict[str, float]) -> tuple[AppliedRounds, Member]:
+    """One round of one trainer that is applied."""
+    members, job = Membership(1, 0.0), Lifecycle()
+    member = Member(0, "first", "tcp", 0.0)
+    members.add(member)
+    member.watermark(0).take(1, 0)
+    rounds = AppliedRounds(0, members, JobLeases(members, job), JobSteps().lane(0))
+    current = SyncRound(norms=norms, steps=(ProcessStep(Process(0, "first"), 1),))
+    current.add(0, Contribution({}, {}, False))
+    rounds.add(current)
+    return rounds, member
+
+
+def test_the_norms_of_the_last_round_are_told_again() -> None:
+    """Otherwise the trainer would tell other servers a coefficient of their norms alone."""
+    rounds, member = applied(NORMS)
+    again = rounds.again(member, 1)
+
+    assert isinstance(again, Clipping)
+    assert again.scaled and again.norms == NORMS
+    assert member.step(0) == 1
+
+
+def test_nothing_is_told_of_another_step_or_where_nothing_clips() -> None:
+    """It is answered as it is."""
+    rounds, member = applied(NORMS)
+    assert not isinstance(rounds.again(member, 0), Clipping)
+
+    rounds, member = applied({})
+    assert not isinstance(rounds.again(member, 1), Clipping)
