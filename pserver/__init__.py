@@ -377,6 +377,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/memory.py                  a record
     table/rows_read.py               rows as they were read
     table/slot_cut.py                copy before change
+    table/slot_cut.py                slots that are read in a row
     table/tiered_table.py            two tiers
     table/updater.py                 rows that were always there
     table/updater.py                 a history that ends

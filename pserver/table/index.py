@@ -23,6 +23,7 @@ again first.
 
 Who changes a record calls :meth:`Index.mark` or :meth:`Index.remove` first, or has its slot from
 :meth:`Index.insert`: so a watcher of the index knows of every change of a record before it is made.
+It is given the slots that a mark has found, so that each id is looked up once.
 """
 
 from __future__ import annotations
@@ -49,8 +50,13 @@ UNUSED = 2**15  # bytes of a side below which zeros are written instead of givin
 class Watcher(Protocol):
     """Is told of the changes of an index and of its records, before they are made."""
 
-    def changing(self, slots: Array) -> None:
-        """The records in these slots, int64[n], are about to change or to go; -1 is none."""
+    def changing(self, slots: Array, words: Array) -> None:
+        """Records are about to change or to go.
+
+        Args:
+            slots: int64[n], in which they are; -1 is none.
+            words: int64[n], what the entries of their ids have said until now.
+        """
 
     def coming(self, slots: Array) -> None:
         """These slots, int64[n], which were free, get an id."""
@@ -135,12 +141,14 @@ class Index:
             Slots; how many ids have none; and whether an id may have come twice.  (It may also have
             come in a call whose number is equal in the bits that are kept.)
         """
-        self._tell(ids)
         slots = np.empty(len(ids), np.int64)
+        words = np.empty(0 if self.watcher is None else len(ids), np.int64)
         state = (self._entries.array, self._base, self._sizes)
         missing, twice = index_kernels.mark(
-            *state, ids, slots, fetched, epoch % EPOCHS, call % CALLS
+            *state, ids, slots, fetched, epoch % EPOCHS, call % CALLS, words
         )
+        if self.watcher is not None:
+            self.watcher.changing(slots, words)
         return slots, missing, twice
 
     def insert(self, ids: Array, epoch: int, call: int) -> Array:
@@ -210,25 +218,43 @@ class Index:
         return slots
 
     def _tell(self, ids: Array) -> None:
-        """The records of those of these ids that are here are about to change or to go."""
+        """The records of those of these ids that are here are about to go."""
         if self.watcher is not None:
-            self.watcher.changing(self.locate(ids)[0])
+            words = np.empty(len(ids), np.int64)
+            index_kernels.words_of(self._entries.array, self._base, self._sizes, ids, words)
+            self.watcher.changing(self.locate(ids)[0], words)
 
-    def listed(self, begin: int, limit: int, epoch: int = -1) -> tuple[Array, int]:
+    def note_free(self, done: Array, most: int) -> bool:
+        """Marks the free slots.
+
+        Args:
+            done: bool[slots], gets True where a slot is free.
+            most: so many are marked.
+
+        Returns:
+            Whether these are all.
+        """
+        return bool(index_kernels.note_free(self.ids.array, self._heads, done, most))
+
+    def listed(
+        self, begin: int, limit: int, epoch: int = -1, end: int | None = None
+    ) -> tuple[Array, int]:
         """Lists slots that hold a row, in order.
 
         Args:
             begin: the first slot to look at.
             limit: slots in the list, at most.
             epoch: only rows that were last changed in it; -1: all.
+            end: the slot behind the last one to look at; None: all are looked at.
 
         Returns:
-            int64[at most limit]; and where to go on, -1 at the end.
+            int64[at most limit]; and where to go on, -1 at the end of all.
         """
-        slots = np.empty(min(limit, max(self.used - begin, 0)), np.int64)
+        end = self.used if end is None else end
+        slots = np.empty(min(limit, max(end - begin, 0)), np.int64)
         state = (self._entries.array, self._base, self._sizes, self.ids.array)
         count, after = index_kernels.listed(
-            *state, begin, self.used, epoch % EPOCHS if epoch >= 0 else -1, slots
+            *state, begin, end, epoch % EPOCHS if epoch >= 0 else -1, slots
         )
         return slots[:count], -1 if after >= self.used else after
 
@@ -243,7 +269,7 @@ class Index:
     def clear(self) -> None:
         """Removes all ids."""
         if self.watcher is not None:
-            self.watcher.changing(self.listed(0, self.used)[0])
+            self._tell(self.ids.array[self.listed(0, self.used)[0]])
         for part in range(PARTS):
             size = -(-(int(self._reach[part]) * 16 + 1) // LARGE_PAGE) * LARGE_PAGE
             self._entries.forget(int(self._base[part]) * 16, size)

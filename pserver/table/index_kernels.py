@@ -101,9 +101,12 @@ def mark(
     fetched: tuple[int, int, int],
     epoch: int,
     call: int,
+    words: Array,
 ) -> tuple[int, bool]:
     """As ``locate``, and notes in the entries that call ``call`` of epoch ``epoch`` changes the
     rows.  Also returns whether some id may have come twice.
+
+    Where ``words``, int64[n] or [0], has room, it gets what the entries said before.
     """
     n = len(ids)
     start = entries.ctypes.data
@@ -126,6 +129,8 @@ def mark(
                 slot = (word & SLOT) - 1
                 prefetch_slot(fetched, slot)
                 twice |= (word >> CALL_SHIFT) == call
+                if i < len(words):
+                    words[i] = word
                 entries[2 * place + 1] = (word & SLOT) | bits
                 break
             place += 1
@@ -266,18 +271,41 @@ def listed(
 
 
 @kernel
-def claim(slots: Array, begin: int, done: Array, claimed: Array) -> int:
+def claim(slots: Array, words: Array, epoch: int, begin: int, done: Array, claimed: Array) -> int:
     """Marks as done those of the slots from ``begin`` on that are not, and writes them, each once;
-    returns how many.
+    where ``epoch`` is not -1, only those whose words are of this epoch.  Returns how many.
     """
     count = 0
     for i in range(len(slots)):
         slot = slots[i]
         if begin <= slot < len(done) and not done[slot]:
             done[slot] = True
-            claimed[count] = slot
-            count += 1
+            if epoch < 0 or ((words[i] >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch:
+                claimed[count] = slot
+                count += 1
     return count
+
+
+@kernel
+def note_free(chain: Array, heads: Array, done: Array, most: int) -> bool:
+    """Marks the free slots as done; returns False where there are more than so many, of which some
+    may be marked.
+    """
+    slot = heads[0]
+    for _ in range(most):
+        if slot < 0:
+            return True
+        done[slot] = True
+        slot = chain[slot]
+    return slot < 0  # type: ignore[no-any-return]
+
+
+@kernel
+def words_of(entries: Array, base: Array, sizes: Array, ids: Array, words: Array) -> None:
+    """Writes what the entries of ids say; 0 where there is none."""
+    for i in range(len(ids)):
+        place = find(entries, base, sizes, ids[i])
+        words[i] = entries[2 * place + 1] if place >= 0 else 0
 
 
 @kernel

@@ -4,6 +4,11 @@
 records are about to change or to go, and of slots that get another id: the cut copies the records
 that it still needs, and passes over the slots that came later.  What was copied is read first, so
 that copies do not pile up while the reader is faster than the changes.
+
+[Note: slots that are read in a row]  Looking up each id, to see whether its slot holds a row, costs
+more than to copy the row.  So a cut of all rows notes the free slots when it begins; of every other
+slot it is told.  Where more than ``FREE_SLOTS`` are free, that would keep the steps waiting, and
+ids are looked up.
 """
 
 from __future__ import annotations
@@ -13,8 +18,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pserver.table.index import Index
-from pserver.table.index_kernels import claim
+from pserver.table.index_kernels import EPOCHS, claim
 from pserver.table.kernels import Array
+
+FREE_SLOTS = 2**16
 
 Chunk = dict[str, Array]
 
@@ -38,17 +45,17 @@ class SlotCut:
         self._index, self._epoch, self._copied = index, epoch, copied
         self._place = 0  # the reader has passed the slots before this
         self._done = np.zeros(index.used, np.bool_)  # what was copied, or was not there
+        # whether each slot that is not done holds a row of the cut
+        self._known = epoch < 0 and index.note_free(self._done, FREE_SLOTS)
         self._kept: list[Chunk] = []
         self.bytes_kept = 0
         index.watcher = self
 
-    def changing(self, slots: Array) -> None:
-        """The records in these slots, int64[n], are about to change or to go; -1 is none."""
+    def changing(self, slots: Array, words: Array) -> None:
+        """See :class:`pserver.table.index.Watcher`."""
         claimed = np.empty(len(slots), np.int64)
-        claimed = claimed[: claim(slots, self._place, self._done, claimed)]
-        if self._epoch >= 0 and len(claimed):
-            ids = self._index.ids.array[claimed]
-            claimed = claimed[self._index.changed_in(ids, self._epoch)]
+        epoch = self._epoch % EPOCHS if self._epoch >= 0 else -1
+        claimed = claimed[: claim(slots, words, epoch, self._place, self._done, claimed)]
         if len(claimed):
             self._kept.append(self._copied(claimed))
             self.bytes_kept += sum(column.nbytes for column in self._kept[-1].values())
@@ -58,24 +65,23 @@ class SlotCut:
         self._done[slots[slots < len(self._done)]] = True
 
     def read(self, limit: int) -> Chunk | None:
-        """Some of the rows that were not read yet; None: there are no more.
+        """Some of the rows that were not read yet, or none; None: there are no more.
 
         Args:
-            limit: rows that are read from the index, at most; copies come as they are.
+            limit: slots of the index that are looked at, at most; copies come as they are.
         """
         if self._kept:
             chunk = self._kept.pop()
             self.bytes_kept -= sum(column.nbytes for column in chunk.values())
             return chunk
-        while self._place < len(self._done):
-            slots, after = self._index.listed(self._place, limit, self._epoch)
-            end = len(self._done) if after < 0 else after
-            here = slots[slots < len(self._done)]
-            here = here[~self._done[here]]
-            self._place = end
-            if len(here):
-                return self._copied(here)
-        return None
+        begin, end = self._place, min(self._place + limit, len(self._done))
+        if begin == end:
+            return None
+        self._place = end
+        if self._known:
+            return self._copied(begin + np.flatnonzero(~self._done[begin:end]))
+        here, _ = self._index.listed(begin, limit, self._epoch, end)
+        return self._copied(here[~self._done[here]])
 
     def close(self) -> None:
         """The index tells of no more changes, and what was copied is dropped."""

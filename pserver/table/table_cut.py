@@ -77,11 +77,11 @@ class TableCut:
         return self._rows.bytes_kept + self._waiting.bytes_kept
 
     def read(self, limit: int) -> Chunk | None:
-        """A chunk of what was not read yet, in any order; None: that was all.
+        """A chunk of what was not read yet, in any order, which may be empty; None: that was all.
 
         Args:
-            limit: rows that are read from the table, at most; a copy that an update has made comes
-                as it is.
+            limit: slots of the table that are looked at, at most; a copy that an update has made
+                comes as it is.
         """
         first, second = self._rows, self._waiting
         if second.bytes_kept > first.bytes_kept:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pserver.table import slot_cut
 from pserver.table.table_cut import TableCut
 from pserver.table.tiered_table import open_table
 from transpiler.ir.rules import Rule
@@ -101,11 +102,14 @@ def same(first: Chunk, second: Chunk) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", TABLES)
-def test_a_cut_is_the_table_of_its_moment(kind: str, rule: str, tmp_path: Path) -> None:
+def test_a_cut_is_the_table_of_its_moment(
+    kind: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit, whatever is pushed, made, evicted, shrunk or cleared while it is read in pieces;
-    and the metadata with it.
+    and the metadata with it.  Also where more slots are free than a cut notes.
     """
-    for seed in range(3):
+    for seed, noted in enumerate((slot_cut.FREE_SLOTS, 0, 5)):
+        monkeypatch.setattr(slot_cut, "FREE_SLOTS", noted)
         world = World(kind, rule, seed, tmp_path)
         world.step(int(world.random.integers(1, 40)))
         for changed in (False, True, True):
@@ -156,6 +160,24 @@ def test_a_cut_keeps_only_what_changes_before_it_is_read(tmp_path: Path) -> None
 
     assert kept == 50 * (8 + 4 * DIM + 4 * DIM)
     assert cut.read(100) is None and world.table.cut().bytes_kept == 0
+
+
+@pytest.mark.parametrize("noted", [slot_cut.FREE_SLOTS, 0])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_read_looks_at_so_many_slots(
+    changed: bool, noted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where few rows have changed, or are left: steps do not wait for a whole table."""
+    monkeypatch.setattr(slot_cut, "FREE_SLOTS", noted)
+    world = World("plain", "adagrad", 1, tmp_path)
+    world.table.update(IDS, np.ones((len(IDS), DIM), np.float32), [{}], None, 1.0)
+    world.table.mark_saved()
+    world.table.update(IDS[-2:], np.ones((2, DIM), np.float32), [{}], None, 2.0)
+    cut, counts = world.table.cut(changed), []
+    while (chunk := cut.read(50)) is not None:
+        counts.append(len(chunk["ids"]))
+
+    assert counts == ([0] * 11 + [2] if changed else [50] * 12)
 
 
 def test_a_chain_of_cuts_makes_the_last_one(tmp_path: Path) -> None:
