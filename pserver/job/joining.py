@@ -187,9 +187,12 @@ class Joining(Endings):
 
     def _let_in(self, process: Process) -> bool:
         """Whether a process can step together with the others now; it waits, however long it
-        takes, where they divide the samples of its number among themselves.
+        takes, where they divide the samples of its number among themselves.  Nobody is let in when
+        all others have finished: they may be leaving the other servers already.
         """
         assert self.program is not None, "others train"
+        if not self._members.unfinished():
+            return False
         admitted = self.program.leases.let_in(process.trainer, self.program.lanes[0].unapplied)
         if admitted:
             self._members.held.discard(process)

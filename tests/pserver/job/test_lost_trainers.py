@@ -203,6 +203,21 @@ def test_another_process_takes_the_place_of_a_lost_trainer(served: Served, clock
     assert job.installed().version == 6
 
 
+def test_nobody_is_let_in_when_all_others_have_finished(served: Served, clock: Clock) -> None:
+    """They may have left another server already, and the job ends without who comes so late."""
+    job, _ = served
+    first, second, lost = begun(served)
+    lost.ask(Frame(kind=Kind.PULL))  # its stream is there
+    lose(job, clock, lost, first, second)
+    for each in (first, second):
+        job.finish(FinishRequest(session=each.session))
+
+    assert not job.join(lost.request(incarnation="another")).ready
+    for each in (first, second):
+        job.leave(LeaveRequest(session=each.session, success=True))
+    assert job.lifecycle.succeeded
+
+
 def test_a_trainer_that_was_lost_before_it_joined_here_is_not_waited_for(served: Served) -> None:
     """It had joined another server, which has seen its end."""
     job, listener = served
