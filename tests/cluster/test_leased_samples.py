@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.support.processes import Processes
+from tests.support.tiers import RARE
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +35,7 @@ fleet.finish()
 """
 
 
-@pytest.mark.parametrize(("every", "workers"), [(1, 0), (3, 2)])
+@pytest.mark.parametrize(("every", "workers"), [RARE(1, 0), (3, 2)])
 def test_trainers_share_each_epoch_s_samples(
     processes: Processes, every: int, workers: int
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -121,7 +122,7 @@ def whole(processes: Processes) -> dict[str, torch.Tensor]:
     return weights(processes.path / "whole.pt")
 
 
-@pytest.mark.parametrize("victim", ["trainer", "server", "saving server"])
+@pytest.mark.parametrize("victim", [RARE("trainer"), RARE("server"), "saving server"])
 def test_a_job_that_is_killed_while_it_saves_ends_as_one_that_is_not(
     processes: Processes, whole: dict[str, torch.Tensor], victim: str
 ) -> None:

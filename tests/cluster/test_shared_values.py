@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from pserver.launcher.free_port import free_port
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 from trainer import init_parallel_env, spawn
 from trainer.metrics import auc
 
@@ -96,7 +97,7 @@ def found(trainer: Started) -> Any:
     return json.loads(trainer.said(r"^found (.*)")[1])
 
 
-@pytest.mark.parametrize("kind", ["servers", "collective"])
+@pytest.mark.parametrize("kind", ["servers", RARE("collective")])
 def test_values_are_alike_on_all_until_a_trainer_is_killed(processes: Processes, kind: str) -> None:
     """Every call, between steps; then the other trainer ends with an error that names the lost
     one, within the deadline.

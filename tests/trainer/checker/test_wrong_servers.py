@@ -20,6 +20,7 @@ from pserver.table.gradient import RowGradient
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import Frame
 from tests.support.stories import ROW_MODES, SEEDS, story
+from tests.support.tiers import RARE
 from trainer.checker.scenario import Scenario, of_seed
 from trainer.checker.trial import play
 
@@ -261,7 +262,11 @@ FORGETFUL = {  # where it shows, and what is forgotten
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutate", FORGETFUL, ids=lambda mutate: mutate.__name__)
+@pytest.mark.parametrize(
+    "mutate",
+    [each if each in (forgets, lets_repeats_pass) else RARE(each) for each in FORGETFUL],
+    ids=lambda mutate: mutate.__name__,
+)
 def test_a_server_that_forgets_is_caught(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ def singly(steps: Steps) -> nn.Module:
 
 
 Script = Callable[[Steps], nn.Module]
-SCRIPTS = [epochs, validated, accumulated, two_optimizers, two_loaders, singly]
+SCRIPTS = [epochs, accumulated, two_loaders, *map(RARE, [validated, two_optimizers, singly])]
 
 
 def run(script: Script, path: Path, stop: int = 0) -> dict[str, torch.Tensor] | None:

@@ -24,6 +24,7 @@ from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
 from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
+from tests.support.tiers import RARE
 from trainer import fleet
 from trainer.job.current import present
 from transpiler import DistributedStrategy
@@ -352,7 +353,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-@pytest.mark.parametrize("kind", ["samples", "batch sampler", "iterable data set"])
+@pytest.mark.parametrize("kind", ["samples", RARE("batch sampler"), "iterable data set"])
 def test_a_script_that_is_started_again_trains_on_the_rest(
     server: Server, mode: str, kind: str, tmp_path: Path
 ) -> None:
