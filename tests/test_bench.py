@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +16,8 @@ import pytest
 from tests.support.tiers import RARE
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch):
@@ -39,22 +43,111 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(monkeypatch: p
 
 def test_the_picture_has_a_bar_for_each_row_with_a_target(monkeypatch: pytest.MonkeyPatch):
     """To the right where the target is met, whether it is a least or a most; as long as the
-    doublings, up to two.
+    doublings, up to two; and a miss says so in words, and is hatched.
+    """
+    monkeypatch.syspath_prepend(str(PICTURES))
+    from benchmark_rows import grouped, missed
+    from benchmarks import BARS, LEFT, picture
+
+    twice = row("wire/a & b", 1.0, 2.0, 2.0, 1.0)
+    double = row("wire/memory", 8.0, 1.0, 8.0, 1.0, "most")
+    shown, none = row("wire/shown", 1.0, 1.0, 1.0, None), row("wire/none", None, None, None, 1.0)
+    every = [twice, double, shown, none]
+    assert [each.nearness for each in every] == [1.0, -3.0, None, None]
+    assert missed(every) == [double]
+    drawn = ElementTree.fromstring(picture(grouped(every)))
+    bars = [p.attrib for p in drawn.iter(f"{SVG}path") if p.attrib["d"].endswith("z")]
+    begins = [float(bar["d"].split()[1]) for bar in bars]
+    ends = [float(bar["d"].partition(" L ")[2].split()[0]) for bar in bars]
+    middle = LEFT + BARS / 2
+    assert begins == [middle, middle] and ends == [middle + BARS / 4, middle - BARS / 2]
+    assert [bar["fill"] == "url(#missed)" for bar in bars] == [False, True]
+    words = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert [each for each in words if each and "met" in each] == ["\u2713 met"]
+    assert [each for each in words if each and "missed" in each] == ["\u2715 missed"]
+    assert {"a & b", "2.00, at least 1", "8.00, at most 1"} <= set(words)
+    title, described = drawn.find(f"{SVG}title"), drawn.find(f"{SVG}desc")
+    assert title is not None and title.text and title.text.endswith("1 of 2 targets met")
+    assert described is not None and "wire/memory 8.00, at most 1, missed" in str(described.text)
+
+
+def row(
+    name: str,
+    value: float | None,
+    baseline: float | None,
+    ratio: float | None,
+    target: float | None,
+    bound: str = "least",
+) -> Any:
+    """A row of docs/pictures, in ms."""
+    from benchmark_rows import Row
+
+    return Row(name, value, "ms", baseline, "y", ratio, target, bound, 3, "2026-01-01", "here")
+
+
+def test_kept_rows_take_the_place_of_those_of_the_same_name(monkeypatch: pytest.MonkeyPatch):
+    """Others stay; a new row stands behind its group; one of --tiny shows nothing, and is
+    refused.
     """
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from harness import Promise, Row
-    from plot import nearness, picture
+    from kept import merged
 
-    twice = Row(Promise("wire/a & b", "y", 1.0), value=1.0, baseline=2.0)
-    double = Row(Promise("memory", "y", 1.0, most=True), value=8.0, baseline=1.0)
-    without = [
-        Row(Promise("shown", "y", None), 1.0, 1.0),
-        Row(Promise("none", "y", 1.0), skipped="no"),
+    old = [{"name": name, "value": 1} for name in ("wire/a", "wire/b", "table/c")]
+    new = [{"name": name, "value": 2} for name in ("wire/b", "wire/d", "survival/e")]
+    assert [(row["name"], row["value"]) for row in merged(old, new)] == [
+        ("wire/a", 1),
+        ("wire/b", 2),
+        ("wire/d", 2),
+        ("table/c", 1),
+        ("survival/e", 2),
     ]
-    assert [nearness(row) for row in (twice, double, *without)] == [1.0, -3.0, None, None]
-    drawn = ElementTree.fromstring(picture([twice, double, *without]))
-    shown = [bar.attrib for bar in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
-    assert [(float(bar["x"]), float(bar["width"])) for bar in shown] == [(470, 105), (260, 210)]
+    with pytest.raises(ValueError, match="wire/a: expected a whole measurement"):
+        merged(old, [{"name": "wire/a", "tiny": True}])
+
+
+@pytest.mark.processes
+def test_each_row_that_the_documentation_has_is_one_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With the target, the unit and the setting that the benchmark has now; and its ratio is that
+    of its values.
+    """
+    monkeypatch.syspath_prepend(str(PICTURES))
+    from benchmark_rows import GROUPS, rows
+
+    promised = promises()
+    beginnings = tuple(word for _, words in GROUPS.values() for word in words)
+    assert [name for name in promised if not name.startswith(beginnings)] == []
+    for each in rows():
+        assert each.name.startswith(beginnings), each.name
+        assert each.value and each.baseline and each.ratio and each.runs, each.name
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each.date), each.name
+        larger = each.bound == "most" or each.unit.endswith("/s")
+        values = (each.value, each.baseline) if larger else (each.baseline, each.value)
+        assert each.ratio == pytest.approx(values[0] / values[1], rel=0.01), each.name
+        if not each.name.startswith("paddle/"):  # which make bench does not measure
+            told = {"against": each.against, "target": each.target, "unit": each.unit}
+            told |= {"most": each.bound == "most", "setting": each.setting, "name": each.name}
+            assert told == promised[each.name]
+
+
+PROMISED = """
+import dataclasses, importlib, json, runpy, sys
+sys.path.insert(0, sys.argv[1])
+groups = runpy.run_path(sys.argv[1] + "/__main__.py", run_name="listed")["GROUPS"]
+found = [each for group in groups for each in importlib.import_module(group).PROMISES]
+print(json.dumps([dataclasses.asdict(each) for each in found]))
+"""
+
+
+def promises() -> dict[str, dict[str, Any]]:
+    """What each row of the benchmark is to show, from a process of its own: its modules' names are
+    short.
+    """
+    command = [sys.executable, "-c", PROMISED, str(BENCHMARKS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)}
 
 
 @pytest.mark.processes
@@ -82,5 +175,5 @@ def test_rows_are_measured_printed_and_written(only: str, tmp_path: Path):
     larger_is_better = row["bound"] == "least"
     ratio = row["baseline"] / row["value"] if larger_is_better else row["value"] / row["baseline"]
     assert row["ratio"] == pytest.approx(ratio)
-    assert {"unit", "target", "runs", "against"} <= set(row)
+    assert {"unit", "target", "runs", "against", "date"} <= set(row) and row["tiny"]
     assert row["name"] in ended.stdout

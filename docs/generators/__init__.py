@@ -10,6 +10,7 @@ from pathlib import Path
 
 from docs.generators import (
     api,
+    benchmarks,
     command_line,
     environment,
     errors,
@@ -23,8 +24,8 @@ from docs.generators import (
 
 DOCS = Path(__file__).parent.parent
 GENERATORS = (
-    *(api, command_line, environment, errors, index_of_names, metrics, notes, ports),
-    *(strategy_keys, wire),
+    *(api, benchmarks, command_line, environment, errors, index_of_names, metrics, notes),
+    *(ports, strategy_keys, wire),
 )
 
 

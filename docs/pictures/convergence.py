@@ -184,7 +184,9 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Runs what is asked for, one job after another, and prints a line for each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--trainers", nargs="+", type=int, default=[2, 4])

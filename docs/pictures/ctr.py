@@ -148,7 +148,9 @@ def picture(curves: dict[str, Curve], truth: float) -> str:
 def main() -> None:
     """Runs what is asked for, one job after another, and prints a line for each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     modes = ("alone", "async", "sync", "k_step")
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes)

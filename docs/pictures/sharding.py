@@ -143,7 +143,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Runs what is asked for and prints a line for each."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])

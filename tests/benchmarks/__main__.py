@@ -1,5 +1,5 @@
 """``make bench [ONLY=wire]``: measures, prints one table of ratios, and writes build/bench.json and
-a picture, build/bench.svg.
+a picture, build/bench.svg.  ``python tests/benchmarks --keep`` takes these rows into docs/.
 
 Each group of rows runs in a process of its own, with an end to its patience; what could not be
 measured says why.
@@ -17,10 +17,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 from harness import Promise, Row
-from plot import picture
+from kept import draw, keep, write
 from rich.console import Console
 from rich.table import Table
 
@@ -143,19 +144,34 @@ def table(rows: Sequence[Row]) -> Table:
     return drawn
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The whole benchmark; 0 whatever the figures are."""
-    parser = argparse.ArgumentParser(description="Measures, and prints one table of ratios.")
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description="Measures, and prints one table of ratios.", allow_abbrev=False
+    )
     parser.add_argument("--only", default="", help="rows whose names begin so")
     parser.add_argument("--runs", type=int, default=9, help="of each contender")
     parser.add_argument(
         "--tiny", action="store_true", help="sizes that show only that the benchmark itself works"
     )
     parser.add_argument("--group", help=argparse.SUPPRESS)
-    parser.add_argument("--output", default=str(OUTPUT), help="the JSON file")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="measure nothing: take the rows of the JSON file into docs/benchmarks.json",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The whole benchmark; 0 whatever the figures are."""
+    arguments = parsed(argv)
     if arguments.group:
         run_group(arguments)
+        return 0
+    if arguments.keep:
+        print(f"kept: {', '.join(keep(arguments.output, arguments.only)) or 'none'}")
         return 0
     rows = [row for group in GROUPS for row in measured(group, arguments)]
     settings = {row.promise.setting: None for row in rows if row.promise.setting}
@@ -164,9 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for setting in settings:
         names = ", ".join(row.promise.name for row in rows if row.promise.setting == setting)
         console.print(f"- {setting}: {names}", highlight=False)
-    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(arguments.output).write_text(json.dumps([row.plain() for row in rows], indent=1) + "\n")
-    Path(arguments.output).with_suffix(".svg").write_text(picture(rows))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    when = {"date": date.today().isoformat(), **({"tiny": True} if arguments.tiny else {})}
+    write(arguments.output, [{**row.plain(), **when} for row in rows])
+    draw(arguments.output)
     return 0
 
 

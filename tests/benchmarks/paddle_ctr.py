@@ -110,7 +110,9 @@ def _unique(rows: int) -> float:
 def main() -> None:
     """Measures each mode and prints a line for each comparison."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--venv", type=Path, help="Paddle's virtual environment, outside of this repository"

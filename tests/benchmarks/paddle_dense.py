@@ -56,7 +56,9 @@ def compare(python: Path, width: int, k_steps: int, runs: int) -> tuple[float, f
 def main() -> None:
     """Measures each mode and prints a line for it."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--venv", type=Path, help="Paddle's virtual environment, outside of this repository"

@@ -164,7 +164,7 @@ def outcome(found: Configuration) -> Outcome:
 
 def main() -> None:
     """Prints a table in Markdown, and how many predictions are near."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default="")
     only = parser.parse_args().only
     outcomes = [outcome(each) for each in CONFIGURATIONS if each.name.startswith(only)]

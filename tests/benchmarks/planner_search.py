@@ -87,7 +87,7 @@ def run(found: Sequence[Candidate]) -> list[float]:
 
 def main() -> None:
     """Prints a table in Markdown, and how many choices are near the best."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default="")
     only = parser.parse_args().only
     print("| model | chosen | its step | fastest of all | its step | ratio |")

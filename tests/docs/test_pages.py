@@ -121,10 +121,11 @@ def test_the_picture_of_the_architecture_is_current() -> None:
 
 
 @pytest.mark.processes
-def test_the_pictures_of_the_modes_are_current() -> None:
-    """docs/concepts/modes/*.svg are what docs/pictures/modes.py draws."""
+@pytest.mark.parametrize("script", ["benchmarks.py", "modes.py"])
+def test_pictures_of_tables_are_current(script: str) -> None:
+    """docs/concepts/modes/*.svg and docs/benchmarks/*.svg are what their scripts draw."""
     made = subprocess.run(
-        [sys.executable, str(DOCS / "pictures" / "modes.py"), "--check"],
+        [sys.executable, str(DOCS / "pictures" / script), "--check"],
         capture_output=True,
         text=True,
         timeout=60,

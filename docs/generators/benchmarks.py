@@ -1,0 +1,100 @@
+"""What docs/benchmarks.md has of the rows in docs/benchmarks.json: the tables, the pictures, what
+was missed, and what ran where.
+
+A part of the page that explains a row says so below its heading::
+
+    <!-- explains: wire/tcp 64 MB, raw; wire/tcp 16 MB, raw -->
+"""
+
+from __future__ import annotations
+
+import re
+from textwrap import fill
+
+from docs.generators.tables import DOCS, filled, table
+from docs.pictures.benchmark_rows import GROUPS, Row, counted, grouped, missed, rows
+
+PAGE = "benchmarks.md"
+PADDLE = "paddle/"  # rows with a table of their own
+EXPLAINS = re.compile(r"^<!-- explains: (.*?) -->$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def pages() -> dict[str, str]:
+    """The page with what is made."""
+    found = rows()
+    own = [row for row in found if not row.name.startswith(PADDLE)]
+    made = {
+        "pictures of ratios": lambda: pictures(own),
+        "what was missed": lambda: missing(found),
+        "rows": lambda: figures(own),
+        "the picture of PaddlePaddle": lambda: pictures([r for r in found if r not in own]),
+        "rows of PaddlePaddle": lambda: figures([row for row in found if row not in own]),
+        "settings": lambda: settings(own),
+    }
+    return {PAGE: filled(PAGE, lambda mark: made[mark]())}
+
+
+def pictures(found: list[Row]) -> str:
+    """A line for the picture of each group; what it shows is said for those who do not see it."""
+    lines = [
+        f"![{GROUPS[group][0]}: {counted(of)}](benchmarks/{group}.svg)\n"
+        for group, of in grouped(found).items()
+    ]
+    return "\n".join(lines)
+
+
+def missing(found: list[Row]) -> str:
+    """An item for each row that missed its target, with a link to what explains it."""
+    asked = [row for row in found if row.nearness is not None]
+    lost, known = missed(found), explained()
+    lines = [f"{len(lost)} of {len(asked)} targets were missed.\nThe furthest come first.\n"]
+    for row in lost:
+        name = f"[{row.name}](#{known[row.name]})" if row.name in known else row.name
+        lines.append(f"- {name}: {row.said}, {row.asked}")
+    return "\n".join(lines) + "\n"
+
+
+def explained() -> dict[str, str]:
+    """The anchor of the part that explains a row, by the row's name."""
+    text = (DOCS / PAGE).read_text(encoding="utf-8")
+    found = {}
+    for mark in EXPLAINS.finditer(text):
+        heading = HEADING.findall(text[: mark.start()])[-1]
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        found |= {" ".join(name.split()): anchor for name in mark[1].split(";")}
+    return found
+
+
+def figures(found: list[Row]) -> str:
+    """The table of some rows."""
+    head = ("row", "ours", "baseline", "compared with", "ratio", "target", "", "measured")
+    return table(head, (_cells(row) for row in found))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    near = row.nearness
+    verdict = "" if near is None else "met" if near >= 0 else "missed"
+    measured = f"{row.date}, {row.runs} runs"
+    values = (_figure(row.value, row.unit), _figure(row.baseline, row.unit))
+    return (row.name, *values, row.against, row.said, row.asked, verdict, measured)
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f} {unit}" if value >= 1e4 else f"{value:.4g} {unit}"
+
+
+def settings(found: list[Row]) -> str:
+    """What ran where, with the rows of which that is true."""
+    named: dict[str, list[str]] = {}
+    for row in found:
+        named.setdefault(row.setting, []).append(f"`{row.name}`")
+    items = (f"- {', '.join(names)}: {setting}" for setting, names in named.items())
+    return "".join(f"{wrapped(each)}\n" for each in items)
+
+
+def wrapped(item: str) -> str:
+    """An item of a list on lines of 100 columns."""
+    return fill(item, 100, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
