@@ -315,12 +315,15 @@ def run_replay(arguments: argparse.Namespace) -> int:
     checked(lambda: refuse_url("LOG", arguments.log))
     if arguments.until is not None and arguments.until < 0:
         raise UsageError(f"--until: expected the number of a record, got {arguments.until}")
+    if arguments.overwrite and arguments.to is None:
+        raise UsageError("--overwrite: has no effect without --to")
     # here, because they import torch and rich, and --help does not need them
     from rich.console import Console
 
-    from pserver.operations.replay import replay
+    from pserver.operations.replay import Target, replay
 
-    replay(Path(arguments.log), Console(), arguments.start, arguments.to, arguments.until)
+    target = None if arguments.to is None else Target(arguments.to, arguments.overwrite)
+    replay(Path(arguments.log), Console(), arguments.start, target, arguments.until)
     return 0
 
 

@@ -9,6 +9,7 @@ In reading order::
     table_chunks    a table's rows in chunks; merging the rows of a chain
     piece           where a chunk is, as a manifest names it
     row_files       the chunks of all tables in few files
+    strangers       what else lies in a directory
     whole_tensor    a tensor whose slices are in several parts
 
 Servers (``pserver.job.job_files``) and trainers (``trainer.checkpoint``) use it.

@@ -45,6 +45,7 @@ from pserver.checkpoint.manifest import Base, Manifest, Parts
 from pserver.checkpoint.manifest_bytes import identity_of
 from pserver.checkpoint.piece import Piece, by_file
 from pserver.checkpoint.row_files import RowFiles
+from pserver.checkpoint.strangers import check_vacant
 from pserver.checkpoint.table_chunks import Chunk, Layer
 from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.storage.local_place import LocalPlace
@@ -196,11 +197,18 @@ def reading(path: str | os.PathLike[str]) -> Reader:
     """Opens a checkpoint and those that it continues, and checks every file of them.
 
     Raises:
-        FileNotFoundError: there is no complete checkpoint.
+        FileNotFoundError: there is no complete checkpoint: nothing, or what a save that stopped
+            has left.
         ValueError: there is one, and a file of it, or of one that it continues, is missing, torn or
-            changed.
+            changed; or other things are there.
     """
-    return _reader(manifest.read(place_at(path)))
+    place = place_at(path)
+    try:
+        newest = manifest.read(place)
+    except FileNotFoundError:
+        check_vacant(place)
+        raise
+    return _reader(newest)
 
 
 def _reader(newest: Manifest) -> Reader:

@@ -78,7 +78,8 @@ EVERY = (
     ExitStatuses(
         "pserver replay",
         "all that was asked for is applied; a log that ends early is said",
-        "log and checkpoint do not belong together, or one is damaged; or the disk refuses",
+        "log and checkpoint do not belong together, or one is damaged; something is at `--to`; or "
+        "the disk refuses",
     ),
     ExitStatuses(
         "pserver reset",

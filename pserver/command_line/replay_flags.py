@@ -16,6 +16,7 @@ def add_replaying(sub: argparse.ArgumentParser) -> None:
         help="the checkpoint to begin with, of the recorded job (default: the log's beginning)",
     )
     add("--to", metavar="PATH", help="where to write what comes out, a checkpoint")
+    add("--overwrite", action="store_true", help="write it even if something is there already")
     add(
         "--until",
         metavar="RECORD",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pserver.checkpoint.manifest import present
+from pserver.checkpoint.strangers import some, strangers
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job_log.entries import Damaged, Place
 from pserver.operations.held_job import HeldJob
@@ -17,6 +20,7 @@ from pserver.operations.recorded_log import RecordedLog, RecordedPart, recorded_
 from pserver.operations.replayed_server import ReplayedServer
 from pserver.operations.save import write
 from pserver.operations.starting_point import StartingPoint, starting_point
+from pserver.storage.place import place_at
 from pserver.table.eviction import EXACT
 from transpiler.files.local_path import shown
 
@@ -26,11 +30,38 @@ BEGINNING = "start"  # in place of a checkpoint: the log's own
 Told = Callable[[str, int], None]  # what is done, and how many bytes of the log it has taken
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where what comes out is written.
+
+    Attributes:
+        path: of the checkpoint, a directory or a URL.
+        overwrites: whether something may be there already.
+    """
+
+    path: str
+    overwrites: bool = False
+
+    def check(self) -> None:
+        """Returns if the checkpoint may be written.
+
+        Raises:
+            Refused: something is there that may have to stay.
+        """
+        place = place_at(self.path)
+        found = "a checkpoint" if present(place) is not None else some(strangers(place))
+        if found and not self.overwrites:
+            raise Refused(
+                f"--to: expected a new directory or an empty one, and {shown(self.path)} has "
+                f"{found}: --overwrite writes there all the same"
+            )
+
+
 def replay(
     folder: Path,
     console: Console,
     start: str | None = None,
-    target: str | None = None,
+    target: Target | None = None,
     until: int | None = None,
 ) -> list[ReplayedServer]:
     """Applies a log, says what was applied, and may write what comes out.
@@ -39,7 +70,7 @@ def replay(
         folder: of the log.
         console: where progress is shown, if it is a terminal, and the result.
         start: the checkpoint to begin with; None, or "start": what the log itself begins with.
-        target: of the checkpoint that is written; None: none is.
+        target: the checkpoint that is written; None: none is.
         until: the last record that is applied; None: all that the parts of all servers have.
 
     Returns:
@@ -47,9 +78,12 @@ def replay(
 
     Raises:
         FileNotFoundError: there is no log, or no checkpoint.
-        PServerError, ValueError: they do not fit one another, or one is damaged.
+        PServerError, ValueError: they do not fit one another, or one is damaged, or something is
+            at the target.
         OSError: the target cannot be written; the checkpoint that was there stays.
     """
+    if target is not None:
+        target.check()
     begin = None if start in (None, BEGINNING) else starting_point(str(start))
     names = () if begin is None else [str(place["recording"]) for place in begin.places]
     with _progress(console) as told:
@@ -58,8 +92,8 @@ def replay(
         servers = [_replayed(log, part, begin, last, told) for part in log.parts]
         written = ""
         if target is not None:
-            text = write(HeldJob(servers), target, REPLAYED_BY, lambda what: told(what, 0))
-            written = f"; {text}: {target}"
+            text = write(HeldJob(servers), target.path, REPLAYED_BY, lambda what: told(what, 0))
+            written = f"; {text}: {target.path}"
     steps = sum((server.steps for server in servers[:1]), Counter[int]())
     began = "the log's beginning" if begin is None else f"record {begin.record}"
     for warning in log.warnings():

@@ -71,6 +71,12 @@ class LocalPlace:
             return []
         return [path.name for path in self.directory.iterdir() if not path.is_dir()]
 
+    def directories(self) -> list[str]:
+        """The directories that are here."""
+        if not self.directory.is_dir():
+            return []
+        return [path.name for path in self.directory.iterdir() if path.is_dir()]
+
     def size(self, name: str) -> int | None:
         """In bytes; None where there is no such file."""
         path = self.directory / name

@@ -117,12 +117,18 @@ class RemotePlace:
 
     def names(self) -> list[str]:
         """The files that are here."""
+        return self._listed("file")
+
+    def directories(self) -> list[str]:
+        """The directories that are here; in an object store, what stands before a / in names."""
+        return self._listed("directory")
+
+    def _listed(self, kind: str) -> list[str]:
         self._store.invalidate_cache()
         with suppress(FileNotFoundError):
             listed = self._call(lambda: self._store.ls(self._root, detail=True))
-            return [
-                posixpath.basename(entry["name"]) for entry in listed if entry["type"] == "file"
-            ]
+            names = [each["name"].rstrip("/") for each in listed if each["type"] == kind]
+            return [posixpath.basename(name) for name in names if name != self._root]
         return []
 
     def size(self, name: str) -> int | None:

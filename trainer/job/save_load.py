@@ -127,8 +127,9 @@ def load(path: str, scheduler: Any | None = None) -> int:
         The step at which it was saved; of several optimizers that of the first.
 
     Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: it is torn, or of another model or optimizer, or trainers find different ones.
+        FileNotFoundError: there is no checkpoint: nothing, or what a save that stopped has left.
+        ValueError: it is torn, or of another model or optimizer, or trainers find different ones;
+            or there are files, or directories, that are no part of a checkpoint.
 
     What one trainer raises all raise.  Then nothing is changed, unless a file was changed while it
     was read, and the job may go on.

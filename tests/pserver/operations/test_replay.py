@@ -24,7 +24,7 @@ from pserver.job.recording import Recording
 from pserver.job_log.records import Joined, Process, Record
 from pserver.launcher.status import more
 from pserver.operations.recorded_log import recorded_log
-from pserver.operations.replay import replay
+from pserver.operations.replay import Target, replay
 from pserver.operations.replayed_server import ReplayedServer
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
 from tests.support.tiers import RARE
@@ -260,7 +260,7 @@ def test_a_checkpoint_of_a_replay_is_one_that_fleet_load_reads(tmp_path: Path) -
     job.train(2)
     held = held_by(job.installed)
     job.end()
-    replay(tmp_path / "log", Console(quiet=True), None, str(tmp_path / "to"))
+    replay(tmp_path / "log", Console(quiet=True), None, Target(str(tmp_path / "to")))
 
     reader = checkpoint.reading(tmp_path / "to")
     tensors = reader.tensors()
@@ -269,3 +269,27 @@ def test_a_checkpoint_of_a_replay_is_one_that_fleet_load_reads(tmp_path: Path) -
     assert sorted(reader.tables) == ["emb", "shown", "waits"] and reader.meta["step"] == 2
     with pytest.raises((PServerError, FingerprintMismatch), match="--record-log"):
         replayed(tmp_path / "log", tmp_path / "to")  # it is of no job
+
+
+def test_a_replay_replaces_nothing_that_it_was_not_told_to(tmp_path: Path) -> None:
+    """A checkpoint, or other files, at the target: refused at once, and all stays; --overwrite
+    takes the checkpoint's place.  An empty directory is as good as none.
+    """
+    job = recorded(tmp_path)
+    job.train(1)
+    job.end()
+    log, quiet, to = tmp_path / "log", Console(quiet=True), str(tmp_path / "to")
+    (tmp_path / "to").mkdir()
+    replay(log, quiet, None, Target(to))
+    first = (tmp_path / "to" / "checkpoint.json").read_bytes()
+    with pytest.raises(Refused, match="an empty one, and .*/to has a checkpoint: --overwrite"):
+        replay(tmp_path / "none", quiet, None, Target(to))
+    assert (tmp_path / "to" / "checkpoint.json").read_bytes() == first
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(Refused, match="notes has mine.txt: --overwrite"):
+        replay(log, quiet, None, Target(str(tmp_path / "notes")))
+
+    replay(log, quiet, None, Target(to, overwrites=True))
+    assert (tmp_path / "to" / "checkpoint.json").read_bytes() != first
+    assert checkpoint.reading(to).tensors()
