@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -45,13 +46,33 @@ class Parser(argparse.ArgumentParser):
 
     commands: Mapping[str, Parser] = MappingProxyType({})
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **more})
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but the command's own parser reports what it does not know."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self.commands.get(getattr(found, "command", ""), self)
-            command.error(f"unrecognized arguments: {' '.join(unknown)}")
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{command.meant(unknown)}")
         return found
+
+    def meant(self, unknown: Sequence[str]) -> str:
+        """What to say of the flags that are near to those that nobody knows."""
+        flags = list(self.flags())
+        near: dict[str, None] = {}
+        for word in (each.partition("=")[0] for each in unknown if each.startswith("--")):
+            longer = [flag for flag in flags if flag.startswith(word)]
+            near |= dict.fromkeys(longer or get_close_matches(word, flags, 1))
+        return f"; did you mean {' or '.join(near)}?" if near else ""
+
+    def flags(self) -> Iterator[str]:
+        """Its own, and those of its commands."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from each.flags()
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status ``USAGE``."""

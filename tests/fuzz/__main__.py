@@ -68,7 +68,7 @@ def over_sockets(seed: int, seconds: float, guard: str) -> list[str]:
 
 def main() -> int:
     """The exit status: 0 where all is well."""
-    parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__, allow_abbrev=False)
     parser.add_argument("--seconds", type=float, default=60.0, help="for both parts together")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the inputs")
     parser.add_argument("--first", type=int, default=0, help="the first input, in process")

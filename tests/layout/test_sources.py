@@ -111,6 +111,16 @@ def test_sources_are_ascii() -> None:
         assert path.read_text(encoding="utf-8").isascii(), relative(path)
 
 
+def test_no_program_takes_a_part_of_a_flags_name() -> None:
+    """A flag that comes later would change what the short form means; and a mistake is one."""
+    for path in EVERYTHING:
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "argparse.ArgumentParser":
+                said = {each.arg: ast.unparse(each.value) for each in node.keywords}
+
+                assert said.get("allow_abbrev") == "False", f"{relative(path)}:{node.lineno}"
+
+
 def test_files_of_tests_have_names_of_their_own() -> None:
     """Pytest imports them by their names alone: of two, one process could read only the first."""
     names = [path.name for path in files_of("tests") if path.name.startswith("test_")]

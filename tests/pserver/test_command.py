@@ -63,6 +63,12 @@ HERE = "tests/pserver/test_command.py"
         (f"launch --nccl2 --trainers 3 --devices 0,1 {HERE}", "--devices: expected 3 different"),
         ("serve --config nowhere.toml", "nowhere.toml"),
         ("launch --servers 1 --trainers 1", "SCRIPT"),
+        ("launch --server 1 --trainers 1 x.py", "arguments: --server; did you mean --servers?"),
+        ("status h:1 --jsno", "unrecognized arguments: --jsno; did you mean --json?"),
+        ("serve --max-p 3", "arguments: --max-p 3; did you mean --max-program?"),
+        ("drain h:1 --zzz", "unrecognized arguments: --zzz (see"),
+        ("keys show d --jso", "unrecognized arguments: --jso"),
+        ("replay log --overwrite", "--overwrite: has no effect without --to"),
         ("launch --servers 1 x.py", "expected both --servers and --trainers"),
         (
             "launch x.py --servers 1 --trainers=1",

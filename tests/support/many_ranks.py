@@ -164,7 +164,7 @@ def summed(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("file")
     parser.add_argument("ranks", type=int)
     parser.add_argument("scratch", type=Path)

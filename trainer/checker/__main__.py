@@ -68,7 +68,9 @@ def _summary(results: list[tally.Played]) -> int:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.checker", description="Is every step applied exactly once?"
+        prog="python -m trainer.checker",
+        description="Is every step applied exactly once?",
+        allow_abbrev=False,
     )
     parser.add_argument("--seeds", type=int, default=50, help="how many trials (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")

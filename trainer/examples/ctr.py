@@ -163,6 +163,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Every trainer is given the same flags.",
+        allow_abbrev=False,
     )
     _add_data(parser)
     _add_model(parser)

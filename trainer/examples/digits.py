@@ -52,7 +52,8 @@ def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Learns handwritten digits, alone or as one trainer of a cluster."
+        description="Learns handwritten digits, alone or as one trainer of a cluster.",
+        allow_abbrev=False,
     )
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")

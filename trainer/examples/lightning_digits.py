@@ -45,7 +45,8 @@ class Digits(LightningModule):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Learns handwritten digits under Lightning, alone or in a cluster."
+        description="Learns handwritten digits under Lightning, alone or in a cluster.",
+        allow_abbrev=False,
     )
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--accelerator", default="cpu", help="cpu, gpu, ...")

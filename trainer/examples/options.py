@@ -26,7 +26,9 @@ def parsed(
         defaults: of some of ``HELP``; a flag has its default's type.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--mode", choices=("sync", "async"), default="sync", help="of updates; default: sync")

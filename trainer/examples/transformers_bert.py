@@ -40,7 +40,8 @@ def accuracy(found: Any) -> dict[str, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Trains a small BERT, alone or as one trainer of a cluster."
+        description="Trains a small BERT, alone or as one trainer of a cluster.",
+        allow_abbrev=False,
     )
     parser.add_argument("--epochs", type=int, default=6)
     arguments = parser.parse_args()

@@ -25,7 +25,8 @@ from trainer.environment.role import CloudRoleMaker, Role
 from transpiler import DistributeTranspiler, capture
 
 parser = argparse.ArgumentParser(
-    description="Fits a straight line, with the roles given by the environment."
+    description="Fits a straight line, with the roles given by the environment.",
+    allow_abbrev=False,
 )
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--device", default="cpu")
