@@ -171,7 +171,9 @@ class ControlServer:
         check(role, permissions.role_for_call(name, request), name)
         self._grpc.admit(context)
         if permissions.is_logged(name, request):
-            key = "without a key" if self.guard.is_open else f"with the {role.word}'s key"
+            key = "without a key"
+            if not self.guard.is_open:
+                key = f"with the job's secret, as its {role.word}"
             key = key if bearer is None else f"with the key of {bearer}"
             self._say(name, f"{name}, {key}, from {self._grpc.peer(context)}")
         return request

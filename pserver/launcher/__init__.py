@@ -21,6 +21,8 @@ In reading order::
     prometheus_targets
               where Prometheus finds them
     terminal  the output of all processes, and the panel below it
+    earlier_logs
+              those that an earlier job has left
     process   one process: its output, its end, the group that dies with ``launch``
     panel_state, panel_rows, panel
               the live panel on a terminal

@@ -50,7 +50,8 @@ class Cluster:
             it is not such a host, or has no place yet.
         straggler_factor: as ``pserver serve`` has it; None: its own choice.
         record_log: where servers record the job's log; None: nowhere.
-        log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten.
+        log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten;
+            see earlier_logs.py.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
     Raises:
@@ -209,6 +210,12 @@ class Cluster:
         if not self.least_trainers or self.collective:
             return self.here(self.trainers)
         return list(range(self.least_trainers)) if 0 in self.here(self.servers) else []
+
+    @property
+    def logs(self) -> list[str]:
+        """The names of the files with the output of this host's processes."""
+        kinds = (("server", self.here(self.servers)), ("trainer", self.trainers_here))
+        return [f"{kind}-{number}.log" for kind, numbers in kinds for number in numbers]
 
     def without(self, trainer: int) -> Cluster:
         """The same cluster without the place of one trainer, nor its GPU where GPUs are named; the

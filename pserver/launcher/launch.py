@@ -26,9 +26,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 from pserver.launcher.cluster import Cluster
+from pserver.launcher.earlier_logs import set_aside
 from pserver.launcher.environments import ProcessEnvironments
 from pserver.launcher.job_tokens import JobTokens
 from pserver.launcher.joining import find_place
@@ -69,6 +71,9 @@ def launch(
     environment = {name: value for name, value in environment.items() if name != SHOWN}
     width = len(f"trainer {len(cluster.trainers) - 1}")
     terminal = Terminal(out or sys.stdout, width, environment)
+    if cluster.host is None:  # otherwise other hosts may write to the same folder
+        for line in set_aside(Path(cluster.log_dir), cluster.logs):
+            _tell(terminal, line)
     whole = cluster.host is None or cluster.joining
     policy = RestartPolicy(cluster.max_restarts, whole, cluster.least_trainers)
     attempt = 0

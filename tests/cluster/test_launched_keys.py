@@ -81,7 +81,7 @@ def test_a_launched_job_has_a_secret_that_its_user_finds_and_nobody_sees(tmp_pat
     assert found["role"] == "trainer"
     assert found["statuses"] == [1, 0, 1]  # the last: a job runs
     assert "Reset needs the operator's key, got the trainer's" in said
-    assert "Reset, with the operator's key" in said and "a job runs here" in said
+    assert "Reset, with the job's secret, as its operator" in said and "a job runs here" in said
     assert found["files"] == ["PORT.token", "operator.token", "trainer.token"]
     assert found["modes"] == ["0o600"] and found["shown"] == []
     assert len(set(found["secrets"])) == 2

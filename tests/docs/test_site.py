@@ -57,6 +57,19 @@ def test_no_link_is_dead(site: dict[Path, Page]) -> None:
     assert dead({path: page for path, page in site.items() if path.name != "404.html"}) == []
 
 
+def test_a_link_names_a_file(site: dict[Path, Page]) -> None:
+    """Also that of the logo: a page that is opened as a file has nobody who finds the index."""
+    found = [
+        f"{page.path.name}: {link}"
+        for page in site.values()
+        for link in page.links
+        if page.path.name != "404.html" and not is_foreign(link)
+        if not Path(link.partition("#")[0] or page.path).suffix
+    ]
+
+    assert found == []
+
+
 def test_it_loads_nothing_from_elsewhere(folder: Path, site: dict[Path, Page]) -> None:
     """Scripts, styles, fonts and pictures are the site's own."""
     loaded = [f"{page.path.name}: {link}" for page in site.values() for link in page.loaded]

@@ -64,6 +64,33 @@ def test_logs_are_filed_per_process(run: type[Run]) -> None:
     assert (one.logs / "trainer-1.log").read_text() == "done\n"
 
 
+def test_logs_of_an_earlier_job_are_set_aside(run: type[Run], tmp_path: Path) -> None:
+    """Those of processes that this job does not have: under another name, with all that they say,
+    and a line for each.  Files of other names stay.
+    """
+    (tmp_path / "logs").mkdir()
+    left = {"server-1.log": "old", "trainer-7.log": "old", "trainer-7.log.old": "older"}
+    left |= {"trainer-x.log": "mine", "server-01.log": "mine", "notes.log": "mine"}
+    for name, text in left.items():
+        (tmp_path / "logs" / name).write_text(text)
+    status, _, errors = run("print('new')").end()
+
+    assert status == 0
+    found = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert found.pop("trainer-0.log") == found.pop("trainer-1.log") == "new\n"
+    assert "ready at" in found.pop("server-0.log")
+    assert found == {
+        "server-1.log.old": "old",
+        "trainer-7.log.old": "older",
+        "trainer-7.log.old1": "old",
+        "trainer-x.log": "mine",
+        "server-01.log": "mine",
+        "notes.log": "mine",
+    }
+    assert "logs/server-1.log is of an earlier job: it is server-1.log.old now" in errors
+    assert "trainer-7.log.old1 now" in errors and "notes" not in errors
+
+
 def test_threads_times_processes_do_not_exceed_the_cores(run: type[Run]) -> None:
     """Every process gets its share of the cores, at least one thread; a number that the user has
     set holds.

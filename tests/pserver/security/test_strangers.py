@@ -108,7 +108,7 @@ def test_an_operator_ends_the_server_and_the_log_says_so(
     control.close()
 
     assert server.draining
-    assert "Drain, with the operator's key, from 127.0.0.1:" in caplog.text
+    assert "Drain, with the job's secret, as its operator, from 127.0.0.1:" in caplog.text
     assert secret.key.hex() not in caplog.text
 
 
