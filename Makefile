@@ -97,7 +97,7 @@ fuzz: .venv/.dev
 	@echo "== wrong inputs for $(SECONDS) s"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
-docs: .venv/.dev
+docs: .venv/.docs
 	@echo "== docs/ as a site: build/site/index.html"
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
@@ -154,7 +154,12 @@ $(BIN)/python:
 	@$(PIP) -e '.[examples]'
 	@touch $@
 
+.venv/.docs: pyproject.toml constraints.txt .venv/.torch
+	@echo "== pserver, and what builds its documentation"
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
 .venv/.dev: pyproject.toml constraints.txt .venv/.torch
 	@echo "== pserver, and what its tests and checks need"
 	@$(PIP) -e '.[dev]'
-	@touch $@ .venv/.examples
+	@touch $@ .venv/.examples .venv/.docs
