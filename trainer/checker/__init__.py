@@ -26,6 +26,7 @@ In reading order::
     processes       one start of a trainer
     reapplication   what the log makes, by plain torch and the pure code of tables
     laws            what must hold of every history
+    restores        new servers that go on from a save
     world_trial     runs a world, and checks
     tally           one line a trial, and a table of many
     trials          the trials of all kinds, by one number

@@ -137,6 +137,12 @@ class History:
         with self._changed:
             return self._changed.wait_for(lost, seconds)
 
+    def log(self, end: Decisions) -> list[Record]:
+        """What has taken effect at a server's end of the log, in order."""
+        with self._changed:
+            found = self.records.get(end, {})
+            return [found[number] for number in sorted(found)]
+
     def _calls(self, table: SparseTable) -> TableCalls:
         with self._changed:
             return self.tables.setdefault(table, TableCalls())

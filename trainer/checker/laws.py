@@ -37,8 +37,7 @@ class Laws:
     ) -> None:
         self._folder = folder
         self._world, self._history, self._held, self._starts = world, history, held, starts
-        logs = [history.records.get(each.decisions, {}) for each in held]
-        self._logs = [[each[number] for number in sorted(each)] for each in logs]
+        self._logs = [history.log(each.decisions) for each in held]
         self._decided: dict[Process, list[int]] = {}  # by lane, the last step
         self._begun: dict[Process, tuple[int, ...]] = {}
 

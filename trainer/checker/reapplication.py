@@ -294,6 +294,23 @@ def _by_id(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, dict[str, by
 
 def differences(replica: ServerReplica, held: InstalledProgram) -> Iterator[str]:
     """Where a server holds other bytes than its replica; nothing: nowhere."""
+    yield from _slice_differences(replica, held)
+    for name, table in replica.tables.items():
+        yield from _table_differences(
+            f"server {replica.server}: {name!r}", table.rows, held.tables[name].rows
+        )
+
+
+def restored_differences(replica: ServerReplica, held: InstalledProgram) -> Iterator[str]:
+    """The same of a server that has loaded a save: its rows may lie in another order."""
+    yield from _slice_differences(replica, held)
+    for name, table in replica.tables.items():
+        rows, others = (_by_id([_rows(each)]) for each in (held.tables[name].rows, table.rows))
+        if rows != others:
+            yield f"server {replica.server}: restored rows of {name!r} are {rows}, not {others}"
+
+
+def _slice_differences(replica: ServerReplica, held: InstalledProgram) -> Iterator[str]:
     for name, own in replica.slices.items():
         update = held.slices.updates[name]
         found = {"value": update.value.view(-1)}
@@ -304,10 +321,6 @@ def differences(replica: ServerReplica, held: InstalledProgram) -> Iterator[str]
             if key not in found or key not in expected or not _same(found[key], expected[key]):
                 what = f"server {replica.server}: {key} of slice {name!r}"
                 yield f"{what} is {_shown(found.get(key))}, not {_shown(expected.get(key))}"
-    for name, table in replica.tables.items():
-        yield from _table_differences(
-            f"server {replica.server}: {name!r}", table.rows, held.tables[name].rows
-        )
 
 
 def _table_differences(what: str, expected: SparseTable, found: SparseTable) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pserver.testing.stream_faults import Partitions, injected
 from trainer.checker.history import History
 from trainer.checker.laws import Laws
 from trainer.checker.processes import TIMEOUT_SECONDS, Process
+from trainer.checker.restores import restored
 from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
 from trainer.checker.worlds import LOSSES, Event, World
 
@@ -97,6 +98,18 @@ class Trial:
             each.result()
         if done.not_done:
             raise ViolatedInvariant(f"the trial did not end within {TIMEOUT_SECONDS:g} s")
+
+    def restored(self, folder: str | None) -> str:
+        """Has new servers load the last save.
+
+        Returns:
+            What they hold that they should not; "": all is as it was saved.
+        """
+        paths = [path for each in self.starts for path in each.saved]
+        if folder is None or not paths:
+            return ""
+        self.events["restores"] += 1
+        return next(restored(self.world, folder, paths[-1], self.history, self.held), "")
 
     def end(self, failure: str) -> None:
         """Whoever still takes part ends."""
@@ -238,7 +251,7 @@ def play_world(world: World) -> Outcome:
         try:
             trial.run()
             laws = Laws(world, trial.history, trial.held, trial.starts, folder)
-            outcome.failure = next(laws.violations(), "")
+            outcome.failure = next(laws.violations(), "") or trial.restored(folder)
         except Exception as error:
             outcome.failure = f"{type(error).__name__}: {error}"
         trial.end(outcome.failure)

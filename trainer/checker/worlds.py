@@ -74,7 +74,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 }
 # what befalls a trainer, or a link, before one of its steps
 LOSSES = ("dies", "zombie")
-EVENTS = (*LOSSES, "leaves", "partition", "link", "shrink", "saves", "late")
+EVENTS = (*LOSSES, "leaves", "partition", "link", "shrink", "saves", "restores", "late")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,49 @@
+"""A job that goes on from a save: new servers read what those of a trial have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from pserver.checkpoint import checkpoint
+from pserver.config import ServerConfig
+from pserver.job.installed_program import InstalledProgram
+from pserver.wire_pb2 import LoadRequest
+from trainer.checker.history import History
+from trainer.checker.processes import Process
+from trainer.checker.reapplication import JobReplica, restored_differences
+from trainer.checker.trial import TwinServer
+from trainer.checker.worlds import World
+
+SECONDS = 20.0  # for one server to read its part
+
+
+def restored(
+    world: World, folder: str, path: str, history: History, held: Sequence[InstalledProgram]
+) -> Iterator[str]:
+    """Where a job of new servers, that has loaded a save, holds other bytes than the updates make
+    that the save has; nothing: nowhere.
+
+    Args:
+        folder, path: where the servers of a trial have written it.
+        history, held: of that trial.
+    """
+    with ExitStack() as stack:
+        transport = "grpc" if world.transport == "inprocess" else world.transport
+        config = ServerConfig(transport=transport, min_trainers=1, data_dir=folder)
+        servers = [TwinServer(config) for _ in range(world.servers)]
+        for server in servers:
+            server.start()
+            stack.callback(server.stop, 0.0)
+        endpoints = [server.endpoint for server in servers]
+        process = Process(world, endpoints, 0, 0, History())
+        process.start()
+        stack.callback(process.communicator.leave, "the trial is over")
+        for client, server in zip(process.communicator.clients, servers, strict=True):
+            request = LoadRequest(session=client._reply.session, path=path)
+            client._control.load(request, SECONDS)
+            most = checkpoint.reading(f"{folder}/{path}/server-{client.index}").meta["versions"]
+            replica = JobReplica(world, history, held)
+            replica.apply(history.log(held[0].decisions), most)
+            own = replica.servers[client.index]
+            yield from restored_differences(own, server.job.installed())
