@@ -25,7 +25,7 @@ from pserver.checkpoint.piece import Piece
 from pserver.checkpoint.table_chunks import Chunk
 from pserver.storage.new_file import NewFile
 from pserver.storage.place import Place
-from transpiler.files.tensor_stream import pieces
+from transpiler.files.tensor_stream import write_pieces
 
 FILE_BYTES = 2**32  # a file of rows that has so many is followed by another one
 
@@ -54,15 +54,10 @@ class RowFiles:
         table_chunks.check(chunk)
         file = self._open()
         columns = {key: torch.from_numpy(np.ascontiguousarray(each)) for key, each in chunk.items()}
-        digest = hashlib.blake2b(digest_size=16)
-        listed = self._files[self._name]
-        begin = listed["size"]
-        for content in pieces(columns):
-            file.write(content)
-            digest.update(content)
-            listed["size"] += len(content)
-        size = listed["size"] - begin
-        return Piece(self._name, begin, size, digest.hexdigest(), table_chunks.rows(chunk))
+        begin = self._files[self._name]["size"]
+        size, checksum = write_pieces(columns, file.write)
+        self._files[self._name]["size"] += size
+        return Piece(self._name, begin, size, checksum, table_chunks.rows(chunk))
 
     def _open(self) -> NewFile:
         """The file that is written now."""

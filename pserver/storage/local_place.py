@@ -132,15 +132,15 @@ class LocalPlace:
             tensors: taken out as they are written.
             wrote: told the bytes that are written so far.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / name
+        file = self.create(name)
         try:
-            checksum = write_pieces(tensors, path, wrote)
-            flush(path)
+            written = write_pieces(tensors, file.write, wrote)
+            file.finish()
         except BaseException:
-            path.unlink(missing_ok=True)
+            file.give_up()
+            self.remove(name)
             raise
-        return path.stat().st_size, checksum
+        return written
 
     def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
         """Puts a file in place of the one that may be there, in one moment; True."""

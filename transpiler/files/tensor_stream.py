@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from pathlib import Path
 
 import torch
 
@@ -81,17 +80,18 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 def write_pieces(
     tensors: MutableMapping[str, torch.Tensor],
-    path: Path,
+    write: Callable[[memoryview], object],
     wrote: Callable[[int], None] = lambda size: None,
-) -> str:
-    """Writes a safetensors file; after an error it may be there in part.
+) -> tuple[int, str]:
+    """Writes the bytes of a safetensors file.
 
     Args:
         tensors: contiguous, on the CPU; taken out as they are written.
-        wrote: told the bytes that are written so far.
+        write: writes some of the bytes.
+        wrote: told how many are written so far.
 
     Returns:
-        BLAKE2b of the file, 16 bytes in hexadecimal.
+        How many bytes, and BLAKE2b of them, 16 bytes in hexadecimal.
 
     Raises:
         OSError: the disk is full, or refuses.
@@ -99,10 +99,9 @@ def write_pieces(
     """
     digest = hashlib.blake2b(digest_size=16)
     size = 0
-    with path.open("wb") as file:
-        for piece in pieces(tensors):
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            wrote(size)
-    return digest.hexdigest()
+    for piece in pieces(tensors):
+        write(piece)
+        digest.update(piece)
+        size += len(piece)
+        wrote(size)
+    return size, digest.hexdigest()

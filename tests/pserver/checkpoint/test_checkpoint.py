@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.storage import local_place
+from pserver.storage.new_file import DiskFile
 
 OLD = {"w": torch.arange(6.0).reshape(2, 3)}
 NEW = {"w": torch.arange(6.0).reshape(2, 3) + 1, "b": torch.ones(2)}
@@ -82,7 +82,9 @@ def kill_at(
 
 
 STEPS = [
-    (local_place, "write_pieces", 1),
+    (DiskFile, "write", 1),
+    (DiskFile, "write", 2),
+    (DiskFile, "finish", 1),
     (os, "fsync", 1),
     (os, "fsync", 2),
     (os, "fsync", 3),

@@ -20,7 +20,6 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
-from pserver.storage import local_place
 from pserver.storage.new_file import DiskFile
 
 ROWS = 20
@@ -118,7 +117,6 @@ STAGES = [
     (os, "fsync"),
     (os, "replace"),
     (Path, "write_bytes"),
-    (local_place, "write_pieces"),
     (DiskFile, "write"),
     (DiskFile, "finish"),
 ]
