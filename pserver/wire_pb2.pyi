@@ -310,21 +310,27 @@ class LeaveReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name", "text", "apart", "past")
+    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     APART_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    GATHERS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
     text: str
     apart: bool
     past: bool
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ...) -> None: ...
+    gathers: bool
+    after: int
+    ends: bool
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("passed", "texts", "roll")
+    __slots__ = ("passed", "texts", "roll", "number", "changes")
     class TextsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -335,10 +341,14 @@ class BarrierReply(_message.Message):
     PASSED_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     passed: bool
     texts: _containers.ScalarMap[int, str]
     roll: Roll
-    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ...) -> None: ...
+    number: int
+    changes: int
+    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., number: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
     __slots__ = ("session", "address", "topic")

@@ -4,14 +4,14 @@ servers take its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pserver.tracing.spans import SPANS, now
-from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.gradients.averaged_step import close_and_finish
 from trainer.gradients.clipping import clip_in_place
 from trainer.gradients.dgc import DeepGradientCompression
 from trainer.gradients.division import Gradients, divided, hidden, tables_in
@@ -246,41 +246,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif self._tables is not None:
             self._tables.discard(tables)
         self._left.clear()
-        communicator.close_step(self.hparams(), overflow, self.lanes)
-        if communicator.dense_allreduce is not None and communicator.plan.averaged:
-            overflow = self._step_allreduced(
-                communicator.dense_allreduce, communicator.plan.averaged, overflow
-            )
-        done = communicator.finish_step()  # None: the trainers average all of its gradients
-        overflow = overflow or (done is not None and done.overflow)
+        overflow = close_and_finish(self, communicator, overflow, self._gradients, self._step_here)
         if overflow and not own:
             tell_scaler(self)  # see [Note: whose overflow]
         if self.dgc is not None:
             self.dgc.end(applied=not overflow)
-        self.steps += 0 if overflow else 1
-        return overflow
-
-    def _step_allreduced(
-        self, allreduce: DenseAllreduce, names: Sequence[str], overflow: bool
-    ) -> bool:
-        """While the servers work: steps the parameters whose gradients the trainers average; gives
-        whether the step overflowed.
-        """
-        mine = self.trained()
-        parameters = [mine[name] for name in names if name in mine]
-        own = {
-            parameter: gradient
-            for parameter, gradient in self._gradients().items()
-            if self.names.get(parameter) in names
-        }
-        began = now() if SPANS.on else 0.0
-        found, overflow = allreduce.average(parameters, own, overflow)
-        if began:
-            SPANS.add("all-reduce", began, now())
-        if found and not overflow:
-            self._step_here(
-                {parameter: parameter.grad for parameter in found if parameter.grad is not None}
-            )
         return overflow
 
     def _send_early(self) -> None:

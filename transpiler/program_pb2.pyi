@@ -194,7 +194,7 @@ class Execution(_message.Message):
     def __init__(self, threads: _Optional[int] = ..., benchmarks: _Optional[bool] = ..., workspace_mb: _Optional[int] = ..., iterations: _Optional[int] = ..., runs_per_cleanup: _Optional[int] = ..., compiles: _Optional[bool] = ..., ordered: _Optional[bool] = ..., reuses: _Optional[bool] = ..., fuses_broadcasts: _Optional[bool] = ..., dump_path: _Optional[str] = ..., dump_fields: _Optional[_Iterable[str]] = ..., dump_params: _Optional[_Iterable[str]] = ..., dump_stats: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective", "averaged")
+    __slots__ = ("lanes", "trainers", "servers", "groups", "placements", "clip", "graph", "tables", "collective", "averaged", "lost_trainer")
     LANES_FIELD_NUMBER: _ClassVar[int]
     TRAINERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class Plan(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_FIELD_NUMBER: _ClassVar[int]
+    LOST_TRAINER_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
     trainers: int
     servers: int
@@ -215,7 +216,8 @@ class Plan(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     collective: Collective
     averaged: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., averaged: _Optional[_Iterable[str]] = ...) -> None: ...
+    lost_trainer: str
+    def __init__(self, lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., trainers: _Optional[int] = ..., servers: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ..., graph: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., collective: _Optional[_Union[Collective, _Mapping]] = ..., averaged: _Optional[_Iterable[str]] = ..., lost_trainer: _Optional[str] = ...) -> None: ...
 
 class Collective(_message.Message):
     __slots__ = ("mode", "rings", "inner", "bucket_bytes", "steps", "last_bytes", "most", "dtype", "waits", "sharded", "gradient_scale", "begin", "adaptive")

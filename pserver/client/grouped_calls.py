@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pserver.client.explained import explained
 from pserver.client.lease_calls import LeaseCalls
 from pserver.client.position_calls import PositionCalls
-from pserver.client.replies import Absences
+from pserver.client.replies import Absences, Gathered
 from pserver.client.save_calls import SaveCalls
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
@@ -81,3 +81,27 @@ class GroupedCalls(ABC):
                 meanwhile()
         self.learn(Absences.of(reply.roll))
         return dict(reply.texts)
+
+    def gather(
+        self,
+        text: str,
+        after: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        ends: bool = False,
+    ) -> Gathered:
+        """Waits until every trainer of the job that has not left has come to the gathering.
+
+        Args:
+            text: what this trainer tells the others there.
+            after: the number of the last one that this trainer was in; 0: none.
+            meanwhile: called while it waits; raises what should end the wait.
+            ends: this trainer takes no further step.
+        """
+        session = self._reply.session
+        request = BarrierRequest(session=session, gathers=True, text=text, after=after, ends=ends)
+        with explained(self.check):
+            while not (reply := self._control.barrier(request)).passed:
+                self.check()
+                meanwhile()
+        self.learn(Absences.of(reply.roll))
+        return Gathered(reply.number, reply.changes, dict(reply.texts))

@@ -158,6 +158,21 @@ class Absences:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """A gathering of the trainers that are there, which is over.
+
+    Attributes:
+        number: from 1.
+        changes: of the members until then, as in :class:`Absences`.
+        texts: what each trainer that was in it has told.
+    """
+
+    number: int
+    changes: int
+    texts: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
 class TableStatus:
     """One table's part on one server.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.blocking_waits import BARRIER, wait_until_done
+from pserver.job.gatherings import Gatherings
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.reports import roll
@@ -41,6 +42,7 @@ class Barriers:
         self, members: Membership, job: Lifecycle, stepped: Callable[[], bool] = lambda: True
     ) -> None:
         self._members, self._job, self._stepped = members, job, stepped
+        self._gatherings = Gatherings(members, job)
         # by name: the trainers that have reached it, each with what it told the others
         self._arrived: dict[str, dict[int, str]] = {}
         self._over: dict[str, dict[int, str]] = {}  # what was told at those that all have passed
@@ -48,12 +50,14 @@ class Barriers:
         self.passed = False
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`.
+        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or a gathering.
 
         Raises:
             Refused: there are too many barriers.
         """
         texts: dict[int, str] | None = None
+        if request.gathers:
+            return self._gatherings.come(member, request)
         if request.past:
             texts = self.past(member, request.name, request.text)
         else:

@@ -6,7 +6,8 @@ A wait ends when the job ends.  One that lasts long is logged, with the trainers
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
 barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
 where all wait at barriers, but not at the same one; unless one of these is apart, to which trainers
-come from the other one.  The job then fails and tells them so.
+come from the other one.  The job then fails and tells them so.  To a gathering they come from
+everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pserver.job.membership import Membership, Wait
 from pserver.polling import poll
 
 BARRIER = "barrier"  # the place of such a wait
+GATHERING = "gathering"  # likewise: see gatherings.py
 WAKE_SECONDS = 0.2  # between two checks whether the job still runs
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
     blocked = [
         joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits
     ]
+    if any(GATHERING in member.waits for member in blocked):
+        return
     if len(blocked) < len(awaited) or any(
         wait.done() for member in blocked for wait in member.waits.values()
     ):

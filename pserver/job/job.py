@@ -219,8 +219,7 @@ class Job(Reloading):
             raise Refused(
                 f"min_trainers={self._members.least}: expected a job that does without a trainer, "
                 "as trainers join later and the others do not wait for them; this one stops where "
-                "one is lost (lost_trainer='stop', or gradients that trainers average among "
-                "themselves): give it a fixed number"
+                "one is lost (lost_trainer='stop', for instance): give it a fixed number"
             )
         if reload is not None and not self._read_save(reload, installed):
             return wire.InstallReply()

@@ -18,18 +18,13 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from pserver.config import split_endpoint
-from pserver.errors import TimedOut, TrainerLost
-from pserver.polling import poll
-from trainer.collective.own_address import own_address
-from trainer.collective.process_groups import ProcessGroups
-from trainer.collective.rendezvous import connect_store, rendezvous
+from pserver.errors import TrainerLost
+from trainer.collective.member_groups import Member, MemberGroups, place_of
 from trainer.environment.connection import Connection
 
 if TYPE_CHECKING:
@@ -39,19 +34,6 @@ CPU = torch.device("cpu")
 DONE = "-"  # begins what a trainer tells whose call has worked
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Member:
-    """A process that is there.
-
-    Attributes:
-        trainer: its number.
-        incarnation: random, new for each start of the process.
-    """
-
-    trainer: int
-    incarnation: str
 
 
 class ElasticGroup:
@@ -84,11 +66,9 @@ class ElasticGroup:
         self.members: tuple[Member, ...] = ()
         self.is_past, self._past = False, past
         self.result = ""
-        self._own = Member(trainer, secrets.token_hex(8))
+        own = Member(trainer, secrets.token_hex(8))
         self._clients, self._barrier, self._absent = clients, barrier, absent
-        self._connection = connection
-        self._grouped: tuple[Member, ...] = ()
-        self._groups: ProcessGroups | None = None
+        self._groups = MemberGroups(own, clients, connection, self._check)
 
     def told(self, text: str) -> dict[int, str]:
         """What each trainer that is there tells, by trainer.
@@ -96,7 +76,7 @@ class ElasticGroup:
         Raises:
             PServerError: what has ended the job.
         """
-        said = json.dumps([self._own.incarnation, text])
+        said = json.dumps([self._groups.own.incarnation, text])
         found = {
             t: json.loads(each) for t, each in self._barrier("values of all trainers", said).items()
         }
@@ -110,10 +90,7 @@ class ElasticGroup:
         Raises:
             TrainerLost: it is not there.
         """
-        for place, member in enumerate(self.members):
-            if member.trainer == trainer:
-                return place
-        raise TrainerLost(f"trainer {trainer} is not there any more")
+        return place_of(trainer, self.members)
 
     def run(self, begin: Callable[[Any], dist.Work], what: str) -> None:
         """Waits for an operation of the group of :attr:`members`.
@@ -125,11 +102,13 @@ class ElasticGroup:
         Raises:
             PServerError: one of them is gone, so that it has failed here.
         """
-        if self._groups is None or self._grouped != self.members:
-            self._regroup()
-        assert self._groups is not None, "it has come up"
-        group = self._groups.group("values", range(len(self.members)), CPU)
-        self._groups.wait(self._groups.begin(lambda: begin(group), what), what, CPU)
+        if self._groups.members != self.members:
+            named = " ".join(each.incarnation for each in self.members)
+            self._groups.bring_up(self.members, f"the group of {named}")
+        groups = self._groups.groups
+        assert groups is not None, "it has come up"
+        group = groups.group("values", range(len(self.members)), CPU)
+        groups.wait(groups.begin(lambda: begin(group), what), what, CPU)
 
     def confirmed(self, failure: str, result: str = "") -> bool:
         """Whether what ran since :meth:`told` has worked for all that are left.  Afterwards
@@ -154,48 +133,7 @@ class ElasticGroup:
 
     def close(self, failure: str = "") -> None:
         """Lets the group go."""
-        groups, self._groups, self._grouped = self._groups, None, ()
-        if groups is not None:
-            groups.close(failure)
-
-    def _regroup(self) -> None:
-        """Brings the group of :attr:`members` up; the first of them serves the store."""
-        self.close("the trainers are others now" if self._groups is not None else "")
-        rank, size = self.place(self._own.trainer), len(self.members)
-        timeout = self._clients[0].heartbeat_timeout_seconds
-        connection = replace(self._connection, heartbeat_timeout_seconds=timeout)
-        host = own_address(self._clients[0].endpoint)
-        connection.check_collective(host)
-        store = connect_store(host, 0, 0, connection) if rank == 0 else None
-        # no barrier: one that comes meanwhile has no part in it
-        topic = f"the group of {' '.join(each.incarnation for each in self.members)}"
-        if store is not None:
-            self._clients[0].agree(topic, f"{host}:{store.port}")
-        else:
-            endpoint = self._endpoint(topic, connection.start_timeout_seconds)
-            store = connect_store(
-                *split_endpoint(endpoint), rank, connection, meanwhile=self._check
-            )
-        peers = rendezvous(
-            store,
-            rank,
-            [f"as trainer {member.trainer}" for member in self.members],
-            connection,
-            host=host,
-            meanwhile=self._check,
-            ends_process=False,
-        )
-        log.info("a process group of %d trainers", size)
-        self._groups, self._grouped = ProcessGroups(peers, self._check), self.members
-
-    def _endpoint(self, topic: str, seconds: float) -> str:
-        """Where the first of the members serves the store."""
-        first = self.members[0].trainer
-        for _ in poll(log, lambda: f"waiting for trainer {first}'s endpoint", seconds, 0.1):
-            if endpoint := self._clients[0].agree(topic, ""):
-                return endpoint
-            self._check()
-        raise TimedOut(f"trainer {first} has told no endpoint within {seconds:g} s")
+        self._groups.close(failure)
 
     def _check(self) -> None:
         """Raises what has ended the job, or that a member is gone."""

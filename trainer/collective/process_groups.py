@@ -103,8 +103,7 @@ class ProcessGroups:
 
         threading.Thread(target=call, name="comes up", daemon=True).start()
         while not wait_for([made], _SLICE).done:
-            self._check_meanwhile()
-            self.check("coming up")
+            self.look("coming up")
         return made.result()
 
     def _check_meanwhile(self) -> None:
@@ -157,6 +156,11 @@ class ProcessGroups:
             if event is not None and (event.kind != "left" or waited > _GRACE):
                 self._raise(event, what)
         raise TimedOut(f"{self._waiting(what)}: {seconds:g} s; all trainers take the same steps")
+
+    def look(self, what: str) -> None:
+        """Raises what should end a wait: :meth:`check`, and what the caller's own look finds."""
+        self._check_meanwhile()
+        self.check(what)
 
     def check(self, what: str) -> None:
         """Raises if a trainer has been lost.

@@ -17,7 +17,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -45,6 +46,7 @@ from transpiler.plan.plan import Lane
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
+LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
 FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 
@@ -68,6 +70,7 @@ class AsyncSender:
         self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
+        self.meanwhile: Callable[[], None] = lambda: None
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
         self._closed: MergedSteps | None = None  # a step that has found no room yet
@@ -205,7 +208,9 @@ class AsyncSender:
         """Waits under the condition; the time counts as blocked."""
         began = time.monotonic()
         while not done() and self._failure is None:
-            self._changed.wait()
+            if not self._changed.wait(LOOK_SECONDS):
+                with _released(self._changed):
+                    self.meanwhile()
         self._blocked_seconds += time.monotonic() - began
         self._check()
 
@@ -365,3 +370,13 @@ class AsyncSender:
 
     def _enough_sent(self) -> bool:
         return self._stopping or self._since_fetch >= self._lane.min_send_grad_num_before_recv
+
+
+@contextmanager
+def _released(condition: threading.Condition) -> Iterator[None]:
+    """Inside, another thread may hold it."""
+    condition.release()
+    try:
+        yield
+    finally:
+        condition.acquire()

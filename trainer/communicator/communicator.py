@@ -15,6 +15,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,7 @@ from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
 from pserver.transport.byte_counters import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
+from trainer.collective.dense_steps import DenseSteps
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.communicator.connections import begun_at, channels_of, clients_of
 from trainer.communicator.counters import counters
@@ -107,7 +109,7 @@ class Communicator:
         connection = connection or Connection.from_environment()
         self.plan, self.trainer_id = deployment.plan, deployment.trainer_id
         self.step = 0
-        self.dense_allreduce: DenseAllreduce | None = None
+        self.dense_allreduce: DenseAllreduce | DenseSteps | None = None
         self.group: ElasticGroup | None = None
         self._connection, self._options = connection, options or SendOptions()
         self._tensors = tensors
@@ -384,7 +386,8 @@ class Communicator:
         """Waits for what the closed lanes wait for, and takes in what has arrived.
 
         Returns:
-            The reply of the first lane's first server; None if no lane's step is closed.
+            The reply of the first lane's first server, of those whose steps need all trainers if
+            there is one; None if no lane's step is closed.
 
         Raises:
             PServerError: a server or another trainer is lost, or refused the step.
@@ -393,13 +396,14 @@ class Communicator:
         closed = sorted(self._closed)
         with self._probe, self.position.waiting():
             replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
+        together = [self.plan.lanes[each].kind.merges_gradients for each in closed]
         self._closed.clear()
         for index in closed:
             self.written.landed(index)
         self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
-        return next(iter(replies), None)
+        return next(chain(compress(replies, together), replies), None)
 
     def has_sent(self, lane: int) -> bool:
         """Whether gradients of a step that is not closed yet have been sent in a lane."""

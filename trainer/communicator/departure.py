@@ -23,11 +23,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from pserver.client.client import Client
 from pserver.errors import PServerError
-from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.termination import REASON, TELL_SECONDS, termination
 
@@ -37,6 +36,13 @@ log = logging.getLogger(__name__)
 def spelled(error: BaseException) -> str:
     """An error as the others are told of it."""
     return f"{type(error).__name__}: {error}"
+
+
+class Averages(Protocol):
+    """What trainers average among themselves, as far as a trainer's end concerns it."""
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step."""
 
 
 class Departure:
@@ -80,12 +86,12 @@ class Departure:
         for client in self._clients:
             client.check()
 
-    def agree(self, allreduce: DenseAllreduce | None, drained: Callable[[], None]) -> bool:
+    def agree(self, among: Averages | None, drained: Callable[[], None]) -> bool:
         """Waits until all trainers have finished.
 
         Args:
-            allreduce: with the other trainers, if there is one: who waits there for this trainer
-                learns that it takes no further step.
+            among: what the trainers average among themselves, if there is something: who waits
+                there for this trainer learns that it takes no further step.
             drained: called before.
 
         Returns:
@@ -95,8 +101,8 @@ class Departure:
             PServerError: the job has failed before that.
         """
         drained()
-        if allreduce is not None:
-            allreduce.finish()
+        if among is not None:
+            among.finish()
         for client in self._clients:
             client.finish()
         return all(client.all_finished(lambda: termination.awaited) for client in self._clients)

@@ -29,6 +29,7 @@ class JointCalls:
         noticed: called for each that it makes.
         meanwhile: called before it waits in one, and every second until then: comes to what the
             others may wait for.
+        attend: likewise, in calls that are not counted, too.
         replays: a script that joins late makes its calls from the first one on; otherwise it begins
             with the next one.
     """
@@ -39,6 +40,7 @@ class JointCalls:
         self.past = False
         self.noticed: Callable[[], None] = lambda: None
         self.meanwhile: Callable[[], None] = lambda: None
+        self.attend: Callable[[], None] = lambda: None
         self.replays = False
         self._under_way = ""  # the one that the script waits in
         self._theirs = 0  # that the others had made when this trainer came
@@ -68,6 +70,7 @@ class JointCalls:
     def _wait(self, name: str, text: str) -> dict[int, str]:
         def check() -> None:
             self._check()
+            self.attend()
             with self._position.working():
                 self.meanwhile()
 
@@ -79,8 +82,13 @@ class JointCalls:
         """The same at a barrier that is not counted: its name alone says which one it is.  Trainers
         come there from joint calls, too.
         """
+
+        def check() -> None:
+            self._check()
+            self.attend()
+
         with self._position.waiting():
-            return self._client.barrier(name, text, self._check, apart=True)
+            return self._client.barrier(name, text, check, apart=True)
 
     def skip(self, calls: int) -> None:
         """The script does not come by so many calls, in an iteration that is over."""

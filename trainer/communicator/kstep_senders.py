@@ -60,6 +60,7 @@ class KStepSender:
         self._pipeline = RequestPipeline(lane, slices, self._buffers, buffers)
         self.turn = self._pipeline.turn
         self.consumed = ConsumedSamples()
+        self.meanwhile: Callable[[], None] = lambda: None
         self._taken = 0  # steps since the last message
         self._hparams = hparams
         self._last = Reply()

@@ -34,6 +34,8 @@ class LaneSender(Protocol):
     # held while a request is under way on the lane's channels that the script does not wait for
     turn: threading.Lock
     consumed: ConsumedSamples  # which its messages say to server 0
+    # called every now and then while the script waits in it
+    meanwhile: Callable[[], None]
 
     @property
     def step(self) -> int:

@@ -38,6 +38,7 @@ class Position:
 
     Attributes:
         parts: what a position says: by name, what gives it, as JSON can hold it.
+        quiet: nobody is told now where the script is.
         settled: whether the script is where its part says.
         taken: by name, what is told that part of the others' position; None: they could not say.
     """
@@ -54,6 +55,7 @@ class Position:
         self._plan, self._lanes, self._closed = plan, lanes, closed
         client.asked = self.asked
         self.settled: Callable[[], bool] = lambda: True
+        self.quiet = False
         self.parts: dict[str, Callable[[], Any]] = {}
         self.taken: dict[str, Callable[[Any], None]] = {}
         self._asked = self._answered = 0  # numbers of questions
@@ -90,7 +92,7 @@ class Position:
         with self._lock:
             if not self._waits or self._answered >= number or not self._known:
                 return
-            told, step = self._said(), self._step()
+            told, step = self._said(), self.step
         # a heartbeat does not wait for another call
         threading.Thread(
             target=self._answer, args=(number, told, step), name="position", daemon=True
@@ -99,9 +101,10 @@ class Position:
     def answer(self) -> None:
         """The script is about to close a step: answers what was asked."""
         if self._asked > self._answered and self._known:
-            self._answer(self._asked, self._said(), self._step())
+            self._answer(self._asked, self._said(), self.step)
 
-    def _step(self) -> int:
+    @property
+    def step(self) -> int:
         """That the position is just before: the one under way, or the next one, of the first lane
         whose steps need all trainers; 0: there is no such lane.
         """
@@ -112,7 +115,7 @@ class Position:
 
     @property
     def _known(self) -> bool:
-        return not self.late and self.settled()
+        return not (self.late or self.quiet) and self.settled()
 
     def _answer(self, number: int, told: Told, step: int) -> None:
         with suppress(PServerError):  # the job has failed, and says so elsewhere

@@ -47,6 +47,11 @@ class Roll:
         return max(1, self.trainers - len(self._known.absent))
 
     @property
+    def changes(self) -> int:
+        """How often trainers have joined, and gone, as far as this one has heard."""
+        return self._known.changes
+
+    @property
     def absent(self) -> frozenset[int]:
         """Those that are not there: lost, preempted, or not come yet in a job that began with
         fewer.
@@ -94,7 +99,7 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
     Raises:
         ValueError: a trainer is to leave when it is preempted, and the others could not go on.
     """
-    if plan.averaged and plan.trainers > 1:
+    if plan.averaged and plan.trainers > 1 and not plan.outlives_trainers:
         connection.check_no_grace(
             "where trainers average gradients among themselves, because none can leave their "
             f"group: they do so for {plan.averaged[0]!r}"

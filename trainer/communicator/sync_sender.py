@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,8 @@ from trainer.communicator.roll import Roll
 from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
+
+LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
 
 
 class SyncLandings(LandedValues):
@@ -102,6 +104,7 @@ class SyncSender:
         self._index = 0  # of the lane
         self.turn = threading.Lock()
         self.consumed = ConsumedSamples()
+        self.meanwhile: Callable[[], None] = lambda: None
         self._step = 0
         self._slices = slices
         # whose norms span servers
@@ -206,6 +209,10 @@ class SyncSender:
         replies, self._replies = self._replies, []
         if self._clip is not None:
             self._scale(self._clip, replies)
+        while wait(replies, LOOK_SECONDS, FIRST_EXCEPTION).not_done:
+            if any(reply.done() and reply.exception() for reply in replies):
+                break
+            self.meanwhile()
         reply = self._checks.hear(first_of(replies), self.step, self.step)
         self._slices.flush_buffers()
         self._model_buffers.arrived()

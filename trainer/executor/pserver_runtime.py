@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pserver.client.channel import Hparams
-from trainer.collective.dense_allreduce import dense_allreduce_of
+from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.communicator.tracing import TRACING, meeting_of
@@ -294,7 +294,7 @@ class PServerRuntime:
 
     def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
         allreduce = self.communicator.dense_allreduce
-        assert allreduce is not None, "the plan has gradients that trainers average"
+        assert isinstance(allreduce, DenseAllreduce), "the plan has gradients that trainers average"
         totals = allreduce.total(x)
         return totals[0] if len(totals) == 1 else totals  # as generated code takes results
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pserver.checkpoint.checkpoint import Claims, Saved
-from trainer.collective.dense_allreduce import dense_allreduce_of
+from trainer.collective.dense_steps import DenseSteps
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
@@ -32,6 +32,7 @@ from trainer.job.data_position import DataPosition
 from trainer.job.file_system import FileSystem
 from trainer.job.further_optimizers import check_further, overlaps
 from trainer.job.joint_plan import Distributed, first_groups, joint_plan
+from trainer.job.met_trainers import connect_trainers
 from trainer.job.passes import Passes
 from trainer.job.reported import Reported
 from trainer.job.sample_leases import JobSamples
@@ -333,9 +334,11 @@ class Job:
         firsts = first_groups(distributed)
         for number, (each, first) in enumerate(zip(distributed, firsts, strict=True)):
             each.optimizer.attach(self.communicator, number, first)
-            # of servers that go on with what a job has left
-            steps = [self.communicator.lanes[lane].step for lane in plan.lanes_of(number)]
-            each.optimizer.steps = max(steps, default=0) or each.optimizer.steps
+            there = self.communicator.dense_allreduce
+            if not (isinstance(there, DenseSteps) and there.arrived):  # otherwise it was told
+                # of servers that go on with what a job has left
+                steps = [self.communicator.lanes[lane].step for lane in plan.lanes_of(number)]
+                each.optimizer.steps = max(steps, default=0) or each.optimizer.steps
             self._watch(each.optimizer, plan)
 
     def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
@@ -362,7 +365,8 @@ class Job:
             self.saves.connected(communicator)
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
-        self._connect_trainers(communicator, plan, strategy)
+        optimizers = [each.optimizer for each in distributed]
+        connect_trainers(communicator, self.models, optimizers, strategy)
         if self.tables is not None:
             self.tables.connect(communicator.rows_of, self._pull_all)
         for hook in self._hooks:
@@ -385,24 +389,6 @@ class Job:
             raise ValueError(
                 "strategy.sync_batch_norm: expected trainers that step together, in mode sync or "
                 f"collective, got mode {modes}; leave it at its default"
-            )
-
-    def _connect_trainers(
-        self, communicator: Communicator, plan: Plan, strategy: DistributedStrategy | None
-    ) -> None:
-        """Brings up what the trainers do among themselves: means of dense gradients, and sums of
-        batch norms.
-        """
-        found = connect_batch_norms(self.models, None, 1)
-        allreduce = communicator.dense_allreduce = dense_allreduce_of(
-            plan, communicator.clients, self.role.trainer_id, strategy, found
-        )
-        if found and allreduce is not None:
-            connect_batch_norms(
-                self.models,
-                lambda vector, seconds: allreduce.total([vector], "a batch norm", seconds)[0],
-                plan.trainers,
-                Connection.from_environment().start_timeout_seconds,
             )
 
     def _pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -120,6 +120,7 @@ class SampleLeases:
             if lease.ranges or lease.over:
                 return lease
             self.communicator.check()
+            self.communicator.joint.attend()
             self.communicator.position.answer()
             if not self.stripes:  # otherwise all have equally many steps
                 self._meanwhile()

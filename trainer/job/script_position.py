@@ -146,7 +146,9 @@ class ScriptPosition:
     def _together(self) -> bool:
         """Whether the trainers take their steps together, so that one number is all trainers'."""
         there = self._job.communicator
-        return there is not None and any(lane.kind.waits_for_all for lane in there.plan.lanes)
+        return there is not None and (
+            bool(there.plan.averaged) or any(lane.kind.waits_for_all for lane in there.plan.lanes)
+        )
 
     # ---- the way back ----
 

@@ -171,8 +171,9 @@ def met(communicator: Communicator) -> DenseAllreduce:
         communicator.dense_allreduce = dense_allreduce_of(
             communicator.plan, communicator.clients, communicator.trainer_id, needed=True
         )
-    assert communicator.dense_allreduce is not None, "it is needed"
-    return communicator.dense_allreduce
+    found = communicator.dense_allreduce
+    assert isinstance(found, DenseAllreduce), "the job ends with a trainer"
+    return found
 
 
 def gathered(communicator: Communicator) -> ElasticGroup:

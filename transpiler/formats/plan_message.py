@@ -59,6 +59,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         graph=plan.graph,
         tables=list(map(table_to_proto, plan.tables)),
         averaged=plan.averaged,
+        lost_trainer="" if plan.lost_trainer == UNSAID["lost_trainer"] else plan.lost_trainer,
         collective=None if plan.collective is None else _collective_to_proto(plan.collective),
     )
 
@@ -173,6 +174,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         tables,
         averaged,
         collective,
+        message.lost_trainer or str(UNSAID["lost_trainer"]),
     )
 
 

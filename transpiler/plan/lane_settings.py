@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from transpiler.plan.modes import ASYNC, DILOCO, EVERY_MODE, GEO, HALF_ASYNC, MODES, SYNC, Mode
+from transpiler.plan.modes import (
+    ASYNC,
+    COLLECTIVE,
+    DILOCO,
+    EVERY_MODE,
+    GEO,
+    HALF_ASYNC,
+    MODES,
+    SYNC,
+    Mode,
+)
 from transpiler.plan.setting import (
     Setting,
     above,
@@ -214,7 +224,7 @@ A_SYNC_CONFIGS = table(
         "What becomes of a job whose trainer is lost: the others wait for another process in its "
         "place, up to the start timeout, and then go on without it; they go on at once; or the job "
         "stops.",
-        _names([SYNC]),
+        _names([SYNC, COLLECTIVE]),
         lane="lost_trainer",
     ),
     Setting(

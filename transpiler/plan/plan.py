@@ -233,6 +233,7 @@ class Plan:
         tables: sparse ones.
         averaged: names of trained parameters whose gradients trainers average among themselves;
             servers only hold them.
+        lost_trainer: as a lane's, of these averages.
         collective: how trainers share their work in a job without servers; otherwise None.
     """
 
@@ -246,6 +247,7 @@ class Plan:
     tables: tuple[Table, ...] = ()
     averaged: tuple[str, ...] = ()
     collective: Collective | None = None
+    lost_trainer: str = "wait"
 
     def placement(self, name: str) -> Placement:
         """The placement of a variable.
@@ -281,21 +283,28 @@ class Plan:
     def outlives_trainers(self) -> bool:
         """Whether a job with servers goes on without a trainer that is lost.
 
-        Not where trainers average gradients among themselves: none can leave their group.
+        Where trainers average gradients among themselves, they then do so in another group.  Those
+        of a program cannot; nor those that wait for one another at the end of several steps, while
+        the lost one's place is taken by a trainer that needs them for each step.
         """
-        stops = any(
-            lane.kind.merges_gradients and lane.lost_trainer == "stop" for lane in self.lanes
+        fixed = self.averaged and (
+            self.graph
+            or any(lane.kind.waits_for_all and lane.kind.steps_on_trainer for lane in self.lanes)
         )
-        return not (stops or self.averaged)
+        return not fixed and "stop" not in self._lost_trainer
+
+    @property
+    def _lost_trainer(self) -> set[str]:
+        """What becomes of steps of all trainers when one is lost."""
+        said = {lane.lost_trainer for lane in self.lanes if lane.kind.merges_gradients}
+        return said | ({self.lost_trainer} if self.averaged else set())
 
     @property
     def keeps_places(self) -> bool:
         """Whether the place of a trainer that is lost is kept for another process for a while:
         steps that need all trainers wait.
         """
-        return self.outlives_trainers and any(
-            lane.kind.merges_gradients and lane.lost_trainer == "wait" for lane in self.lanes
-        )
+        return self.outlives_trainers and "wait" in self._lost_trainer
 
     def lanes_of(self, optimizer: int) -> tuple[int, ...]:
         """The indices of those lanes that take an optimizer's steps."""
@@ -374,6 +383,8 @@ class Plan:
             facts[f"variable {placement.name}"] = _placement_fact(order, placement)
         for name in self.averaged:
             facts[f"averaged {name}"] = "by the trainers"
+        if self.lost_trainer != UNSAID["lost_trainer"]:
+            facts["averaged: lost_trainer"] = self.lost_trainer
         for table in self.tables:
             facts[f"table {table.name}"] = _table_fact(table)
         return dict(sorted(facts.items()))

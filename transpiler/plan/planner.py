@@ -157,8 +157,18 @@ def plan_parameters(
         graph=graph,
         tables=placed_tables,
         averaged=averaged,
+        lost_trainer=_lost_trainer(asked, averaged),
     )
     return _clipping(plan, [each.clip for each in asked])
+
+
+def _lost_trainer(asked: Sequence[Asked], averaged: Sequence[str]) -> str:
+    """What becomes of averages when a trainer is lost; of optimizers that differ, the first of
+    "stop", "wait" and "go_on" that one says.
+    """
+    lanes = [lane for each in asked for _, lane in each.lanes.choices if averaged]
+    said = {lane.lost_trainer for lane in lanes if lane.kind.among_trainers}
+    return next((word for word in ("stop", "wait", "go_on") if word in said), "wait")
 
 
 def _clipping(plan: Plan, clips: Sequence[Clip | None]) -> Plan:

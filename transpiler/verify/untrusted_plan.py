@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import check_registered, is_dense
 from transpiler.ir.schema import DTYPES
+from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.lanes import applied, check_lane
 from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice, check_unique
 from transpiler.plan.table_planner import check_table, row_rule
@@ -169,6 +170,7 @@ def check_plan(plan: Plan) -> None:
         )
     for placement in plan.placements:
         _check_placement(placement, plan)
+    A_SYNC_CONFIGS["lost_trainer"].kind.check("plan, lost_trainer", plan.lost_trainer)
     for table in plan.tables:
         check_table(table, plan.groups, plan.lanes)
     check_unique(

@@ -19,7 +19,7 @@ from tests.support.exchanges import of_one, recorded_backends
 from tests.support.seeded import seeded
 from tests.support.table_trainers import at_once
 from trainer import DistributedEmbedding, Uniform
-from trainer.collective.dense_allreduce import _buckets
+from trainer.collective.group_sums import _buckets
 from trainer.environment.role import Role, RoleMaker
 from trainer.job.job import Job
 from transpiler import DistributedStrategy
@@ -101,8 +101,8 @@ def test_who_goes_on_alone_is_told_who_has_finished(servers: Servers, raises: bo
 
     told, other = at_once(lambda: play(0), lambda: play(1))
     assert told == (
-        "TrainerLost: trainer 1 has left the job (after 2 collective operations), and trainer 0 is "
-        "in the dense all-reduce, its operation 4: all trainers run the same number of steps"
+        "TrainerLost: trainer 1 has left the job, and trainer 0 is in the dense all-reduce: all "
+        "trainers run the same number of steps"
     )
     assert "trainer 0 ended the job" in other and told.partition(": ")[2] in other
 

@@ -43,9 +43,9 @@ class Model(nn.Module):
         return out
 
 
-def strategy(modes: dict[str, str]) -> DistributedStrategy:
+def strategy(modes: dict[str, str], lost_trainer: str = "wait") -> DistributedStrategy:
     made = DistributedStrategy()
-    made.a_sync_configs = {"modes": modes}
+    made.a_sync_configs = {"modes": modes, "lost_trainer": lost_trainer}
     return made
 
 
@@ -68,9 +68,12 @@ def step(
     optimizer.step()
 
 
-def distributed(model: Model, endpoints: str, rank: int, trainers: int) -> DistributedOptimizer:
+def distributed(
+    model: Model, endpoints: str, rank: int, trainers: int, lost_trainer: str = "wait"
+) -> DistributedOptimizer:
     """The optimizer of one trainer, whose job is not the one of this process."""
-    job = Job(RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(","))), strategy(MODES))
+    role = RoleMaker(Role.TRAINER, rank, trainers, tuple(endpoints.split(",")))
+    job = Job(role, strategy(MODES, lost_trainer))
     job.models.append(model)
     return job.join(torch.optim.Adam(model.parameters(), lr=0.05))
 
@@ -120,11 +123,13 @@ def test_a_mixed_job_in_sync_mode_equals_a_single_node(servers: Servers, trainer
 
 
 def test_the_heartbeat_timeout_holds_among_the_trainers_of_a_mixed_job() -> None:
-    """A trainer that falls silent is lost to the other after the servers' heartbeat timeout."""
+    """A trainer that falls silent is lost to the other after the servers' heartbeat timeout; here
+    in a job that stops then.
+    """
     over = threading.Event()
 
     def silent_after_joining(rank: int) -> str:
-        optimizer = distributed(Model(), endpoints, rank, 2)
+        optimizer = distributed(Model(), endpoints, rank, 2, "stop")
         assert (
             optimizer.communicator is not None
             and optimizer.communicator.dense_allreduce is not None

@@ -1,0 +1,125 @@
+"""The gatherings of a job's trainers, on server 0: where those that are there tell one another how
+far they are.
+
+[Note: gatherings]  Trainers that average gradients among themselves do so in a group of certain
+processes, so it ends where one of them is lost, and where another one comes.  Then all that are
+there gather, and from what they tell each of them concludes the same.  They come from wherever they
+wait: from a step that needs the others, from a barrier, from the end of the job.
+
+A barrier would need a name that all know, and a process that has just joined knows none.  So the
+server counts: a gathering is over when all have come that are awaited, and who comes after that is
+in the next one.  A trainer says which one was its last, so that a request that comes again is
+answered by the same one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pserver import wire_pb2 as wire
+from pserver.job.blocking_waits import GATHERING, wait_until_done
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership, MemberState, Wait
+from pserver.job.reports import roll
+
+WAIT_SECONDS = 1.0  # the longest that a call waits
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A trainer that has come.
+
+    Attributes:
+        member: which one.
+        text: what it tells the others.
+        ends: it takes no further step.
+    """
+
+    member: Member
+    text: str
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """One that is over.
+
+    Attributes:
+        number: from 1.
+        changes: of the members, until then.
+        sessions: of the trainers that were in it.
+        texts: what they told, by trainer.
+    """
+
+    number: int = 0
+    changes: int = 0
+    sessions: frozenset[str] = frozenset()
+    texts: Mapping[int, str] = field(default_factory=dict)
+
+
+class Gatherings:
+    """The gatherings of one job; see [Note: gatherings].  Any thread may call it.
+
+    Args:
+        members: the job's trainers.
+        job: for its lock and its end.
+    """
+
+    def __init__(self, members: Membership, job: Lifecycle) -> None:
+        self._members, self._job = members, job
+        self._arrived: dict[str, Arrival] = {}  # by session, for the next one
+        self._last = Gathering()  # nobody is in a later one who has not heard of this one
+
+    def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
+        """A trainer comes, and waits for the others, for a second."""
+        with self._job.condition:
+            if not self._was_in(member, request.after):
+                self._arrived[member.session] = Arrival(member, request.text, request.ends)
+                self._job.condition.notify_all()
+                end = time.monotonic() + WAIT_SECONDS
+
+                def done() -> bool:
+                    self._close_if_all()
+                    return self._was_in(member, request.after) or time.monotonic() >= end
+
+                wait = Wait(member, GATHERING, "the gathering of all trainers", done)
+                wait_until_done(self._job, self._members, wait, self._missing)
+            said = roll(self._members)
+            if not self._was_in(member, request.after):
+                return wire.BarrierReply(roll=said)
+            return wire.BarrierReply(
+                passed=True,
+                texts=dict(self._last.texts),
+                roll=said,
+                number=self._last.number,
+                changes=self._last.changes,
+            )
+
+    def _was_in(self, member: Member, after: int) -> bool:
+        return self._last.number > after and member.session in self._last.sessions
+
+    def _there(self) -> list[Arrival]:
+        """Who has come, and is still there."""
+        joined = MemberState.JOINED
+        return [each for each in self._arrived.values() if each.member.state is joined]
+
+    def _missing(self) -> list[int]:
+        """The trainers that are awaited, and have not come."""
+        there = self._there()
+        needed = set(self._members.awaited())
+        if not all(each.ends for each in there):
+            needed |= self._members.kept.keys() | self._members.arriving.keys()
+        return sorted(needed - {each.member.trainer for each in there})
+
+    def _close_if_all(self) -> None:
+        if (there := self._there()) and not self._missing():
+            self._last = Gathering(
+                self._last.number + 1,
+                self._members.changes,
+                frozenset(each.member.session for each in there),
+                {each.member.trainer: each.text for each in there},
+            )
+            self._arrived = {}
+            self._job.condition.notify_all()

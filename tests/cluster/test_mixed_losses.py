@@ -1,0 +1,217 @@
+"""Trainers of mixed jobs that are lost: rows are on servers, and the trainers average the gradients
+of a dense layer among themselves.
+
+The rate is a power of two, and trainer 0's gradients are ones, trainer 1's threes.  So a step of
+both moves every element of the dense layer by twice the rate, and a step of trainer 0 alone by the
+rate: the parameters say which trainers were in their steps.  The same holds for rows in sync mode;
+in async mode each trainer's step moves them by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
+
+DEADLINE = 2.0
+STEPS = 12
+FAULT_STEP = 3
+RATE = 0.5
+
+SCRIPT = f"""
+import os, signal, sys
+import torch
+from trainer import Constant, DistributedEmbedding, fleet, row_optimizers
+from transpiler import DistributedStrategy
+
+mode, policy, where = sys.argv[1:4]
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        rows = row_optimizers.SGD(lr={RATE})
+        self.rows = DistributedEmbedding(4, optimizer=rows, init=Constant(0.0))
+        self.dense = torch.nn.Linear(64, 400, bias=False)
+
+    def forward(self, ids):
+        return self.rows(ids).sum() + self.dense(torch.ones(1, 64)).sum()
+
+strategy = DistributedStrategy()
+strategy.a_sync_configs = {{"modes": {{"rows*": mode, "*": "collective"}}, "lost_trainer": policy}}
+fleet.init(strategy=strategy)
+model = fleet.distributed_model(Net())
+torch.nn.init.zeros_(model.dense.weight)
+sgd = torch.optim.SGD(model.parameters(), lr={RATE} / 2, momentum=0.5)
+optimizer = fleet.distributed_optimizer(sgd)
+me, communicator = fleet.worker_index(), optimizer.communicator
+print("begins at", optimizer.steps, flush=True)
+
+def kill(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+while optimizer.steps < {STEPS}:
+    if optimizer.steps == {FAULT_STEP - 1} and me == 1:
+        if where == "average":  # the others are in it, or come to it
+            communicator.dense_allreduce.average = kill
+        elif where == "commit":  # in sync mode all have the average
+            communicator.close_step = kill
+        elif where == "between":  # one server has the step, and the other one has not
+            communicator.clients[1].channels[0].commit = kill
+        elif where == "after":  # all have it, and it has not seen the answer
+            communicator.lanes[0].finish = kill
+        elif where == "preempted":
+            os.kill(os.getpid(), signal.SIGTERM)
+    (model(torch.arange(50)) * (2 * me + 1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+fleet.barrier_worker()  # the others' last steps are applied
+rows = model.rows(torch.arange(50)).detach()
+print("rows", (-rows / {RATE}).unique().tolist(), flush=True)
+print("dense", model.dense.weight.unique().tolist(), flush=True)
+fleet.finish()
+print("finished", flush=True)
+"""
+
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def ended(trainer: Started, word: str) -> str:
+    """What a trainer says of its rows, or of its dense layer, at its end."""
+    assert trainer.status() == 0, f"{trainer}"
+    return trainer.said(rf"^{word} (\[.*\])")[1]
+
+
+def dense(both: int) -> str:
+    """The dense layer as one process computes it, from the mean gradient of the trainers that are
+    recorded as members: both, for so many steps, and then trainer 0.
+    """
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=RATE / 2, momentum=0.5)
+    for step in range(STEPS):
+        weight.grad = torch.tensor([2.0 if step < both else 1.0])
+        optimizer.step()
+    return str(weight.tolist())
+
+
+def in_step(where: str) -> int:
+    """How many steps of both there are."""
+    return FAULT_STEP - 1 + (where == "after")
+
+
+@pytest.mark.parametrize(
+    ("mode", "where"),
+    [
+        RARE("sync", "average"),
+        ("sync", "commit"),
+        RARE("sync", "between"),
+        RARE("sync", "after"),
+        ("async", "average"),
+        RARE("async", "after"),
+    ],
+)
+def test_another_process_takes_the_place_and_every_step_has_both(
+    processes: Processes, script: str, mode: str, where: str
+) -> None:
+    """The others wait; the new one has the dense layer and what its optimizer keeps of it.  So all
+    ends as without a loss, to the bit, on both.
+    """
+    servers = processes.servers(2, DEADLINE, "--once")
+    endpoints = [endpoint for _, endpoint in servers]
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, "wait", where)
+
+    assert killed.status() == -signal.SIGKILL
+    servers[0][0].said("another process may take its place")
+    another = processes.python(
+        "another",
+        *(script, mode, "wait", "never"),
+        TRAINING_ROLE="TRAINER",
+        TRAINERS="2",
+        TRAINER_ID="1",
+        PSERVER_ENDPOINTS=",".join(endpoints),
+        PSERVER_HEARTBEAT_TIMEOUT=str(DEADLINE),
+    )
+
+    assert ended(other, "dense") == ended(another, "dense") == dense(STEPS), [other, another]
+    assert ended(other, "rows") == ended(another, "rows"), [other, another]
+    if mode == "sync":
+        assert ended(other, "rows") == str([2.0 * STEPS]), other
+    for server, _ in servers:
+        assert server.status() == 0, f"{server}"
+
+
+@pytest.mark.observes("a_sync_configs.lost_trainer")
+@pytest.mark.parametrize(
+    ("mode", "policy", "where"),
+    [
+        ("sync", "go_on", "average"),
+        ("sync", "go_on", "commit"),
+        RARE("sync", "go_on", "between"),
+        RARE("sync", "go_on", "after"),
+        RARE("sync", "wait", "commit"),
+        RARE("async", "go_on", "average"),
+        ("async", "wait", "after"),
+    ],
+)
+def test_the_others_go_on_without_it_when_nobody_comes(
+    processes: Processes, script: str, mode: str, policy: str, where: str
+) -> None:
+    """Under "wait" after the start timeout.  The dense layer is that of one process which averages
+    over the trainers that were there; in sync mode rows have the same trainers in each step.
+    """
+    servers = processes.servers(2, DEADLINE, "--once", "--start-timeout", "15")
+    endpoints = [endpoint for _, endpoint in servers]
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, policy, where)
+
+    assert killed.status() == -signal.SIGKILL
+    both = in_step(where)
+    assert ended(other, "dense") == dense(both), other
+    if mode == "sync":
+        assert ended(other, "rows") == str([2.0 * both + STEPS - both]), other
+    for server, _ in servers:
+        assert server.status() == 0, f"{server}"
+    waited = "nobody takes trainer 1's place within 15 s" in "\n".join(servers[0][0].lines)
+    assert waited == (policy == "wait"), servers[0][0]
+
+
+@pytest.mark.parametrize("mode", ["sync", RARE("async")])
+def test_the_job_stops_where_the_strategy_says_so(
+    processes: Processes, script: str, mode: str
+) -> None:
+    """The other trainer gets TrainerLost."""
+    servers = processes.servers(2, DEADLINE, "--once")
+    endpoints = [endpoint for _, endpoint in servers]
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, "stop", "after")
+
+    assert killed.status() == -signal.SIGKILL
+    assert other.status() == 1 and "TrainerLost" in "\n".join(other.lines), f"{other}"
+
+
+@pytest.mark.parametrize("mode", ["async", RARE("sync")])
+def test_a_trainer_that_is_preempted_ends_its_step_and_leaves(
+    processes: Processes, script: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a grace period; the other one averages by itself from the next step on."""
+    monkeypatch.setenv("PSERVER_GRACE", "30")
+    servers = processes.servers(2, DEADLINE, "--once")
+    endpoints = [endpoint for _, endpoint in servers]
+    other, left = processes.trainers(2, endpoints, DEADLINE, script, mode, "wait", "preempted")
+
+    assert left.status() == 143, left
+    left.said(f"trainer 1 was preempted after step {FAULT_STEP}")
+    assert ended(other, "dense") == dense(FAULT_STEP), other
+    rows = 4.0 * FAULT_STEP + STEPS - FAULT_STEP
+    rows = rows if mode == "async" else 2.0 * FAULT_STEP + STEPS - FAULT_STEP
+    assert ended(other, "rows") == str([rows]), other

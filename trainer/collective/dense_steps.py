@@ -1,0 +1,366 @@
+"""Means of dense gradients over those trainers of a job with servers that are there.
+
+[Note: averages that outlive a trainer]  A process group is of certain processes.  When one of them
+is lost, leaves, or another one comes, the trainers gather on server 0 (see [Note: gatherings] in
+pserver/job/gatherings.py), a group of those that are there comes up, and from what they tell each
+of them knows what to do with the average under way: see [Note: which average counts] in
+standing.py.  Its own gradients stay where they are until the average counts, so that it can be made
+again.
+
+A trainer notices what calls for a gathering by itself: an operation fails, or server 0 says that
+trainers have come or gone.  It then comes from wherever it waits: :meth:`DenseSteps.attend`.  While
+nobody comes or goes, a step costs no message.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pserver.errors import PServerError, TrainerLost
+from trainer.collective.gradient_means import GradientMeans
+from trainer.collective.group_sums import GroupSums
+from trainer.collective.member_groups import Member, MemberGroups
+from trainer.collective.object_bytes import from_bytes, to_bytes
+from trainer.collective.standing import HELD, NONE, SEALED, Standing, Verdict, verdict_of
+from transpiler.strategy.exchange import Exchange
+
+if TYPE_CHECKING:
+    from pserver.client.replies import Gathered  # which brings the transports
+
+CPU = torch.device("cpu")
+PATIENCE = 2.0  # seconds that a wait may still take when trainers have come or gone
+TRIES = 3  # to bring up the same group
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """The other trainers, as the servers show them.
+
+    Attributes:
+        gather: comes to a gathering: this trainer's text, the number of its last one, and whether
+            it takes no further step.
+        changes: how often trainers have come and gone.
+        check: raises what has ended the job.
+        step: the last settled step of those that need all trainers; 0: there are none.
+        waiting: inside this trainer waits for others.
+        late: the others trained already when this one joined.
+    """
+
+    gather: Callable[[str, int, bool], Gathered]
+    changes: Callable[[], int]
+    check: Callable[[], None]
+    step: Callable[[], int]
+    waiting: Callable[[], AbstractContextManager[None]]
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An average that is under way: what this trainer puts in.
+
+    Attributes:
+        parameters: in the same order everywhere.
+        gradients: of those of them that have one.
+        overflow: a gradient of its step is not finite.
+    """
+
+    parameters: Sequence[Tensor]
+    gradients: Mapping[Tensor, Tensor]
+    overflow: bool
+
+
+class DenseSteps:
+    """One trainer's part in the means.  The script's thread calls it.
+
+    See [Note: averages that outlive a trainer].
+
+    Args:
+        company: the other trainers.
+        groups: makes process groups of them.
+        exchange: how gradients travel.
+        give: what a new process needs: values and optimizer states, as
+            :func:`~trainer.collective.object_bytes.to_bytes` can hold them.
+        take: takes that.
+
+    Attributes:
+        exchange: how gradients travel.
+        arrived: it has taken values of another trainer.
+
+    Raises:
+        PServerError: some trainers have not come.
+        ValueError: the trainers do not divide into rows.
+    """
+
+    def __init__(
+        self,
+        company: Company,
+        groups: Callable[[Callable[[], None]], MemberGroups],
+        exchange: Exchange,
+        give: Callable[[], Any],
+        take: Callable[[Any], None],
+    ) -> None:
+        self.exchange = exchange
+        self._company, self._groups = company, groups(self._check)
+        self._give, self._take = give, take
+        self._sums: GroupSums | None = None
+        self.arrived = False
+        self._number = self._seen = 0  # of the last gathering, and the changes until then
+        self._group = 0  # the number of that after which the group came up
+        self._wanted, self._waiting, self._noticed = True, False, 0.0
+        self._failures, self._tried = 0, tuple[Member, ...]()
+        self._new, self._ends, self._over = True, False, False
+        self._count = 0
+        self._work: Work | None = None
+        self._result: GradientMeans | None = None  # of that
+        self._sealed = self._decided = False
+        self._last: GradientMeans | None = None  # the last one that counts
+        self._gather()
+
+    # ---- steps ----
+
+    def average(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Mapping[Tensor, Tensor],
+        overflow: bool,
+        by_servers: bool,
+    ) -> GradientMeans:
+        """The mean over the trainers that are there.
+
+        Args:
+            parameters: in the same order everywhere.
+            gradients: of those of them that have one; they stay as they are.
+            overflow: a gradient of this trainer's step is not finite.
+            by_servers: servers decide the step; :meth:`settle` follows.
+
+        Raises:
+            TrainerLost: another trainer takes no further step.
+            PServerError: the job has failed.
+        """
+        self._work = Work(parameters, gradients, overflow)
+        with self._company.waiting():
+            result = self._made()
+        return result if by_servers else self._settled(result)
+
+    def settle(self, committed: int) -> GradientMeans:
+        """The servers have decided the step; gives the mean that counts.
+
+        Args:
+            committed: how many trainers are in it.
+
+        Raises:
+            PServerError: as :meth:`average`.
+        """
+        result = self._result
+        assert result is not None, "after an average"
+        if not self._sealed and committed != result.trainers:
+            log.warning(
+                "%d trainers were in the average, and %d are in the step: it is made again",
+                *(result.trainers, committed),
+            )
+            self._decided, self._result = True, None
+            self._wanted = self._wanted or committed != len(self._groups.members)
+            with self._company.waiting():
+                result = self._made()
+        return self._settled(result)
+
+    def _settled(self, result: GradientMeans) -> GradientMeans:
+        self._count, self._last = self._count + 1, result
+        self._work = self._result = None
+        self._sealed = self._decided = False
+        self._wanted = self._wanted or self._waiting  # those can be let in now
+        return result
+
+    def _made(self) -> GradientMeans:
+        """The result, as soon as there is one."""
+        work = self._work
+        assert work is not None, "an average is under way"
+        while self._result is None:
+            if self._called:
+                self._gather()
+                continue
+            assert self._sums is not None, "after a gathering"
+            try:
+                self._noticed = 0.0
+                made = self._sums.average(
+                    work.parameters, work.gradients, work.overflow, arrives=True
+                )
+            except PServerError as error:
+                self._break(error)
+                continue
+            self._result, self._sealed = made, self._decided
+        return self._result
+
+    def attend(self) -> None:
+        """Comes to a gathering, if one is called for; called wherever this trainer waits.
+
+        Raises:
+            PServerError: as :meth:`average`.
+        """
+        if not (self._called or self._waiting):
+            return
+        self._gather()
+        if self._work is not None:
+            self._made()
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step, and waits until all say so: another one may
+        need the result of the last one.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if self._groups.groups is not None:
+            self._groups.groups.finish()
+        self._ends = True
+        while not self._over:
+            self._wanted = True
+            self._gather()
+
+    def close(self, failure: str = "") -> None:
+        """Leaves the others."""
+        if self._sums is not None:
+            self._sums.close()
+        self._groups.close(failure)
+
+    # ---- gatherings ----
+
+    @property
+    def _called(self) -> bool:
+        return self._wanted or self._company.changes() > self._seen
+
+    def _check(self) -> None:
+        """Called while a group waits: raises what ends that."""
+        self._company.check()
+        if not self._called:
+            return
+        self._noticed = self._noticed or time.monotonic()
+        if time.monotonic() - self._noticed > PATIENCE:
+            raise TrainerLost("trainers have come or gone")
+
+    def _break(self, error: PServerError) -> None:
+        """The group is of no use any more.
+
+        Raises:
+            PServerError: what has ended the job; or no group comes up.
+        """
+        self._company.check()
+        self._failures += 1
+        if self._failures > TRIES:
+            raise error
+        log.warning("the trainers gather again: %s", error)
+        self._group, self._wanted = 0, True
+        self._groups.close(str(error))
+
+    def _gather(self) -> None:
+        """Tells the others how far this trainer is, and does what follows."""
+        with self._company.waiting():
+            done = False
+            while not done:
+                text = self._standing().text()
+                gathered = self._company.gather(text, self._number, self._ends)
+                self._number, self._seen = gathered.number, gathered.changes
+                told = {t: Standing.of(each) for t, each in gathered.texts.items()}
+                verdict = verdict_of(told)
+                if verdict.problem and (self._work is not None or not verdict.members):
+                    raise TrainerLost(verdict.problem)
+                self._over, self._wanted = verdict.over, False
+                self._waiting = bool(verdict.waiting)
+                try:
+                    done = self._groups.own in verdict.members
+                    if done:
+                        self._follow(verdict)
+                except PServerError as error:
+                    done = False
+                    self._break(error)
+
+    def _standing(self) -> Standing:
+        result = NONE if self._result is None else SEALED if self._sealed else HELD
+        return Standing(
+            self._groups.own.incarnation,
+            self._count,
+            self._company.step(),
+            result,
+            self._decided,
+            self._work is not None and self._result is None,
+            self._ends,
+            self._new,
+            self._company.late and self._new,
+            self._group,
+        )
+
+    def _follow(self, verdict: Verdict) -> None:
+        """Does what follows from a gathering, together with the other members."""
+        if verdict.over:
+            return
+        if verdict.members != self._tried:
+            self._failures, self._tried = 0, verdict.members
+        if verdict.members != self._groups.members or not verdict.same_group:
+            self._bring_up(verdict)
+        own = self._groups.own.trainer
+        if verdict.result_from is not None:
+            plain = self._told(verdict.result_from, lambda: self._certain().plain())
+            if own in verdict.takers:
+                assert self._work is not None, "it is in an average"
+                self._result = GradientMeans.of(plain, self._work.parameters)
+                self._sealed = True
+        if verdict.values_from is not None:
+            given = self._told(verdict.values_from, lambda: [self._count, self._give()])
+            if own in verdict.arrived:
+                self._count, values = given
+                self._take(values)
+                self.arrived = True
+        self._new = False
+        if verdict.again:
+            self._result, self._sealed = None, False
+        self._decided = self._work is not None and verdict.decided
+
+    def _bring_up(self, verdict: Verdict) -> None:
+        """Brings the group of the members up."""
+        if self._sums is not None:
+            self._sums.close()
+        self._noticed, first = 0.0, self._sums is None
+        self._groups.bring_up(
+            verdict.members,
+            f"averages after gathering {self._number}",
+            {"how gradients travel": repr(self.exchange)},
+        )
+        alone = len(verdict.members) == 1
+        self._sums = GroupSums(None if alone else self._groups.groups, self.exchange, first)
+        self._group = self._number
+
+    def _certain(self) -> GradientMeans:
+        """What this trainer tells those that lack it."""
+        found = self._result if self._sealed else self._last
+        assert found is not None, "it has counted one, or has one that is certain"
+        return found
+
+    def _told(self, root: int, make: Callable[[], Any]) -> Any:
+        """What one member gives to all."""
+        data = to_bytes(make()) if self._groups.own.trainer == root else b""
+        size = torch.tensor([len(data)])
+        self._broadcast(size, root)
+        travels = torch.empty(int(size), dtype=torch.uint8)
+        if data:
+            travels = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._broadcast(travels, root)
+        return from_bytes(bytes(travels.numpy()))
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        groups, what = self._groups.groups, "what one trainer tells the others"
+        assert groups is not None, "there are others"
+        group = groups.group("told", range(groups.size), CPU)
+        options = dist.BroadcastOptions()
+        options.rootRank = self._groups.place(root)
+        groups.wait(groups.begin(lambda: group.broadcast([tensor], options), what), what, CPU)

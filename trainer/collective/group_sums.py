@@ -1,0 +1,184 @@
+"""Sums of tensors over one group of trainers, and means of gradients.
+
+[Note: one layout]  Every trainer sums the same elements: first one number for each of these
+parameters (has it a gradient?) and one for an overflow, then all of them in the plan's order, in
+buckets, zeros for those without a gradient.  So trainers whose steps differ cannot mix up their
+parts; a parameter that no trainer has a gradient for is skipped, and a step that overflows on one
+trainer is skipped by all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import platform
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from pserver.polling import poll
+from trainer.collective.buckets import MB
+from trainer.collective.comm_ring import Ring
+from trainer.collective.gradient_means import GradientMeans
+from trainer.collective.gradient_sums import as_sent
+from trainer.collective.process_groups import ProcessGroups
+from transpiler.plan.comm_rings import row_or_all
+from transpiler.strategy.exchange import Exchange
+
+DENSE = "the dense all-reduce"  # in messages
+LOOK_SECONDS = 0.002  # between two looks whether a GPU has a sum
+
+log = logging.getLogger(__name__)
+
+
+class GroupSums:
+    """Sums over the trainers of one group.  Not thread-safe.
+
+    Args:
+        groups: of the trainers; None: this one is alone.
+        exchange: how gradients travel.
+        strict: rows that the trainers do not divide into are an error; otherwise they have none.
+
+    Attributes:
+        groups, exchange: as given.
+        size: how many trainers there are.
+
+    Raises:
+        ValueError: the trainers do not divide into rows.
+        PServerError: one of them is gone.
+    """
+
+    def __init__(
+        self, groups: ProcessGroups | None, exchange: Exchange, strict: bool = True
+    ) -> None:
+        self.groups, self.exchange = groups, exchange
+        self.size = 1 if groups is None else groups.size
+        self._rings: dict[tuple[int, str], Ring] = {}
+        self._inner = 0
+        if groups is not None and exchange.row is not None:
+            hosts = groups.peers.exchange("hosts", platform.node(), range(self.size))
+            try:
+                self._inner = row_or_all(exchange.row, hosts)
+            except ValueError as error:
+                if strict:
+                    raise
+                log.warning("gradients travel without rows from here on: %s", error)
+
+    def average(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Mapping[Tensor, Tensor],
+        overflow: bool,
+        arrives: bool = False,
+    ) -> GradientMeans:
+        """The mean over all trainers.  See [Note: one layout].
+
+        Args:
+            parameters: in the same order everywhere.
+            gradients: of those of them that have one; they stay as they are.
+            arrives: waits until it is there, on GPUs, too.
+
+        Raises:
+            PServerError: another trainer is gone.
+        """
+        has = [float(parameter in gradients) for parameter in parameters] + [float(overflow)]
+        if self.groups is None:
+            return GradientMeans(parameters, has, [gradients.get(p) for p in parameters], 1)
+        with torch.no_grad():
+            buckets = _buckets(parameters, self.exchange)
+            parts = [[self._part(p, gradients.get(p)) for p in own] for own in buckets]
+            ((counts,), *sums) = self.sums([[torch.tensor(has)], *parts])
+            means = {
+                parameter: total if self.exchange.dtype else total.div_(self.size)
+                for own, totals in zip(buckets, sums, strict=True)
+                for parameter, total in zip(own, totals, strict=True)
+            }
+        if arrives:
+            for device in {p.device for p in parameters if p.device.type == "cuda"}:
+                self._arrive(self.groups, device)
+        in_order = [means[parameter] for parameter in parameters]
+        return GradientMeans(parameters, counts.tolist(), in_order, self.size)
+
+    def _arrive(self, groups: ProcessGroups, device: torch.device) -> None:
+        """Waits for a GPU's sums, as long as all trainers are there."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+        event.record(torch.cuda.current_stream(device))
+        for _ in poll(log, lambda: f"waiting long for {DENSE}", math.inf, LOOK_SECONDS):
+            if event.query():  # type: ignore[no-untyped-call]
+                return
+            groups.look(DENSE)
+
+    def _part(self, parameter: Tensor, gradient: Tensor | None) -> Tensor:
+        """What this trainer adds for a parameter.
+
+        See [Note: float16 between trainers] for why it may be divided here.
+        """
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        elif self.exchange.dtype:
+            gradient = gradient / self.size
+        return as_sent(gradient, self.exchange)
+
+    def sums(
+        self,
+        buckets: Sequence[Sequence[Tensor]],
+        what: str = DENSE,
+        seconds: float = math.inf,
+    ) -> list[list[Tensor]]:
+        """The sums over all trainers, of tensors of one dtype and device in each bucket; buckets
+        take the rings in turn.
+
+        Args:
+            what: the operation, for messages.
+            seconds: the longest wait.
+
+        Raises:
+            TimedOut: it was longer.
+            PServerError: another trainer is gone.
+        """
+        pending = []
+        for number, tensors in enumerate(buckets):
+            device = tensors[0].device
+            ring = self._ring(number % self.exchange.rings, device)
+            pending.append(ring.sum(tensors, what, seconds))
+            if self.exchange.waits:
+                pending[-1].result(0)
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()
+        return [
+            [each.result(place) for place in range(len(tensors))]
+            for each, tensors in zip(pending, buckets, strict=True)
+        ]
+
+    def _ring(self, number: int, device: torch.device) -> Ring:
+        """All trainers ask in the same order."""
+        assert self.groups is not None, "there are other trainers"
+        key = (number, device.type)
+        if key not in self._rings:
+            self._rings[key] = Ring(self.groups, self._inner, number, device)
+        return self._rings[key]
+
+    def close(self) -> None:
+        """Ends the rings' threads."""
+        for ring in self._rings.values():
+            ring.close()
+
+
+def _buckets(parameters: Sequence[Tensor], exchange: Exchange) -> list[list[Tensor]]:
+    """Parameters of one dtype and device that travel together, in their order."""
+    most = exchange.most or len(parameters)
+    buckets: list[list[Tensor]] = []
+    filling: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in parameters:
+        kind = (parameter.device, parameter.dtype)
+        own = filling.get(kind)
+        if own is None or len(own) == most or _bytes(own, parameter) > exchange.size_mb * MB:
+            own = filling[kind] = []
+            buckets.append(own)
+        own.append(parameter)
+    return buckets
+
+
+def _bytes(own: Sequence[Tensor], more: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*own, more))

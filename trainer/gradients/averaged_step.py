@@ -1,0 +1,143 @@
+"""The part of a step that trainers average among themselves, beside what servers do of it.
+
+[Note: a step of both]  Where trainers come and go, the averaged part of a step counts only when the
+servers have decided the rest of it, and for the same trainers::
+
+    a lane is sync    average, commit, wait for the servers; if fewer trainers are in the step than
+                      were in the average, it is made again over those; then apply
+    otherwise         commit, average, apply while the servers work, wait for them
+
+In a sync lane nobody commits before it has the average, so a step that is decided is one of which
+all have it.  In other lanes each trainer's step is decided by itself: a trainer that dies leaves
+both parts, one of them, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from pserver.tracing.spans import SPANS, now
+from trainer.collective.dense_steps import DenseSteps
+from trainer.collective.gradient_means import GradientMeans
+from trainer.gradients.division import Gradients
+
+if TYPE_CHECKING:  # which brings the transports
+    from trainer.communicator.communicator import Communicator
+
+
+class Stepped(Protocol):
+    """A distributed optimizer.
+
+    Attributes:
+        steps: taken by the job.
+        lanes: those of the plan that take its steps.
+    """
+
+    steps: int
+    lanes: tuple[int, ...]
+
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters, by name."""
+
+    def hparams(self) -> dict[int, dict[str, Any]]:
+        """The present hyper-parameters, by the group's number in the plan."""
+
+
+class AveragedStep:
+    """One step of an optimizer, as far as the trainers average it among themselves.
+
+    Args:
+        optimizer: whose step it is.
+        communicator: to the servers.
+        step_here: steps the parameters of these gradients.
+
+    Attributes:
+        due: whether the trainers average anything.
+        decided: whether the average counts when the servers have decided the step.
+    """
+
+    def __init__(
+        self,
+        optimizer: Stepped,
+        communicator: Communicator,
+        step_here: Callable[[Gradients], None],
+    ) -> None:
+        self._optimizer, self._step_here = optimizer, step_here
+        self._plan, lanes = communicator.plan, communicator.plan.lanes
+        self._among = communicator.dense_allreduce
+        self.due = bool(self._plan.averaged) and self._among is not None
+        self.decided = isinstance(self._among, DenseSteps) and any(
+            lanes[lane].kind.merges_gradients for lane in optimizer.lanes
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether others may be told where the script is while this trainer waits for servers: not
+        where a new process has the values after the step already.
+        """
+        return self.decided or not isinstance(self._among, DenseSteps)
+
+    def average(self, gradients: Gradients, overflow: bool) -> GradientMeans:
+        """The mean gradients over the trainers."""
+        names, mine = self._plan.averaged, self._optimizer.trained()
+        parameters = [mine[name] for name in names if name in mine]
+        own = {p: gradients[p] for p in parameters if p in gradients}
+        began = now() if SPANS.on else 0.0
+        assert self._among is not None, "they average something"
+        means = self._among.average(parameters, own, overflow, self.decided)
+        if began:
+            SPANS.add("all-reduce", began, now())
+        return means
+
+    def apply(self, means: GradientMeans) -> bool:
+        """Steps these parameters; gives whether the step overflowed."""
+        found = means.land()
+        if found and not means.overflow:
+            self._step_here({p: p.grad for p in found if p.grad is not None})
+        return means.overflow
+
+    def settle(self, committed: int) -> bool:
+        """Applies what counts with so many trainers in the step; gives whether it overflowed."""
+        assert isinstance(self._among, DenseSteps), "servers decide the step"
+        return self.apply(self._among.settle(committed))
+
+
+def close_and_finish(
+    optimizer: Stepped,
+    communicator: Communicator,
+    overflow: bool,
+    gradients: Callable[[], Gradients],
+    step_here: Callable[[Gradients], None],
+) -> bool:
+    """Closes an optimizer's step, with what the trainers average of it, and waits for the servers;
+    counts it.  See [Note: a step of both].
+
+    Args:
+        overflow: a gradient of this trainer is not finite.
+        gradients: gives those of the step, by parameter.
+        step_here: steps the parameters of these gradients.
+
+    Returns:
+        Whether the step overflowed on some trainer, and was nobody's.
+    """
+    step = AveragedStep(optimizer, communicator, step_here)
+    if step.due and step.decided:
+        overflow = step.average(gradients(), overflow).overflow
+    communicator.close_step(optimizer.hparams(), overflow, optimizer.lanes)
+    early = step.due and not step.decided
+    if early:
+        overflow = step.apply(step.average(gradients(), overflow))
+        optimizer.steps += 0 if overflow else 1  # a process that comes now is told so
+    communicator.position.quiet = not step.answers
+    done = communicator.finish_step()  # None: the trainers average all of its gradients
+    communicator.position.quiet = False
+    if step.due and step.decided:
+        assert done is not None, "a lane whose steps need all trainers"
+        overflow = step.settle(done.committed)
+    overflow = overflow or (done is not None and done.overflow)
+    if not early:
+        optimizer.steps += 0 if overflow else 1
+    return overflow

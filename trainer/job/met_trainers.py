@@ -1,0 +1,104 @@
+"""What the trainers of a job with servers do among themselves: means of dense gradients, and sums
+of batch norms.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from functools import partial
+
+from torch import nn
+
+from trainer.collective.dense_allreduce import WHOLE, dense_allreduce_of
+from trainer.collective.dense_steps import Company, DenseSteps
+from trainer.collective.member_groups import Member, MemberGroups
+from trainer.communicator.communicator import Communicator
+from trainer.environment.connection import Connection
+from trainer.job.averaged_values import AveragedValues
+from trainer.modules.sync_batch_norm import connect_batch_norms
+from trainer.optimizer import DistributedOptimizer
+from transpiler.strategy.exchange import exchange_of
+from transpiler.strategy.strategy import DistributedStrategy
+
+log = logging.getLogger(__name__)
+
+
+def connect_trainers(
+    communicator: Communicator,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[DistributedOptimizer],
+    strategy: DistributedStrategy | None,
+) -> None:
+    """Brings up what the trainers of a job do among themselves; all have come when it returns.
+
+    Batch norms that sum over trainers need all of the plan in each forward, so that a job with such
+    ends with a trainer.
+
+    Args:
+        communicator: of a trainer that has joined.
+        models, optimizers: of the script.
+        strategy: says how gradients travel; None: all of one dtype at once.
+
+    Raises:
+        PServerError: other trainers have not come.
+        ValueError: the trainers do not divide into rows; or they are to leave when they are
+            preempted, and cannot.
+    """
+    plan, found = communicator.plan, connect_batch_norms(models, None, 1)
+    if plan.averaged and plan.trainers > 1 and plan.outlives_trainers and not found:
+        communicator.dense_allreduce = dense_steps_of(communicator, optimizers, strategy)
+        return
+    allreduce = communicator.dense_allreduce = dense_allreduce_of(
+        plan, communicator.clients, communicator.trainer_id, strategy, found
+    )
+    if found and allreduce is not None:
+        connect_batch_norms(
+            models,
+            lambda vector, seconds: allreduce.total([vector], "a batch norm", seconds)[0],
+            plan.trainers,
+            Connection.from_environment().start_timeout_seconds,
+        )
+
+
+def dense_steps_of(
+    communicator: Communicator,
+    optimizers: Sequence[DistributedOptimizer],
+    strategy: DistributedStrategy | None,
+) -> DenseSteps:
+    """What averages the gradients that a plan leaves to the trainers, where the job goes on without
+    one that is lost; all have come when it returns.
+
+    Args:
+        communicator: of a trainer that has joined.
+        optimizers: of the script.
+        strategy: says how gradients travel; None: all of one dtype at once.
+
+    Raises:
+        PServerError: other trainers have not come.
+        ValueError: the trainers do not divide into rows.
+    """
+    plan, client = communicator.plan, communicator.clients[0]
+    log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+    values = AveragedValues(plan, optimizers)
+    company = Company(
+        lambda text, after, ends: client.gather(text, after, communicator.check, ends),
+        lambda: communicator.roll.changes,
+        communicator.check,
+        lambda: max(0, communicator.position.step - 1),
+        communicator.position.waiting,
+        client.late,
+    )
+    member = Member(communicator.trainer_id, secrets.token_hex(8))
+    steps = DenseSteps(
+        company,
+        partial(MemberGroups, member, communicator.clients, Connection.from_environment()),
+        WHOLE if strategy is None else exchange_of(strategy),
+        values.give,
+        values.take,
+    )
+    for lane in communicator.lanes:
+        lane.meanwhile = steps.attend
+    communicator.joint.attend = steps.attend
+    return steps
