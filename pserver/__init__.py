@@ -201,7 +201,7 @@ A trainer, as a server sees it (``job/membership.py``)::
                           `----heartbeat timeout--------------------> LOST
 
 The others go on, at once or, where they step together, when the time of its place is over; see
-[Note: kept places] in ``job/membership.py``.  Where they average among themselves the job fails.
+[Note: kept places] in ``job/membership.py``.
 
 A step, as the job's log sees it (``job_log/coordinator.py``)::
 
@@ -307,6 +307,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/applied_rounds.py            norms again
     job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
+    job/gatherings.py                gatherings
     job/decisions.py                 who decides
     job/decisions.py                 an awaited server
     job/held_values.py               a server's file

@@ -33,8 +33,8 @@ In a job with servers, sync; file by file, in order:
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
  6. ``close_step`` tells each server the present hyper-parameters: the step is complete.
  7. The server merges the slices of all trainers, updates, and replies with values.
- 8. Meanwhile ``collective/dense_allreduce.py`` averages the gradients of parameters in the mode
-    "collective", and the script's own optimizer steps these.
+ 8. ``collective/dense_steps.py`` averages the gradients of parameters in the mode "collective",
+    meanwhile or, beside a sync lane, before 6, and the script's own optimizer steps these.
  9. ``finish_step`` waits for the replies.  ``communicator/parameter_slices.py``: values arrive in
     the parameters' own memory, or in buffers that are copied there now.
 
@@ -136,6 +136,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     scope                              two kinds of scopes
     gradients/     overflow            whose overflow
                    gradient_merge      an overflow in a window
+                   averaged_step       a step of both
     collective/    gloo_threads        gloo at exit
                    membership          who is lost; whose frames
                    process_groups      no timeout on progress
@@ -144,7 +145,9 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    buckets             the last bucket
                    averaging_schedule  adaptive steps
                    local_sgd           an average in between
-                   dense_allreduce     one layout
+                   group_sums          one layout
+                   standing            which average counts
+                   dense_steps         averages that outlive a trainer
                    trainer_values      the same call
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; minus zero; steps without servers

@@ -17,6 +17,7 @@ In reading order::
     membership         trainers, and their timeouts
     watermark          how far a trainer has come in one lane
     blocking_waits     waits of trainers for one another
+    gatherings         where those that are there tell one another how far they are
     decisions          this server's end of the job's log: what is staged, what is decided
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once

@@ -44,7 +44,7 @@ MODES: dict[str, dict[str, Any]] = {
     "geo": {"k_steps": 2},
     "diloco": {"k_steps": 2, "outer_optimizer": OUTER},
     "tables": TOGETHER,
-    "mixed": {"modes": {"rows*": "async", "*": "collective"}},
+    "mixed": {"modes": {"rows*": "async", "*": "collective"}, **TOGETHER},
 }
 _here: list[str] = []  # the phases that have come
 _joined: list[ControlClient] = []  # where trainer 0 has been let in

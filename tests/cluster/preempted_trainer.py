@@ -34,7 +34,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "diloco": {"k_steps": 3, "outer_optimizer": {"type": "sgd", "lr": 1.0}},
     "tables": None,
     "async tables": {},
-    "mixed": {"modes": {"b": "sync", "*": "collective"}},
+    "mixed, stops": {"modes": {"b": "sync", "*": "collective"}, "lost_trainer": "stop"},
 }
 
 

@@ -26,7 +26,8 @@ mode, what = sys.argv[1:]
 strategy = DistributedStrategy()
 strategy.a_sync = mode != "sync"
 if mode == "mixed":
-    strategy.a_sync_configs = {"modes": {"weight": "sync", "*": "collective"}}
+    modes = {"weight": "sync", "*": "collective"}
+    strategy.a_sync_configs = {"modes": modes, "lost_trainer": "stop"}
 fleet.init(strategy=strategy)
 if "(" in what:
     exec(what)
@@ -134,8 +135,8 @@ def test_sigterm_ends_a_trainer_whose_main_thread_is_outside_of_python(
 
 @pytest.mark.long
 def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Processes) -> None:
-    """A mixed job: trainers that wait for a silent one in their all-reduce know as the servers do,
-    though only these were told a timeout.
+    """A mixed job that stops with a trainer: those that wait for a silent one in their all-reduce
+    know as the servers do, though only these were told a timeout.
     """
     cluster = Cluster(processes, 1, "--heartbeat-timeout", "3")
     other, silent = (cluster.trainer(number, "mixed", "run") for number in (0, 1))

@@ -193,11 +193,11 @@ def test_without_a_grace_period_sigterm_ends_the_job(processes: Processes) -> No
     job.others[0].said("trainer 1 ended the job: ended by SIGTERM")
 
 
-def test_trainers_that_average_among_themselves_have_no_grace_period(
+def test_a_mixed_job_that_stops_with_a_trainer_has_no_grace_period(
     processes: Processes,
 ) -> None:
     """They say why, before they join."""
-    job = Preempted(processes, "mixed", 1)
+    job = Preempted(processes, "mixed, stops", 1)
 
     for trainer in job.trainers:
         trainer.said("PSERVER_GRACE: expected 0 where trainers average gradients among themselves")

@@ -49,7 +49,6 @@ FAULTS = {
 }
 MODES = ["sync", "async", "half_async", "staleness", "geo", "diloco", "tables", "mixed"]
 PHASES = ["starting", "joining", "stepping", "saving", "finishing"]
-OUTLIVE = [mode for mode in MODES if mode != "mixed"]  # a lost trainer
 SAME_VALUES = ["sync", "diloco", "tables"]  # as those of a job to which nothing happened
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -290,7 +289,7 @@ def test_everybody_learns_of(
     trainer that had joined, and otherwise not.
     """
     number, kind, seconds = FAULTS[what]
-    goes_on = kind == "trainer" and number != "SIGTERM" and mode in OUTLIVE and phase != "starting"
+    goes_on = kind == "trainer" and number != "SIGTERM" and phase != "starting"
     cluster = by_turns(what, mode, phase)(processes, f"{number} {kind} {phase}", mode)
     cluster.start()
     at, pid, victim = cluster.struck()

@@ -18,7 +18,12 @@ In reading order::
     fused_gradients     sums of gradients after a backward: fused_allreduce_gradients
     averaging_schedule  after which steps local SGD averages
     local_sgd           trainers that step by themselves, and average their parameters
-    dense_allreduce     means of dense gradients in a job with servers
+    gradient_means      the mean of gradients, before it is in the parameters
+    group_sums          sums over one group of trainers, and means of gradients
+    dense_allreduce     means of dense gradients in a job with servers that ends with a trainer
+    member_groups       process groups of the trainers that are there, one after the other
+    standing            what trainers tell when they gather, and what follows from it
+    dense_steps         means of dense gradients over the trainers that are there
     elastic_group       a group of the trainers that are there, which outlives its members
     object_bytes        objects that travel between trainers
     trainer_links       how values travel between trainers, in each kind of job

@@ -101,8 +101,8 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
     """
     if plan.averaged and plan.trainers > 1 and not plan.outlives_trainers:
         connection.check_no_grace(
-            "where trainers average gradients among themselves, because none can leave their "
-            f"group: they do so for {plan.averaged[0]!r}"
+            "where trainers average gradients among themselves, and the job stops with one of them: "
+            f"they do so for {plan.averaged[0]!r}"
         )
     may_leave = connection.grace_seconds > 0 or plan.outlives_trainers
     return Roll(plan.trainers, trainer, may_leave)

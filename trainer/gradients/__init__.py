@@ -4,6 +4,7 @@ In reading order::
 
     division.py         which gradients this process applies, and which the servers
     overflow.py         GradScaler's scale, and an overflow on another trainer
+    averaged_step.py    what trainers average of a step, beside servers
     gradient_merge.py   those of several steps make one update
     overlap.py          gradients leave while backward runs
     clipping.py         this trainer's own gradients are clipped
