@@ -49,7 +49,7 @@ from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
 from trainer.environment.connection import Connection
 from transpiler.distribute import pserver_program
-from transpiler.plan.plan import Deployment, Placement
+from transpiler.plan.plan import Deployment, Lane, Placement
 from transpiler.program import Program
 
 if TYPE_CHECKING:
@@ -396,14 +396,13 @@ class Communicator:
         closed = sorted(self._closed)
         with self._probe, self.position.waiting():
             replies = [self.page.steps.blocked(each, self.lanes[each].finish) for each in closed]
-        together = [self.plan.lanes[each].kind.merges_gradients for each in closed]
         self._closed.clear()
         for index in closed:
             self.written.landed(index)
         self.buffers.land()
         if self.step & (self.step - 1) == 0:
             trim_memory()
-        return next(chain(compress(replies, together), replies), None)
+        return _first(replies, [self.plan.lanes[each] for each in closed])
 
     def has_sent(self, lane: int) -> bool:
         """Whether gradients of a step that is not closed yet have been sent in a lane."""
@@ -510,6 +509,12 @@ class Communicator:
             What trainers have told, by trainer; those that told nothing are not in it.
         """
         return self.joint.meet(name, text)
+
+
+def _first(replies: Sequence[Reply], lanes: Sequence[Lane]) -> Reply | None:
+    """The first lane's reply, of those whose steps need all trainers if there is one."""
+    together = compress(replies, (lane.kind.merges_gradients for lane in lanes))
+    return next(chain(together, replies), None)
 
 
 def _each(*checks: Callable[[], None]) -> None:

@@ -101,7 +101,7 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
     """
     if plan.averaged and plan.trainers > 1 and not plan.outlives_trainers:
         connection.check_no_grace(
-            "where trainers average gradients among themselves, and the job stops with one of them: "
+            "where trainers average gradients among themselves, and the job stops with one: "
             f"they do so for {plan.averaged[0]!r}"
         )
     may_leave = connection.grace_seconds > 0 or plan.outlives_trainers
