@@ -107,6 +107,7 @@ class InstalledProgram:
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
         self.leases = JobLeases(members, job)
+        self.leases.catches_up = self.plan.averages_alone
         self.recording = Recording()
         decisions.recorded = self.recording.record
         workers = Workers(torch.get_num_threads())

@@ -35,6 +35,10 @@ class JobLeases:
         members: the job's trainers.
         job: for its lock and its end.
         wait_seconds: the longest that a request for a lease waits.
+
+    Attributes:
+        catches_up: one who joins late is waited for from a later step on than the one at which it
+            was let in: it gives up what it has missed when it asks for the first time.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class JobLeases:
     ) -> None:
         self._members, self._job, self._wait_seconds = members, job, wait_seconds
         self._table = LeaseTable(members.expected)
+        self.catches_up = False
         self._asking: dict[int, Member] = {}  # by number, the last process that has asked
         self._dealt = False  # a lease, ever
         self._changes = 0
@@ -80,7 +85,8 @@ class JobLeases:
             raise TrainerLost(member.fenced or f"another process is trainer {member.trainer} now")
         self._dealt = True
         try:
-            self._table.join(member.trainer, member.incarnation)
+            again = self.catches_up and bool(member.late)
+            self._table.join(member.trainer, member.incarnation, again)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
         except ValueError as error:
             raise Refused(f"leases: {error}") from error

@@ -114,13 +114,19 @@ class LeaseTable:
             for each in self.awaited - {trainer}
         }
 
-    def join(self, trainer: int, incarnation: str) -> None:
-        """A process takes a number; an earlier one of this number is lost."""
+    def join(self, trainer: int, incarnation: str, again: bool = False) -> None:
+        """A process takes a number; an earlier one of this number is lost.
+
+        Args:
+            again: the others have stepped on since :meth:`expect`, and wait for it now.
+        """
         if self._incarnations.get(trainer) == incarnation:
             return
         self.remove(trainer, self._incarnations.get(trainer, ""))
         self._incarnations[trainer] = incarnation
         self._gone.discard(trainer)
+        for number, leases in self._epochs.items() if again else ():
+            leases.rejoin(trainer, self._others(trainer, number, {}))
 
     def wait_for(self, trainer: int) -> None:
         """A process of this number is to come: what is its own is not divided meanwhile."""

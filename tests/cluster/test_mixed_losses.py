@@ -18,7 +18,7 @@ import torch
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
-DEADLINE = 2.0
+DEADLINE = 4.0
 STEPS = 12
 FAULT_STEP = 3
 RATE = 0.5
@@ -43,6 +43,8 @@ class Net(torch.nn.Module):
 
 strategy = DistributedStrategy()
 strategy.a_sync_configs = {{"modes": {{"rows*": mode, "*": "collective"}}, "lost_trainer": policy}}
+if mode == "async":  # each step waits for its own result
+    strategy.a_sync_configs = {{**strategy.a_sync_configs, "send_queue_size": 1}}
 fleet.init(strategy=strategy)
 model = fleet.distributed_model(Net())
 torch.nn.init.zeros_(model.dense.weight)
@@ -107,7 +109,7 @@ def dense(both: int) -> str:
 
 
 def in_step(where: str) -> int:
-    """How many steps of both there are."""
+    """In how many steps both are."""
     return FAULT_STEP - 1 + (where == "after")
 
 
@@ -146,8 +148,8 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 
     assert ended(other, "dense") == ended(another, "dense") == dense(STEPS), [other, another]
     assert ended(other, "rows") == ended(another, "rows"), [other, another]
-    if mode == "sync":
-        assert ended(other, "rows") == str([2.0 * STEPS]), other
+    # in async mode each of the two moves them by its own gradient
+    assert ended(other, "rows") == str([(2.0 if mode == "sync" else 4.0) * STEPS]), other
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
 
@@ -156,13 +158,13 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 @pytest.mark.parametrize(
     ("mode", "policy", "where"),
     [
-        ("sync", "go_on", "average"),
+        RARE("sync", "go_on", "average"),
         ("sync", "go_on", "commit"),
         RARE("sync", "go_on", "between"),
         RARE("sync", "go_on", "after"),
         RARE("sync", "wait", "commit"),
         RARE("async", "go_on", "average"),
-        ("async", "wait", "after"),
+        RARE("async", "wait", "after"),
     ],
 )
 def test_the_others_go_on_without_it_when_nobody_comes(
@@ -186,7 +188,7 @@ def test_the_others_go_on_without_it_when_nobody_comes(
     assert waited == (policy == "wait"), servers[0][0]
 
 
-@pytest.mark.parametrize("mode", ["sync", RARE("async")])
+@pytest.mark.parametrize("mode", [RARE("sync"), RARE("async")])
 def test_the_job_stops_where_the_strategy_says_so(
     processes: Processes, script: str, mode: str
 ) -> None:

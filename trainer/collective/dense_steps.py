@@ -55,6 +55,7 @@ class Company:
         step: the last settled step of those that need all trainers; 0: there are none.
         waiting: inside this trainer waits for others.
         late: the others trained already when this one joined.
+        drain: waits until the servers have what this trainer has sent.
     """
 
     gather: Callable[[str, int, bool], Gathered]
@@ -63,6 +64,7 @@ class Company:
     step: Callable[[], int]
     waiting: Callable[[], AbstractContextManager[None]]
     late: bool
+    drain: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +318,8 @@ class DenseSteps:
                 self._result = GradientMeans.of(plain, self._work.parameters)
                 self._sealed = True
         if verdict.values_from is not None:
+            if own not in verdict.arrived:
+                self._company.drain()
             given = self._told(verdict.values_from, lambda: [self._count, self._give()])
             if own in verdict.arrived:
                 self._count, values = given

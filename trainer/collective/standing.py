@@ -14,8 +14,9 @@ counts differ by one at most.  Of those that gather there are these cases::
     a new one is in that step      likewise
     all hold a result              the servers decide the step without help; nothing is done
 
-A new process needs the values of the step before its first one.  Where the others hold results of
-that step's predecessor it is not let in before they have settled it.
+A new process needs the values of the step before its first one.  Where others lack a result that
+is certain, or hold results of that step's predecessor, it is not let in before they have settled
+it.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
     decided = not behind and any(each.decided for each in old.values())
     source = next(iter(first if behind else sealed), None)
     step = max(each.step for each in first.values())
-    arrived = frozenset(t for t in standings.keys() - old.keys() if standings[t].step <= step)
+    arrived = frozenset(
+        t for t in standings.keys() - old.keys() if source is None and standings[t].step <= step
+    )
     members = sorted({*old, *arrived})
     groups = {standings[t].group for t in members}
     lacks = any(each.result == NONE for each in old.values())

@@ -5,11 +5,13 @@ servers have decided the rest of it, and for the same trainers::
 
     a lane is sync    average, commit, wait for the servers; if fewer trainers are in the step than
                       were in the average, it is made again over those; then apply
-    otherwise         commit, average, apply while the servers work, wait for them
+    otherwise         average, commit, apply while the servers work, wait for them
+    nobody may go     commit, average, apply while the servers work, wait for them
 
-In a sync lane nobody commits before it has the average, so a step that is decided is one of which
-all have it.  In other lanes each trainer's step is decided by itself: a trainer that dies leaves
-both parts, one of them, or none.
+Nobody commits before it has the average.  So a step of a sync lane that is decided is one of which
+all have the average; and who waits in an average for a new process has committed as many steps as
+it has averages, which that process goes on from.  In lanes that are not sync each trainer's step is
+decided by itself: of the last step of one that dies the average may count, and the rest not.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class AveragedStep:
 
     Attributes:
         due: whether the trainers average anything.
-        decided: whether the average counts when the servers have decided the step.
+        first: whether the average comes before the step is closed.
+        decided: whether it counts when the servers have decided the step.
     """
 
     def __init__(
@@ -69,7 +72,8 @@ class AveragedStep:
         self._plan, lanes = communicator.plan, communicator.plan.lanes
         self._among = communicator.dense_allreduce
         self.due = bool(self._plan.averaged) and self._among is not None
-        self.decided = isinstance(self._among, DenseSteps) and any(
+        self.first = self.due and isinstance(self._among, DenseSteps)
+        self.decided = self.first and any(
             lanes[lane].kind.merges_gradients for lane in optimizer.lanes
         )
 
@@ -78,7 +82,7 @@ class AveragedStep:
         """Whether others may be told where the script is while this trainer waits for servers: not
         where a new process has the values after the step already.
         """
-        return self.decided or not isinstance(self._among, DenseSteps)
+        return self.decided or not self.first
 
     def average(self, gradients: Gradients, overflow: bool) -> GradientMeans:
         """The mean gradients over the trainers."""
@@ -124,17 +128,18 @@ def close_and_finish(
         Whether the step overflowed on some trainer, and was nobody's.
     """
     step = AveragedStep(optimizer, communicator, step_here)
-    if step.due and step.decided:
-        overflow = step.average(gradients(), overflow).overflow
+    means = step.average(gradients(), overflow) if step.first else None
+    if means is not None and step.decided:
+        overflow = means.overflow
     communicator.close_step(optimizer.hparams(), overflow, optimizer.lanes)
     early = step.due and not step.decided
     if early:
-        overflow = step.apply(step.average(gradients(), overflow))
+        overflow = step.apply(means or step.average(gradients(), overflow))
         optimizer.steps += 0 if overflow else 1  # a process that comes now is told so
     communicator.position.quiet = not step.answers
     done = communicator.finish_step()  # None: the trainers average all of its gradients
     communicator.position.quiet = False
-    if step.due and step.decided:
+    if step.decided:
         assert done is not None, "a lane whose steps need all trainers"
         overflow = step.settle(done.committed)
     overflow = overflow or (done is not None and done.overflow)

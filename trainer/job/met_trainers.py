@@ -62,6 +62,16 @@ def connect_trainers(
         )
 
 
+def drain_before(communicator: Communicator) -> None:
+    """Before a new process goes on from this trainer's steps: waits until the servers have decided
+    them.  A bounded lane waits for each of its steps anyway, and perhaps for the new process.
+    """
+    for index, lane in enumerate(communicator.plan.lanes):
+        if lane.kind.queues and lane.staleness is None:
+            with communicator.written.landing(index):
+                communicator.lanes[index].drain()
+
+
 def dense_steps_of(
     communicator: Communicator,
     optimizers: Sequence[DistributedOptimizer],
@@ -89,6 +99,7 @@ def dense_steps_of(
         lambda: max(0, communicator.position.step - 1),
         communicator.position.waiting,
         client.late,
+        partial(drain_before, communicator),
     )
     member = Member(communicator.trainer_id, secrets.token_hex(8))
     steps = DenseSteps(

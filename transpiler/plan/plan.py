@@ -294,6 +294,13 @@ class Plan:
         return not fixed and "stop" not in self._lost_trainer
 
     @property
+    def averages_alone(self) -> bool:
+        """Whether what trainers average among themselves is all for which a step needs all of
+        them.
+        """
+        return bool(self.averaged) and not any(lane.kind.merges_gradients for lane in self.lanes)
+
+    @property
     def _lost_trainer(self) -> set[str]:
         """What becomes of steps of all trainers when one is lost."""
         said = {lane.lost_trainer for lane in self.lanes if lane.kind.merges_gradients}
