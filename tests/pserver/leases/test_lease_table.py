@@ -208,6 +208,20 @@ def test_a_saved_table_goes_on_with_any_number_of_trainers(trainers: int) -> Non
     assert sorted(found) == list(range(10, 40))
 
 
+def test_trainers_that_begin_again_have_equally_many_batches() -> None:
+    """Also where only one of them had trained on, when the table was saved."""
+    table = joined(0, 1)
+    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
+    table.decided(0, "a", [(0, 0, 10)])
+    again = LeaseTable.of(json.loads(json.dumps(table.plain())), 2)
+    for trainer in (0, 1):
+        again.join(trainer, "b")
+    first = [again.lease(t, "b", LeaseAsked(1, STRIPED, 100, unstepped=0)) for t in (0, 1)]
+    second = again.lease(0, "b", LeaseAsked(2, STRIPED, 100, unstepped=0))
+
+    assert not first[0].ranges and first[1].batches == second.batches == 3
+
+
 def test_dealing_a_large_epoch_keeps_no_list_of_samples() -> None:
     """A state is a few intervals, whatever the number of samples."""
     table = joined(0, 1)
