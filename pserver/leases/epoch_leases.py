@@ -383,17 +383,18 @@ class EpochLeases:
         made.over, made.quit = plain["over"], set(plain["quit"])
         for trainer in list(made._leased):
             made.give_back(trainer)
-        made._level()
         return made
 
-    def _level(self) -> None:
-        """All begin again together: where one was gone they have other numbers of batches left, and
-        all of these are divided anew.
-        """
-        known = self._segments is None or self._segments.known
-        if known and len({self._batches_of(trainer) for trainer in self._own}) > 1:
-            for own in self._own.values():
-                self._give_up(own, own.size)
+
+def level(leases: EpochLeases) -> EpochLeases:
+    """Lets trainers that all start again have as many batches each: where one was gone, they have
+    other numbers left, and these are divided anew.
+    """
+    known = leases._segments is None or leases._segments.known
+    if known and len({leases._batches_of(trainer) for trainer in leases._own}) > 1:
+        for own in leases._own.values():
+            leases._give_up(own, own.size)
+    return leases
 
 
 def _finite(ranges: Iterable[Range]) -> int:

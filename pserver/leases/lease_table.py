@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pserver.leases.epoch import Account, Epoch, Lease
-from pserver.leases.epoch_leases import EpochLeases
+from pserver.leases.epoch_leases import EpochLeases, level
 
 EpochRange = tuple[int, int, int]  # the epoch's number, start, stop
 EpochEnd = tuple[int, int, int]  # the epoch's number, a segment, how many positions it has
@@ -290,7 +290,7 @@ class LeaseTable:
             account = Account(samples, decided, skipped, left_out, True, 0, back, unit)
             made._closed[number] = account
         for each in plain["epochs"]:
-            leases = EpochLeases.of(each)
+            leases = level(EpochLeases.of(each))
             made._epochs[leases.epoch.number] = leases
         made._close()
         return made
