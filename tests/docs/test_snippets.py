@@ -19,7 +19,7 @@ LONG = {
     *("names.md", "planner.md", "programs.md", "quickstart.md", "ray.md", "recommenders.md"),
     *("restarts.md", "rules.md", "security.md", "sharding.md", "trace.md", "transformers.md"),
     *("web.md", "clicks.md", "by_hand.md", "fluid.md", "tensorflow.md", "torch_rpc.md"),
-    *("torchrec.md", "persia.md", "operate.md"),
+    *("torchrec.md", "persia.md", "operate.md", "replay.md", "exactly_once.md"),
 }
 LANGUAGES = (*RUN, "output", "text")
 ELSEWHERE = "index_of_names.md"  # tests/transpiler/names runs what it shows
