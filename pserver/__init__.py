@@ -307,9 +307,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/applied_rounds.py            norms again
     job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
-    job/gatherings.py                gatherings
     job/decisions.py                 who decides
     job/decisions.py                 an awaited server
+    job/gatherings.py                gatherings
     job/held_values.py               a server's file
     job/lane_executor.py             who updates
     job/lane_executor.py             answers begin early

@@ -71,7 +71,7 @@ class Net(nn.Module):
 
 def strike(*arguments: Any, **named: Any) -> Any:
     """Sends this process the signal, once."""
-    print("strikes", flush=True)
+    os.write(1, b"strikes\n")  # at once: another thread may be writing its line
     os.kill(os.getpid(), signal.Signals[SIGNAL])
 
 

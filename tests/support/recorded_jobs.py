@@ -153,7 +153,7 @@ class RecordedJob:
         if isinstance(taken, Clipping):
             assert self.installed.plan.clip is not None
             coefficients = clip_coefficients(self.installed.plan.clip, [taken.norms])
-            taken = lane.scale(taken.round, coefficients)
+            taken = lane.scale(taken, coefficients)
         taken.finish()
         lane.outcome(member, step, taken)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
 from pserver.job.installed_program import InstalledProgram
-from pserver.wire_pb2 import LoadRequest
+from pserver.testing.loads import load
 from trainer.checker.history import History
 from trainer.checker.processes import Process
 from trainer.checker.reapplication import JobReplica, restored_differences
@@ -40,8 +40,7 @@ def restored(
         process.start()
         stack.callback(process.communicator.leave, "the trial is over")
         for client, server in zip(process.communicator.clients, servers, strict=True):
-            request = LoadRequest(session=client._reply.session, path=path)
-            client._control.load(request, SECONDS)
+            load(client, path, SECONDS)
             most = checkpoint.reading(f"{folder}/{path}/server-{client.index}").meta["versions"]
             replica = JobReplica(world, history, held)
             replica.apply(history.log(held[0].decisions), most)
