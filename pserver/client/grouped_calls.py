@@ -14,7 +14,7 @@ from pserver.client.replies import Absences, Gathered
 from pserver.client.save_calls import SaveCalls
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
-from pserver.wire_pb2 import BarrierRequest, JoinReply
+from pserver.wire_pb2 import BarrierReply, BarrierRequest, JoinReply
 
 
 class GroupedCalls(ABC):
@@ -75,12 +75,7 @@ class GroupedCalls(ABC):
         """
         session = self._reply.session
         request = BarrierRequest(session=session, name=name, text=text, past=past, apart=apart)
-        with explained(self.check):
-            while not (reply := self._control.barrier(request)).passed:
-                self.check()
-                meanwhile()
-        self.learn(Absences.of(reply.roll))
-        return dict(reply.texts)
+        return dict(self._passed(request, meanwhile).texts)
 
     def gather(
         self,
@@ -99,9 +94,14 @@ class GroupedCalls(ABC):
         """
         session = self._reply.session
         request = BarrierRequest(session=session, gathers=True, text=text, after=after, ends=ends)
+        reply = self._passed(request, meanwhile)
+        return Gathered(reply.number, reply.changes, dict(reply.texts))
+
+    def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
+        """The reply when all have come; a call waits for a second."""
         with explained(self.check):
             while not (reply := self._control.barrier(request)).passed:
                 self.check()
                 meanwhile()
         self.learn(Absences.of(reply.roll))
-        return Gathered(reply.number, reply.changes, dict(reply.texts))
+        return reply
