@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,9 +232,14 @@ class Process:
         ended.set()
 
     def _last_step(self, over: threading.Event) -> None:
-        with suppress(PServerError):
+        try:
             self.step()
-        over.set()
+        except Exception as error:
+            # What a call meets whose channels go away under it is nobody's any more.
+            if not self.left and not isinstance(error, PServerError):
+                raise
+        finally:
+            over.set()
 
     def kill(self) -> None:
         """Ends as the kernel ends a process: nobody is told."""
