@@ -307,6 +307,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/applied_rounds.py            norms again
     job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
+    job/coordination.py              a coordinator that comes back
+    job/coordination.py              between a record and its samples
     job/decisions.py                 who decides
     job/decisions.py                 an awaited server
     job/gatherings.py                gatherings
@@ -339,7 +341,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
     job_log/coordinator.py           a server that comes back
+    job_log/coordinator.py           a coordinator that comes back
     job_log/entries.py               a torn end
+    job_log/write_ahead_log.py       what a process leaves behind
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model

@@ -31,6 +31,8 @@ CHECKSUM_CHOICES = ("auto", "on", "off")
 MOST_CONNECTIONS = 64
 STRAGGLER_FACTOR = 3.0
 MOST_JOB_NAME = 100
+# settings that are paths of this host
+LOCAL = ("data_dir", "program", "token_file", "keys", "record_log", "write_ahead_log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,9 @@ class ServerConfig:
             timeout: who has started it starts another one in its place, with ``reload``.
         reload: the directory, or URL, of what a server has saved of itself: this server takes its
             place in the job that goes on.
+        write_ahead_log: the file to which server 0 writes what it alone knows of a job that waits
+            for lost servers, and which a process reads that takes its place.  None: it does not
+            come back.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -126,6 +131,7 @@ class ServerConfig:
     record_log: str | None = None
     await_servers: bool = False
     reload: str | None = None
+    write_ahead_log: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -153,7 +159,7 @@ class ServerConfig:
         self._check_limits()
         if not isinstance(self.once, bool):
             raise TypeError(f"once: expected True or False, got {self.once!r}")
-        for name in ("data_dir", "program", "token_file", "keys", "record_log"):
+        for name in LOCAL:
             if getattr(self, name) is not None:
                 refuse_url(name, getattr(self, name))
         if self.store is not None:
@@ -167,6 +173,8 @@ class ServerConfig:
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.reload is not None and self.program is not None:
             raise ValueError("reload: expected this or a program to start with, got both")
+        if self.write_ahead_log is not None and not self.await_servers:
+            raise ValueError("write_ahead_log: it has no effect without await_servers")
         check_protected("endpoint", [self.endpoint], self.keys, self.insecure)
         if self.metrics is not None:
             host, _ = split_endpoint(self.endpoint)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from transpiler import program_pb2 as transpiler_dot_program__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pserver/job_log.proto\x12\x07pserver\x1a\x18transpiler/program.proto\"/\n\x07Process\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\x0bProcessStep\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04step\x18\x02 \x01(\x04\"+\n\x07Notices\x12 \n\x07notices\x18\x01 \x03(\x0b\x32\x0f.pserver.Notice\"\\\n\x06Notice\x12%\n\x06staged\x18\x01 \x01(\x0b\x32\x13.pserver.StagedStepH\x00\x12#\n\x07silence\x18\x02 \x01(\x0b\x32\x10.pserver.SilenceH\x00\x42\x06\n\x04what\"L\n\nStagedStep\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.pserver.ProcessStep\x12\x0c\n\x04rows\x18\x46 \x01(\x04\":\n\x07Silence\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x07Records\x12 \n\x07records\x18\x01 \x03(\x0b\x32\x0f.pserver.Record\x12#\n\x08standing\x18\x46 \x01(\x0b\x32\x11.pserver.Standing\"\xa2\x01\n\x06Record\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12%\n\x06joined\x18\x03 \x01(\x0b\x32\x13.pserver.JoinRecordH\x00\x12#\n\x04lost\x18\x04 \x01(\x0b\x32\x13.pserver.LossRecordH\x00\x12&\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x13.pserver.StepRecordH\x00\x42\x06\n\x04what\">\n\nJoinRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05steps\x18\x02 \x03(\x04\"=\n\nLossRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"?\n\nStepRecord\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12#\n\x05steps\x18\x02 \x03(\x0b\x32\x14.pserver.ProcessStep\"\xbe\x02\n\x05\x45ntry\x12\x1e\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x0e.pserver.Array\x12#\n\x07opening\x18\x02 \x01(\x0b\x32\x10.pserver.OpeningH\x00\x12#\n\x07records\x18\x03 \x01(\x0b\x32\x10.pserver.RecordsH\x00\x12(\n\x07\x61pplied\x18\x04 \x01(\x0b\x32\x15.pserver.AppliedStepsH\x00\x12\'\n\x06values\x18\x05 \x01(\x0b\x32\x15.pserver.LoadedValuesH\x00\x12#\n\x04rows\x18\x06 \x01(\x0b\x32\x13.pserver.LoadedRowsH\x00\x12&\n\x06shrunk\x18\x07 \x01(\x0b\x32\x14.pserver.ShrunkTableH\x00\x12#\n\x07\x63losing\x18\x08 \x01(\x0b\x32\x10.pserver.ClosingH\x00\x42\x06\n\x04what\"\x86\x02\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12!\n\x04kind\x18\x04 \x01(\x0e\x32\x13.pserver.Array.Kind\x12\x0f\n\x07trainer\x18\x05 \x01(\r\"\x9c\x01\n\x04Kind\x12\t\n\x05VALUE\x10\x00\x12\x0c\n\x08GRADIENT\x10\x01\x12\n\n\x06\x42\x45\x46ORE\x10\x02\x12\x07\n\x03IDS\x10\x03\x12\x08\n\x04ROWS\x10\x04\x12\x0e\n\nSTATISTICS\x10\x05\x12\x08\n\x04THEN\x10\x06\x12\t\n\x05KNOWN\x10\x07\x12\t\n\x05WHOLE\x10\x08\x12\x0c\n\x08\x45LEMENTS\x10\t\x12\x12\n\x0e\x45LEMENT_VALUES\x10\n\x12\n\n\x06\x42UFFER\x10\x0b\"J\n\x07Opening\x12\x11\n\trecording\x18\x01 \x01(\t\x12,\n\x07program\x18\x02 \x01(\x0b\x32\x1b.pserver.transpiler.Program\"\xd3\x01\n\x0c\x41ppliedSteps\x12\x0e\n\x06record\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12#\n\x05steps\x18\x04 \x03(\x0b\x32\x14.pserver.AppliedStep\x12=\n\x0c\x63oefficients\x18\x05 \x03(\x0b\x32\'.pserver.AppliedSteps.CoefficientsEntry\x1a\x33\n\x11\x43oefficientsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x01\n\x0b\x41ppliedStep\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x14.pserver.ProcessStep\x12)\n\x07hparams\x18\x02 \x03(\x0b\x32\x18.pserver.RecordedHparams\x12\x10\n\x08overflow\x18\x03 \x01(\x08\x12\x0f\n\x07refused\x18\x04 \x01(\x08\x12\x32\n\x07written\x18\x05 \x03(\x0b\x32!.pserver.AppliedStep.WrittenEntry\x1a.\n\x0cWrittenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x06:\x02\x38\x01\"\xa1\x01\n\x0fRecordedHparams\x12\r\n\x05group\x18\x01 \x01(\r\x12\x34\n\x06values\x18\x02 \x03(\x0b\x32$.pserver.RecordedHparams.ValuesEntry\x1aI\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.pserver.transpiler.Hparam:\x02\x38\x01\"Y\n\x0cLoadedValues\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12\x10\n\x08versions\x18\x02 \x03(\x04\x12)\n\x07hparams\x18\x03 \x03(\x0b\x32\x18.pserver.RecordedHparams\"?\n\nLoadedRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x01(\x08\"n\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04\x64\x61ys\x18\x03 \x01(\x01\x12\x16\n\tthreshold\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06number\x18\x05 \x01(\x04\x42\x0c\n\n_threshold\"\x1a\n\x07\x43losing\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"E\n\x08Standing\x12\x0c\n\x04last\x18\x01 \x01(\x04\x12+\n\tprocesses\x18\x02 \x03(\x0b\x32\x18.pserver.ProcessStanding\"\xb0\x01\n\x0fProcessStanding\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05\x62\x65gun\x18\x02 \x03(\x04\x12\x0f\n\x07\x64\x65\x63ided\x18\x03 \x03(\x04\x12\x0c\n\x04rows\x18\x04 \x03(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\t\x12\x0c\n\x04left\x18\x06 \x01(\x08\x12\x1c\n\x0fpreempted_after\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\x12\n\x10_preempted_afterb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15pserver/job_log.proto\x12\x07pserver\x1a\x18transpiler/program.proto\"/\n\x07Process\x12\x0f\n\x07trainer\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\">\n\x0bProcessStep\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04step\x18\x02 \x01(\x04\"+\n\x07Notices\x12 \n\x07notices\x18\x01 \x03(\x0b\x32\x0f.pserver.Notice\"\\\n\x06Notice\x12%\n\x06staged\x18\x01 \x01(\x0b\x32\x13.pserver.StagedStepH\x00\x12#\n\x07silence\x18\x02 \x01(\x0b\x32\x10.pserver.SilenceH\x00\x42\x06\n\x04what\"L\n\nStagedStep\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.pserver.ProcessStep\x12\x0c\n\x04rows\x18\x46 \x01(\x04\":\n\x07Silence\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"a\n\x07Records\x12 \n\x07records\x18\x01 \x03(\x0b\x32\x0f.pserver.Record\x12#\n\x08standing\x18\x46 \x01(\x0b\x32\x11.pserver.Standing\x12\x0f\n\x07resumes\x18G \x01(\x08\"\xa2\x01\n\x06Record\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12%\n\x06joined\x18\x03 \x01(\x0b\x32\x13.pserver.JoinRecordH\x00\x12#\n\x04lost\x18\x04 \x01(\x0b\x32\x13.pserver.LossRecordH\x00\x12&\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x13.pserver.StepRecordH\x00\x42\x06\n\x04what\">\n\nJoinRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05steps\x18\x02 \x03(\x04\"=\n\nLossRecord\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\x0c\n\x04text\x18\x02 \x01(\t\"k\n\nStepRecord\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12#\n\x05steps\x18\x02 \x03(\x0b\x32\x14.pserver.ProcessStep\x12*\n\x08\x63onsumed\x18\x46 \x03(\x0b\x32\x18.pserver.ConsumedSamples\"!\n\x0f\x43onsumedSamples\x12\x0e\n\x06ranges\x18\x01 \x03(\x04\"\xbe\x02\n\x05\x45ntry\x12\x1e\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x0e.pserver.Array\x12#\n\x07opening\x18\x02 \x01(\x0b\x32\x10.pserver.OpeningH\x00\x12#\n\x07records\x18\x03 \x01(\x0b\x32\x10.pserver.RecordsH\x00\x12(\n\x07\x61pplied\x18\x04 \x01(\x0b\x32\x15.pserver.AppliedStepsH\x00\x12\'\n\x06values\x18\x05 \x01(\x0b\x32\x15.pserver.LoadedValuesH\x00\x12#\n\x04rows\x18\x06 \x01(\x0b\x32\x13.pserver.LoadedRowsH\x00\x12&\n\x06shrunk\x18\x07 \x01(\x0b\x32\x14.pserver.ShrunkTableH\x00\x12#\n\x07\x63losing\x18\x08 \x01(\x0b\x32\x10.pserver.ClosingH\x00\x42\x06\n\x04what\"\x86\x02\n\x05\x41rray\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12!\n\x04kind\x18\x04 \x01(\x0e\x32\x13.pserver.Array.Kind\x12\x0f\n\x07trainer\x18\x05 \x01(\r\"\x9c\x01\n\x04Kind\x12\t\n\x05VALUE\x10\x00\x12\x0c\n\x08GRADIENT\x10\x01\x12\n\n\x06\x42\x45\x46ORE\x10\x02\x12\x07\n\x03IDS\x10\x03\x12\x08\n\x04ROWS\x10\x04\x12\x0e\n\nSTATISTICS\x10\x05\x12\x08\n\x04THEN\x10\x06\x12\t\n\x05KNOWN\x10\x07\x12\t\n\x05WHOLE\x10\x08\x12\x0c\n\x08\x45LEMENTS\x10\t\x12\x12\n\x0e\x45LEMENT_VALUES\x10\n\x12\n\n\x06\x42UFFER\x10\x0b\"J\n\x07Opening\x12\x11\n\trecording\x18\x01 \x01(\t\x12,\n\x07program\x18\x02 \x01(\x0b\x32\x1b.pserver.transpiler.Program\"\xd3\x01\n\x0c\x41ppliedSteps\x12\x0e\n\x06record\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04lane\x18\x03 \x01(\r\x12#\n\x05steps\x18\x04 \x03(\x0b\x32\x14.pserver.AppliedStep\x12=\n\x0c\x63oefficients\x18\x05 \x03(\x0b\x32\'.pserver.AppliedSteps.CoefficientsEntry\x1a\x33\n\x11\x43oefficientsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe3\x01\n\x0b\x41ppliedStep\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x14.pserver.ProcessStep\x12)\n\x07hparams\x18\x02 \x03(\x0b\x32\x18.pserver.RecordedHparams\x12\x10\n\x08overflow\x18\x03 \x01(\x08\x12\x0f\n\x07refused\x18\x04 \x01(\x08\x12\x32\n\x07written\x18\x05 \x03(\x0b\x32!.pserver.AppliedStep.WrittenEntry\x1a.\n\x0cWrittenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x06:\x02\x38\x01\"\xa1\x01\n\x0fRecordedHparams\x12\r\n\x05group\x18\x01 \x01(\r\x12\x34\n\x06values\x18\x02 \x03(\x0b\x32$.pserver.RecordedHparams.ValuesEntry\x1aI\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.pserver.transpiler.Hparam:\x02\x38\x01\"Y\n\x0cLoadedValues\x12\x0c\n\x04last\x18\x01 \x01(\x08\x12\x10\n\x08versions\x18\x02 \x03(\x04\x12)\n\x07hparams\x18\x03 \x03(\x0b\x32\x18.pserver.RecordedHparams\"?\n\nLoadedRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\t\x12\x10\n\x08replaced\x18\x03 \x01(\x08\"n\n\x0bShrunkTable\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04\x64\x61ys\x18\x03 \x01(\x01\x12\x16\n\tthreshold\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06number\x18\x05 \x01(\x04\x42\x0c\n\n_threshold\"\x1a\n\x07\x43losing\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"E\n\x08Standing\x12\x0c\n\x04last\x18\x01 \x01(\x04\x12+\n\tprocesses\x18\x02 \x03(\x0b\x32\x18.pserver.ProcessStanding\"\xb0\x01\n\x0fProcessStanding\x12!\n\x07process\x18\x01 \x01(\x0b\x32\x10.pserver.Process\x12\r\n\x05\x62\x65gun\x18\x02 \x03(\x04\x12\x0f\n\x07\x64\x65\x63ided\x18\x03 \x03(\x04\x12\x0c\n\x04rows\x18\x04 \x03(\x04\x12\x0c\n\x04lost\x18\x05 \x01(\t\x12\x0c\n\x04left\x18\x06 \x01(\x08\x12\x1c\n\x0fpreempted_after\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\x12\n\x10_preempted_afterb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,45 +51,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SILENCE']._serialized_start=390
   _globals['_SILENCE']._serialized_end=448
   _globals['_RECORDS']._serialized_start=450
-  _globals['_RECORDS']._serialized_end=530
-  _globals['_RECORD']._serialized_start=533
-  _globals['_RECORD']._serialized_end=695
-  _globals['_JOINRECORD']._serialized_start=697
-  _globals['_JOINRECORD']._serialized_end=759
-  _globals['_LOSSRECORD']._serialized_start=761
-  _globals['_LOSSRECORD']._serialized_end=822
-  _globals['_STEPRECORD']._serialized_start=824
-  _globals['_STEPRECORD']._serialized_end=887
-  _globals['_ENTRY']._serialized_start=890
-  _globals['_ENTRY']._serialized_end=1208
-  _globals['_ARRAY']._serialized_start=1211
-  _globals['_ARRAY']._serialized_end=1473
-  _globals['_ARRAY_KIND']._serialized_start=1317
-  _globals['_ARRAY_KIND']._serialized_end=1473
-  _globals['_OPENING']._serialized_start=1475
-  _globals['_OPENING']._serialized_end=1549
-  _globals['_APPLIEDSTEPS']._serialized_start=1552
-  _globals['_APPLIEDSTEPS']._serialized_end=1763
-  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_start=1712
-  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_end=1763
-  _globals['_APPLIEDSTEP']._serialized_start=1766
-  _globals['_APPLIEDSTEP']._serialized_end=1993
-  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_start=1947
-  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_end=1993
-  _globals['_RECORDEDHPARAMS']._serialized_start=1996
-  _globals['_RECORDEDHPARAMS']._serialized_end=2157
-  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_start=2084
-  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_end=2157
-  _globals['_LOADEDVALUES']._serialized_start=2159
-  _globals['_LOADEDVALUES']._serialized_end=2248
-  _globals['_LOADEDROWS']._serialized_start=2250
-  _globals['_LOADEDROWS']._serialized_end=2313
-  _globals['_SHRUNKTABLE']._serialized_start=2315
-  _globals['_SHRUNKTABLE']._serialized_end=2425
-  _globals['_CLOSING']._serialized_start=2427
-  _globals['_CLOSING']._serialized_end=2453
-  _globals['_STANDING']._serialized_start=2455
-  _globals['_STANDING']._serialized_end=2524
-  _globals['_PROCESSSTANDING']._serialized_start=2527
-  _globals['_PROCESSSTANDING']._serialized_end=2703
+  _globals['_RECORDS']._serialized_end=547
+  _globals['_RECORD']._serialized_start=550
+  _globals['_RECORD']._serialized_end=712
+  _globals['_JOINRECORD']._serialized_start=714
+  _globals['_JOINRECORD']._serialized_end=776
+  _globals['_LOSSRECORD']._serialized_start=778
+  _globals['_LOSSRECORD']._serialized_end=839
+  _globals['_STEPRECORD']._serialized_start=841
+  _globals['_STEPRECORD']._serialized_end=948
+  _globals['_CONSUMEDSAMPLES']._serialized_start=950
+  _globals['_CONSUMEDSAMPLES']._serialized_end=983
+  _globals['_ENTRY']._serialized_start=986
+  _globals['_ENTRY']._serialized_end=1304
+  _globals['_ARRAY']._serialized_start=1307
+  _globals['_ARRAY']._serialized_end=1569
+  _globals['_ARRAY_KIND']._serialized_start=1413
+  _globals['_ARRAY_KIND']._serialized_end=1569
+  _globals['_OPENING']._serialized_start=1571
+  _globals['_OPENING']._serialized_end=1645
+  _globals['_APPLIEDSTEPS']._serialized_start=1648
+  _globals['_APPLIEDSTEPS']._serialized_end=1859
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_start=1808
+  _globals['_APPLIEDSTEPS_COEFFICIENTSENTRY']._serialized_end=1859
+  _globals['_APPLIEDSTEP']._serialized_start=1862
+  _globals['_APPLIEDSTEP']._serialized_end=2089
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_start=2043
+  _globals['_APPLIEDSTEP_WRITTENENTRY']._serialized_end=2089
+  _globals['_RECORDEDHPARAMS']._serialized_start=2092
+  _globals['_RECORDEDHPARAMS']._serialized_end=2253
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_start=2180
+  _globals['_RECORDEDHPARAMS_VALUESENTRY']._serialized_end=2253
+  _globals['_LOADEDVALUES']._serialized_start=2255
+  _globals['_LOADEDVALUES']._serialized_end=2344
+  _globals['_LOADEDROWS']._serialized_start=2346
+  _globals['_LOADEDROWS']._serialized_end=2409
+  _globals['_SHRUNKTABLE']._serialized_start=2411
+  _globals['_SHRUNKTABLE']._serialized_end=2521
+  _globals['_CLOSING']._serialized_start=2523
+  _globals['_CLOSING']._serialized_end=2549
+  _globals['_STANDING']._serialized_start=2551
+  _globals['_STANDING']._serialized_end=2620
+  _globals['_PROCESSSTANDING']._serialized_start=2623
+  _globals['_PROCESSSTANDING']._serialized_end=2799
 # @@protoc_insertion_point(module_scope)

@@ -57,12 +57,14 @@ class Silence(_message.Message):
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Records(_message.Message):
-    __slots__ = ("records", "standing")
+    __slots__ = ("records", "standing", "resumes")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     standing: Standing
-    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+    resumes: bool
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("number", "time", "joined", "lost", "decided")
@@ -95,12 +97,20 @@ class LossRecord(_message.Message):
     def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("lane", "steps")
+    __slots__ = ("lane", "steps", "consumed")
     LANE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     steps: _containers.RepeatedCompositeFieldContainer[ProcessStep]
-    def __init__(self, lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ProcessStep, _Mapping]]] = ...) -> None: ...
+    consumed: _containers.RepeatedCompositeFieldContainer[ConsumedSamples]
+    def __init__(self, lane: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[ProcessStep, _Mapping]]] = ..., consumed: _Optional[_Iterable[_Union[ConsumedSamples, _Mapping]]] = ...) -> None: ...
+
+class ConsumedSamples(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("arrays", "opening", "records", "applied", "values", "rows", "shrunk", "closing")

@@ -899,16 +899,18 @@ class TraceReply(_message.Message):
     def __init__(self, clock_ns: _Optional[int] = ..., parts: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("server_index", "fingerprint", "incarnation", "transports")
+    __slots__ = ("server_index", "fingerprint", "incarnation", "transports", "last")
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     server_index: int
     fingerprint: str
     incarnation: str
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, server_index: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    last: int
+    def __init__(self, server_index: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., last: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("ready", "session", "transport", "data_port", "heartbeat_timeout_seconds")

@@ -40,11 +40,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
 from pserver.client.explained import explained
+from pserver.client.grouped_calls import POLL_SECONDS
 from pserver.client.heartbeating import Heartbeating
 from pserver.client.install_requests import install_requests
 from pserver.client.replies import Absences, Joined, TableStatus, log_place_of
@@ -56,7 +57,6 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import (
     PServerError,
     TimedOut,
-    UnknownSession,
     Unreachable,
     from_wire,
 )
@@ -74,6 +74,7 @@ from pserver.wire_pb2 import (
     JoinReply,
     JoinRequest,
     LeaveRequest,
+    RendezvousReply,
     RendezvousRequest,
     ShrinkReply,
     ShrinkRequest,
@@ -83,11 +84,7 @@ from transpiler.program import Program
 log = logging.getLogger(__name__)
 
 PROTOCOL = 1
-POLL_SECONDS = 0.1  # between two questions whether the server is ready
 CONNECT_TRIES = 4  # that a heartbeat timeout has room for
-
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +341,11 @@ class Client(Heartbeating):
         return self._met(RendezvousRequest(address=text, topic=topic))
 
     def _met(self, request: RendezvousRequest) -> str:
-        request.session = self._reply.session
-        return self._control.rendezvous(request).address
+        def ask(session: str) -> RendezvousReply:
+            request.session = session
+            return self._control.rendezvous(request)
+
+        return self._asked(ask).address
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Applies time decay to the server's rows, then drops those below the score threshold or
@@ -377,21 +377,6 @@ class Client(Heartbeating):
         """Raises what ended the connection, if something did."""
         if (failure := self.failure) is not None:
             raise failure
-
-    def _asked(self, call: Callable[[str], Answer]) -> Answer:
-        """The answer to a call, which is made again where the server is awaited and has come back.
-
-        Args:
-            call: with the session that counts now.
-        """
-        while True:
-            session = self._reply.session
-            try:
-                with explained(self.check):
-                    return call(session)
-            except (Unreachable, TimedOut, UnknownSession):
-                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
-                    raise
 
     @property
     def failure(self) -> PServerError | None:

@@ -4,17 +4,25 @@ are about.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 from pserver.client.explained import explained
 from pserver.client.lease_calls import LeaseCalls
 from pserver.client.position_calls import PositionCalls
 from pserver.client.replies import Absences, Gathered
 from pserver.client.save_calls import SaveCalls
+from pserver.client.server_return import ServerReturn
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
+from pserver.errors import TimedOut, UnknownSession, Unprepared, Unreachable
 from pserver.wire_pb2 import BarrierReply, BarrierRequest, JoinReply
+
+POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
+
+Answer = TypeVar("Answer")
 
 
 class GroupedCalls(ABC):
@@ -22,11 +30,28 @@ class GroupedCalls(ABC):
 
     _control: ControlClient
     _reply: JoinReply
+    _return: ServerReturn
+    _closing: threading.Event
     learn: Callable[[Absences], None]
 
     @abstractmethod
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
+
+    def _asked(self, call: Callable[[str], Answer]) -> Answer:
+        """The answer to a call, which is made again where the server is awaited and has come back.
+
+        Args:
+            call: with the session that counts now.
+        """
+        while True:
+            session = self._reply.session
+            try:
+                with explained(self.check):
+                    return call(session)
+            except (Unreachable, TimedOut, UnknownSession, Unprepared):
+                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
+                    raise
 
     @property
     def store(self) -> str:
@@ -41,12 +66,12 @@ class GroupedCalls(ABC):
     @property
     def leases(self) -> LeaseCalls:
         """The calls about who trains on which samples; server 0 answers them."""
-        return LeaseCalls(self._control, self._reply.session, self.check)
+        return LeaseCalls(self._control, self._asked, self.check)
 
     @property
     def positions(self) -> PositionCalls:
         """The calls about where the script is; server 0 answers them."""
-        return PositionCalls(self._control, self._reply.session, self.check)
+        return PositionCalls(self._control, self._asked, self.check)
 
     @property
     def tracing(self) -> TraceCalls:
@@ -73,8 +98,7 @@ class GroupedCalls(ABC):
         Returns:
             What trainers have told, by trainer; those that told nothing are not in it.
         """
-        session = self._reply.session
-        request = BarrierRequest(session=session, name=name, text=text, past=past, apart=apart)
+        request = BarrierRequest(name=name, text=text, past=past, apart=apart)
         return dict(self._passed(request, meanwhile).texts)
 
     def gather(
@@ -92,16 +116,19 @@ class GroupedCalls(ABC):
             meanwhile: called while it waits; raises what should end the wait.
             ends: this trainer takes no further step.
         """
-        session = self._reply.session
-        request = BarrierRequest(session=session, gathers=True, text=text, after=after, ends=ends)
+        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
         reply = self._passed(request, meanwhile)
         return Gathered(reply.number, reply.changes, dict(reply.texts))
 
     def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
         """The reply when all have come; a call waits for a second."""
-        with explained(self.check):
-            while not (reply := self._control.barrier(request)).passed:
-                self.check()
-                meanwhile()
+
+        def ask(session: str) -> BarrierReply:
+            request.session = session
+            return self._control.barrier(request)
+
+        while not (reply := self._asked(ask)).passed:
+            self.check()
+            meanwhile()
         self.learn(Absences.of(reply.roll))
         return reply

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pserver.client.explained import explained
 from pserver.control.control_client import ControlClient
 from pserver.leases.epoch import Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked
@@ -18,17 +17,21 @@ class LeaseCalls:
 
     Args:
         control: the connection.
-        session: of this trainer.
+        asked: the answer to a call that is given the session of this trainer.
         check: raises what has ended the job.
     """
 
-    def __init__(self, control: ControlClient, session: str, check: Callable[[], None]) -> None:
-        self._control, self._session, self._check = control, session, check
+    def __init__(
+        self,
+        control: ControlClient,
+        asked: Callable[[Callable[[str], LeaseReply]], LeaseReply],
+        check: Callable[[], None],
+    ) -> None:
+        self._control, self._asked, self._check = control, asked, check
 
     def ask(self, asked: LeaseAsked) -> Lease:
         """One request; where there is nothing now, it waits a second at most."""
         request = LeaseRequest(
-            session=self._session,
             number=asked.number,
             most=asked.most,
             unstepped=asked.unstepped,
@@ -45,16 +48,18 @@ class LeaseCalls:
 
     def kept(self) -> str:
         """What a checkpoint is to keep."""
-        return self._call(LeaseRequest(session=self._session)).table
+        return self._call(LeaseRequest()).table
 
     def restore(self, kept: str) -> None:
         """Goes on where a checkpoint was, if nobody has asked for a lease yet."""
-        request = LeaseRequest(session=self._session, restored=kept)
-        self._call(request)
+        self._call(LeaseRequest(restored=kept))
 
     def _call(self, request: LeaseRequest) -> LeaseReply:
-        with explained(self._check):
+        def ask(session: str) -> LeaseReply:
+            request.session = session
             return self._control.lease(request, meanwhile=self._check)
+
+        return self._asked(ask)
 
 
 def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:

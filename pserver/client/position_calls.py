@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pserver.client.explained import explained
 from pserver.control.control_client import ControlClient
 from pserver.polling import poll
 from pserver.wire_pb2 import PositionReply, PositionRequest
@@ -36,12 +35,17 @@ class PositionCalls:
 
     Args:
         control: the connection.
-        session: of this trainer.
+        asked: the answer to a call that is given the session of this trainer.
         check: raises what has ended the job.
     """
 
-    def __init__(self, control: ControlClient, session: str, check: Callable[[], None]) -> None:
-        self._control, self._session, self._check = control, session, check
+    def __init__(
+        self,
+        control: ControlClient,
+        asked: Callable[[Callable[[str], PositionReply]], PositionReply],
+        check: Callable[[], None],
+    ) -> None:
+        self._control, self._asked, self._check = control, asked, check
 
     def ask(self, who: Callable[[], str]) -> Told:
         """Where the others are; waits for a while until one of them has said it.
@@ -52,8 +56,7 @@ class PositionCalls:
         number = 0
         what = f"waiting for {who()} to say where the job is"
         for _ in poll(log, lambda: what, ASK_SECONDS):
-            asked = PositionRequest(session=self._session, number=number)
-            reply = self._call(asked)
+            reply = self._call(PositionRequest(number=number))
             if reply.ready:
                 return Told(reply.position, reply.problem)
             number = reply.number
@@ -72,7 +75,6 @@ class PositionCalls:
             Whether that was an answer: not where the step is decided already.
         """
         request = PositionRequest(
-            session=self._session,
             number=number,
             answers=True,
             position=told.position,
@@ -82,5 +84,8 @@ class PositionCalls:
         return self._call(request).ready
 
     def _call(self, request: PositionRequest) -> PositionReply:
-        with explained(self._check):
+        def ask(session: str) -> PositionReply:
+            request.session = session
             return self._control.position(request, meanwhile=self._check)
+
+        return self._asked(ask)

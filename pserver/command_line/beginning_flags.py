@@ -35,6 +35,12 @@ def add_beginning(sub: argparse.ArgumentParser) -> None:
         help="of what a lost server has saved: take its place in the job that goes on",
     )
     add(
+        "--write-ahead-log",
+        metavar="FILE",
+        default=UNSET,
+        help="where server 0 writes what a process in its place has to know (--await-servers)",
+    )
+    add(
         "--min-trainers",
         metavar="N",
         type=int,

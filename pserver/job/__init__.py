@@ -3,6 +3,7 @@
 In reading order::
 
     job                the control calls, installing, files
+    joint_calls        barriers, what trainers agree on, samples, where the script is
     attendance         announcing, finishing, leaving
     joining            how trainers come in, also while others train
     reloading          a server that was lost comes back while its job goes on
@@ -18,7 +19,9 @@ In reading order::
     watermark          how far a trainer has come in one lane
     blocking_waits     waits of trainers for one another
     gatherings         where those that are there tell one another how far they are
+    topics             what the trainers of a job agree on
     decisions          this server's end of the job's log: what is staged, what is decided
+    coordination       what server 0 alone knows of the job, as a file has it
     installed_program  slices, tables and lane executors of the present job
     lane_executor      takes the committed steps of one lane and applies each once
     lane_updates       what decided steps change: a function of their records

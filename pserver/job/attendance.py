@@ -70,6 +70,10 @@ class Attendance(Joining):
                 if member is not None and member.incarnation == incarnation:
                     # it does not know that it has joined
                     self._end_membership(member, reason)
+                elif member is None and not incarnation and trainer in self._members.away:
+                    self._silent(
+                        self._members.away[trainer], f"trainer {trainer} has ended: {reason}"
+                    )
                 elif member is not None and not incarnation:
                     self._ended(member, reason)
                     if request.unreplaced and self._members.kept.pop(trainer, None) is not None:
@@ -90,7 +94,7 @@ class Attendance(Joining):
         if member.state is MemberState.JOINED and not member.finished:
             doing = member.waiting or member.activity
             seen = f", last seen at {doing}" if doing else ""
-            self._silent(member, f"trainer {member.trainer} has ended: {reason}{seen}")
+            self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")
 
     def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
         """A heartbeat; the reply says whether the job still runs."""
@@ -156,7 +160,7 @@ class Attendance(Joining):
         if reason:
             self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
         if self.program is not None:
-            self.program.decisions.left(process_of(member))
+            self.program.decisions.left(process_of(member), member.preempted_after)
         self._fewer_awaited()
         self._close_if_over()
         self.condition.notify_all()

@@ -10,7 +10,8 @@ is bounded: of barriers that are forgotten it is told what it said itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
@@ -36,13 +37,18 @@ class Barriers:
 
     Attributes:
         passed: whether all trainers have passed one, ever.
+        gatherings: of the same trainers.
+        write: called with each that all have passed, as JSON can hold it, before anybody hears of
+            it: what :meth:`take` takes.  None: nothing is written down.
     """
 
     def __init__(
         self, members: Membership, job: Lifecycle, stepped: Callable[[], bool] = lambda: True
     ) -> None:
         self._members, self._job, self._stepped = members, job, stepped
-        self._gatherings = Gatherings(members, job)
+        self.gatherings = Gatherings(members, job)
+        self.write: Callable[..., None] | None = None
+        self._written: set[str] = set()  # names
         # by name: the trainers that have reached it, each with what it told the others
         self._arrived: dict[str, dict[int, str]] = {}
         self._over: dict[str, dict[int, str]] = {}  # what was told at those that all have passed
@@ -57,7 +63,7 @@ class Barriers:
         """
         texts: dict[int, str] | None = None
         if request.gathers:
-            return self._gatherings.come(member, request)
+            return self.gatherings.come(member, request)
         if request.past:
             texts = self.past(member, request.name, request.text)
         else:
@@ -107,8 +113,25 @@ class Barriers:
             if missing():
                 return None
             self.passed = True
+            if self.write is not None and name not in self._written:
+                self._written.add(name)
+                self.write("barrier", name, list(arrived.items()))
             self._forget_before(name)
             return {own: told for own, told in arrived.items() if told}
+
+    # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
+
+    def entries(self) -> list[list[Any]]:
+        """What who takes its place is to :meth:`take`: the barriers that all have passed."""
+        passed = [(name, self._arrived[name]) for name in self._arrived if name in self._written]
+        known = [*self._over.items(), *passed]
+        return [["barrier", name, list(told.items())] for name, told in known]
+
+    def take(self, kind: str, name: str, told: Sequence[Sequence[Any]]) -> None:
+        """Takes what another process has written."""
+        self.passed = True
+        self._written.add(name)
+        self._arrived[name] = {trainer: text for trainer, text in told}
 
     def past(self, member: Member, name: str, text: str) -> dict[int, str]:
         """What was told at a barrier that all but this trainer have passed.  See [Note: barriers of
@@ -137,6 +160,7 @@ class Barriers:
             if earlier == name:
                 break
             if self._arrived[earlier].keys() >= awaited:
+                self._written.discard(earlier)
                 self._keep(earlier, self._arrived.pop(earlier))
 
     def _keep(self, name: str, told: dict[int, str]) -> None:

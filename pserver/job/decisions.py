@@ -9,6 +9,8 @@ outside it.
 [Note: an awaited server]  Where a lost server may come back, server 0 keeps the job: nothing is
 decided while it is away, as it stages nothing.  When it follows again it is told where the log
 stands, and then of each record; trainers send it their steps again.
+Where server 0 itself is lost, the others keep what they have staged, and follow it again: they say
+which record was their last, are sent those behind it, and tell it what is staged.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from pserver.errors import JobFailed, PServerError, ServerLost
+from pserver.errors import Draining, JobFailed, PServerError, ServerLost
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
+    Consumed,
     Decided,
     Joined,
     Lost,
@@ -35,6 +38,7 @@ from pserver.job_log.records import (
     notices_of,
     records_bytes,
     records_of,
+    resumes,
 )
 from pserver.job_log.standing import Standing
 from pserver.transport.sequenced import SequencedStream
@@ -81,6 +85,10 @@ class Followed(Protocol):
     def undecided(self) -> int:
         """How many steps are staged, and have no record."""
 
+    @property
+    def staged(self) -> Sequence[tuple[Member, int, int]]:
+        """The steps that have no record: trainer, number, and rows of tables that they change."""
+
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """The record of these steps, of that number, stands."""
 
@@ -114,6 +122,8 @@ class Decisions:
         joined: by process, the steps by lane at which it begins.
         last: the number of the last record that took effect.
         recorded: told of each record that takes effect.
+        coordinator: on server 0; None on the others.
+        resumes: on another server: it has lost server 0, and follows it again.
         away: servers that are lost, and are awaited; with the time from which on they are, by the
             job's clock, once :meth:`tick` has seen them.
     """
@@ -139,13 +149,13 @@ class Decisions:
         self._dial: Callable[[], Link] | None = None
         self._link: Link | None = None
         self._unsent: list[bytes] = []  # until there is a link
-        self._alone, self._closed = servers == 1, False
+        self._servers, self._closed = servers, False
         self._rounds = rounds
-        # on server 0
-        self._coordinator = (
+        self.coordinator = (
             None if server else Coordinator(servers, rounds, members.awaited_together)
         )
         self.last = 0
+        self.resumes = False
         self.recorded: Callable[[Record], None] = lambda record: None
 
     def connect(self, dial: Callable[[], Link]) -> None:
@@ -171,30 +181,33 @@ class Decisions:
     @property
     def decides(self) -> bool:
         """Whether this server is the coordinator."""
-        return self._coordinator is not None
+        return self.coordinator is not None
 
     # ---- what happens here ----
 
-    def staged(self, lane: int, member: Member, step: int, rows: int = 0) -> None:
+    def staged(
+        self, lane: int, member: Member, step: int, rows: int = 0, consumed: Consumed = ()
+    ) -> None:
         """All of a trainer's step is here.
 
         Args:
             rows: of tables that it changes here.
+            consumed: which leased samples.
         """
         if self._cut is not None:
             self._job.fail(self._cut)
-        notice = Staged(lane, ProcessStep(process_of(member), step), rows)
-        if self._coordinator is None:
+        notice = Staged(lane, ProcessStep(process_of(member), step), rows, consumed)
+        if self.coordinator is None:
             self._send(notices_bytes([notice]))
         else:
-            self._append(self._coordinator.staged(0, notice, self._clock()))
+            self._append(self.coordinator.staged(0, notice, self._clock()))
 
     def silent(self, process: Process, text: str) -> None:
         """A trainer has sent nothing for the heartbeat timeout."""
-        if self._coordinator is None:
+        if self.coordinator is None:
             self._send(notices_bytes([Silence(process, text)]))
         else:
-            self._append(self._coordinator.lose(process, text, self._clock()))
+            self._append(self.coordinator.lose(process, text, self._clock()))
             self.changed()
 
     def join(self, process: Process, steps: Sequence[int]) -> None:
@@ -204,15 +217,15 @@ class Decisions:
             steps: by lane, at which it begins.
         """
         self.link()
-        if self._coordinator is not None:
-            self._append(self._coordinator.join(process, steps, self._clock()))
+        if self.coordinator is not None:
+            self._append(self.coordinator.join(process, steps, self._clock()))
 
     def begins_at(self, members: Iterable[Member]) -> tuple[int, ...]:
         """By lane, the last step that counts of the slowest of these: where a later one begins.  On
         the coordinator; the step may not be applied yet.
         """
-        assert self._coordinator is not None, "the coordinator lets trainers in"
-        coordinator, joined = self._coordinator, list(members)
+        assert self.coordinator is not None, "the coordinator lets trainers in"
+        coordinator, joined = self.coordinator, list(members)
         return tuple(
             min(
                 (max(m.step(lane), coordinator.decided(process_of(m), lane)) for m in joined),
@@ -221,17 +234,21 @@ class Decisions:
             for lane in range(len(self._rounds))
         )
 
-    def left(self, process: Process) -> None:
-        """A trainer has left: another process may take its number."""
-        if self._coordinator is not None:
-            self._coordinator.leave(process)
+    def left(self, process: Process, preempted_after: int | None = None) -> None:
+        """A trainer has left: another process may take its number.
+
+        Args:
+            preempted_after: its host was taken away, after this step; None: it was not.
+        """
+        if self.coordinator is not None:
+            self.coordinator.leave(process, preempted_after)
 
     def changed(self) -> None:
         """Fewer trainers are awaited: rounds may be complete."""
-        if self._coordinator is not None and self._job.failure is None:
+        if self.coordinator is not None and self._job.failure is None:
             for lane, is_round in enumerate(self._rounds):
                 if is_round:
-                    self._append(self._coordinator.complete(lane, self._clock()))
+                    self._append(self.coordinator.complete(lane, self._clock()))
 
     # ---- what comes over the link ----
 
@@ -244,7 +261,7 @@ class Decisions:
         Raises:
             ValueError: it is none of this version.
         """
-        if self._coordinator is None:
+        if self.coordinator is None:
             standing = Standing.of(data) if self._returned else None
             records = records_of(data)
             with self._job.condition:
@@ -252,7 +269,7 @@ class Decisions:
                     self.last, returned, self._returned = standing.last, self._returned, None
                     returned(standing)
                 elif self._returned is None and not self._closed:
-                    self._take(records)
+                    self._take(self._resumed(data, records))
             return
         notices = notices_of(data)
         with self._job.condition:
@@ -260,17 +277,19 @@ class Decisions:
                 self._noticed(server, notice)
 
     def _noticed(self, server: int, notice: Notice) -> None:
-        assert self._coordinator is not None, "only the coordinator is told"
+        assert self.coordinator is not None, "only the coordinator is told"
         if isinstance(notice, Silence):
             self.silent(notice.process, notice.text)
         elif self._job.failure is None:
-            self._append(self._coordinator.staged(server, notice, self._clock()))
+            self._append(self.coordinator.staged(server, notice, self._clock()))
 
     def cut(self, error: PServerError) -> None:
         """The link has ended.  The job fails where a step needs it: on a server that has had its
-        last one the job may be over already.
+        last one the job may be over already.  Where server 0 may come back, it is followed again.
         """
         with self._job.condition:
+            if self._follows_again(error):
+                return
             self._cut = error
             if not self._closed and any(lane.undecided for lane in self.lanes):
                 self._job.fail(error)
@@ -280,25 +299,69 @@ class Decisions:
     def server_lost(self, server: int, error: PServerError) -> None:
         """Server 0 has lost another one: waits for it, or does what :meth:`cut` says."""
         with self._job.condition:
-            if self._coordinator is None or not self.awaits or self._closed:
+            if self.coordinator is None or not self.awaits or self._closed:
                 self.cut(error)
             elif self._job.failure is None:
                 self.away[server] = None
-                self._coordinator.server_lost(server)
+                self.coordinator.server_lost(server)
                 self._job.say("away", f"{error}; nothing is applied until it has come back")
 
-    def server_returned(self, server: int, say: Callable[[bytes], None]) -> None:
+    def server_returned(
+        self, server: int, say: Callable[[bytes], None], last: int | None = None
+    ) -> None:
         """A server follows server 0; one that was lost is told where the log stands.
 
         Args:
             say: tells it something.
+            last: of a server that was not lost, and follows again: the last record that it has.
         """
         with self._job.condition:
-            if self._coordinator is not None and server in self.away and not self._closed:
-                del self.away[server]
-                say(self._coordinator.standing(server, self._members.left()).to_bytes())
+            coordinator, away = self.coordinator, server in self.away
+            if coordinator is None or self._closed or not (away or last is not None):
+                return
+            self.away.pop(server, None)
+            if last is None:
+                say(coordinator.standing(server).to_bytes())
                 self._job.say("back", f"server {server} has come back; the job goes on")
-                self._job.condition.notify_all()
+            elif (missing := coordinator.since(last)) is not None:
+                say(records_bytes(missing, resumes=True))
+                self._job.say("back", f"server {server} follows again; the job goes on")
+            else:
+                self._job.fail(ServerLost(f"server {server} has missed more than is kept"))
+            self._job.condition.notify_all()
+
+    def came_back(self) -> None:
+        """On server 0, in the process that takes the place of another one: the other servers are to
+        follow it again.
+        """
+        assert self.coordinator is not None, "server 0 comes back"
+        self.last = self.coordinator.last
+        self.away = dict.fromkeys(range(1, self._servers))
+
+    def _follows_again(self, error: PServerError) -> bool:
+        """Whether another server waits for server 0, which it has lost."""
+        over = self._closed or self._job.failure is not None or self._job.draining
+        waits = self.awaits and self.coordinator is None and self._returned is None
+        if over or not waits or isinstance(error, Draining) or self._dial is None or self.resumes:
+            return False
+        self.resumes = True  # the link says so
+        self._link = self._dial()
+        for lane in self.lanes:
+            for member, step, rows in lane.staged:
+                notice = Staged(lane.index, ProcessStep(process_of(member), step), rows)
+                self._link.send(notices_bytes([notice]))
+        self._job.say("away", f"{error}; nothing is applied until it has come back")
+        return True
+
+    def _resumed(self, data: bytes, records: Sequence[Record]) -> Sequence[Record]:
+        """Those records that this server has not, once it follows again."""
+        if not self.resumes:
+            return records
+        if not resumes(data):
+            return ()  # it is told of them once more
+        self.resumes = False
+        self._job.say("back", "server 0 has come back; the job goes on")
+        return [each for each in records if each.number > self.last]
 
     def tick(self, now: float, timeout: float) -> None:
         """Gives up a server that has not come back; the caller holds the job's lock.
@@ -316,7 +379,7 @@ class Decisions:
     # ---- what the log says ----
 
     def _append(self, records: Sequence[Record]) -> None:
-        if records and not self._alone:
+        if records and self._servers > 1:
             self._send(records_bytes(records))
         self._take(records)
 

@@ -111,7 +111,9 @@ class Endings(ABC):
         with self.condition:
             now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
             for member, text in self._members.silent(now, timeout):
-                self._silent(member, text)
+                self._silent(process_of(member), text)
+            for process in self._members.not_back(now, timeout):
+                self._not_back(process, timeout)
             self._announcements.lose_silent(now, timeout)
             self.observations.lose_silent(now, timeout)
             self._expire(now)
@@ -140,11 +142,17 @@ class Endings(ABC):
 
     # ---- trainers that are lost: see [Note: the job's log] ----
 
-    def _silent(self, member: Member, text: str) -> None:
+    def _silent(self, process: Process, text: str) -> None:
         if self.program is None or self.failure is not None:
-            self._lose(process_of(member), text)
+            self._lose(process, text)
         else:
-            self.program.decisions.silent(process_of(member), text)
+            self.program.decisions.silent(process, text)
+
+    def _not_back(self, process: Process, timeout: float) -> None:
+        """A trainer has not come to this server since it was started again: server 0 loses it."""
+        if self.program is not None and self.program.decisions.decides and self.failure is None:
+            text = f"{process} has not come back to server 0 within {timeout:g} s"
+            self.program.decisions.silent(process, text)
 
     def _lose(self, process: Process, text: str) -> None:
         """A trainer is lost, as the log says.  The caller holds the job's lock."""

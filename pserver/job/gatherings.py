@@ -15,14 +15,16 @@ answered by the same one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.job.blocking_waits import GATHERING, wait_until_done
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState, Wait
 from pserver.job.reports import roll
+from pserver.job_log.records import Process
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
 
@@ -49,13 +51,13 @@ class Gathering:
     Attributes:
         number: from 1.
         changes: of the members, until then.
-        sessions: of the trainers that were in it.
+        processes: that were in it.
         texts: what they told, by trainer.
     """
 
     number: int = 0
     changes: int = 0
-    sessions: frozenset[str] = frozenset()
+    processes: frozenset[Process] = frozenset()
     texts: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -65,10 +67,15 @@ class Gatherings:
     Args:
         members: the job's trainers.
         job: for its lock and its end.
+
+    Attributes:
+        write: called with each that is over, as JSON can hold it, before anybody hears of it: what
+            :meth:`take` takes.  None: nothing is written down.
     """
 
     def __init__(self, members: Membership, job: Lifecycle) -> None:
         self._members, self._job = members, job
+        self.write: Callable[..., None] | None = None
         self._arrived: dict[str, Arrival] = {}  # by session, for the next one
         self._last = Gathering()  # nobody is in a later one who has not heard of this one
 
@@ -98,7 +105,8 @@ class Gatherings:
             )
 
     def _was_in(self, member: Member, after: int) -> bool:
-        return self._last.number > after and member.session in self._last.sessions
+        process = Process(member.trainer, member.incarnation)
+        return self._last.number > after and process in self._last.processes
 
     def _there(self) -> list[Arrival]:
         """Who has come, and is still there."""
@@ -118,8 +126,30 @@ class Gatherings:
             self._last = Gathering(
                 self._last.number + 1,
                 self._members.changes,
-                frozenset(each.member.session for each in there),
+                frozenset(Process(m.trainer, m.incarnation) for m in (e.member for e in there)),
                 {each.member.trainer: each.text for each in there},
             )
             self._arrived = {}
+            if self.write is not None:
+                self.write(*self.entries()[0])
             self._job.condition.notify_all()
+
+    # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
+
+    def entries(self) -> list[list[Any]]:
+        """What who takes its place is to :meth:`take`."""
+        last = self._last
+        processes = [astuple(each) for each in sorted(last.processes)]
+        return [["gathering", last.number, last.changes, processes, list(last.texts.items())]]
+
+    def take(
+        self,
+        kind: str,
+        number: int,
+        changes: int,
+        processes: Sequence[Sequence[Any]],
+        texts: Sequence[Sequence[Any]],
+    ) -> None:
+        """Takes what another process has written."""
+        were = frozenset(Process(trainer, incarnation) for trainer, incarnation in processes)
+        self._last = Gathering(number, changes, were, {trainer: text for trainer, text in texts})

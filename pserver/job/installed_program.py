@@ -17,7 +17,7 @@ import torch
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
-from pserver.job.barriers import Barriers, check_room
+from pserver.job.barriers import Barriers
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
 from pserver.job.lane_executor import LaneExecutor
@@ -29,6 +29,7 @@ from pserver.job.partial_steps import partial_steps
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
 from pserver.job.script_position import ScriptPosition
+from pserver.job.topics import Topics
 from pserver.job.workers import Workers
 from pserver.job_log.standing import Loss
 from pserver.limits import Limits
@@ -79,6 +80,7 @@ class InstalledProgram:
         recording: of the job's log.
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
         barriers: where trainers wait for one another; server 0's count.
+        topics: what trainers agree on; server 0's counts.
         position: where the script is, for a trainer that joins late; server 0's counts.
     """
 
@@ -115,7 +117,7 @@ class InstalledProgram:
         self.lanes = [self._lane(index, workers) for index in range(len(self.plan.lanes))]
         decisions.lanes = self.lanes
         self._rendezvous = ""  # the address that trainer 0 has given
-        self._said: dict[str, str] = {}  # by topic: what the first trainer said
+        self.topics = Topics()
         self.barriers = Barriers(members, job, lambda: self.version > 0)
         self.position = ScriptPosition(members, job, self._undecided)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
@@ -331,18 +333,6 @@ class InstalledProgram:
         if address and member.trainer == 0:
             self._rendezvous = address
         return self._rendezvous
-
-    def agree(self, topic: str, text: str) -> str:
-        """What the first trainer said about a topic: this text, where nobody has said anything; ""
-        only asks.
-
-        Raises:
-            Refused: there are too many topics.
-        """
-        if not text:
-            return self._said.get(topic, "")
-        check_room("topics", topic, self._said)
-        return self._said.setdefault(topic, text)
 
 
 def check_parts(message: ProgramMessage, limits: Limits) -> None:

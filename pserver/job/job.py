@@ -24,14 +24,14 @@ from pserver.job import held_values
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.decisions import Decisions, Link, Links, process_of
 from pserver.job.installed_program import InstalledProgram, check_memory, check_parts, check_program
-from pserver.job.job_identity import JobIdentity, check_names, choose_transport
+from pserver.job.job_identity import JobIdentity, choose_transport
 from pserver.job.job_trace import JobTrace
+from pserver.job.joint_calls import JointCalls
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.program_parts import ProgramParts
 from pserver.job.recorder import Recorder
-from pserver.job.reloading import Reloading
 from pserver.job.status_report import (
     lane_statuses,
     observed,
@@ -48,7 +48,7 @@ from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
 
 
-class Job(Reloading):
+class Job(JointCalls):
     """A server's job: its trainers, its installed program, and the control calls that change them.
 
     Any thread may call it.  Methods named like a call of protos/pserver/wire.proto answer that
@@ -99,6 +99,7 @@ class Job(Reloading):
         if self.program is not None:
             self.program.decisions.close()
             self.program.recording.close()
+            self._write_nothing()
             self.reload = None  # this job is over
         self.program = None
         self._identity = JobIdentity()
@@ -228,13 +229,14 @@ class Job(Reloading):
             if self.program is None:
                 self._begin_log(installed)
             if reload is not None:
-                installed.decisions.link()
+                self._goes_on_as_it_was(installed)
         return wire.InstallReply()
 
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
         self._record(installed)
+        self._write_ahead(installed)
         deployment, decisions = installed.program.deployment, installed.decisions
         if self.links is not None and deployment is not None and deployment.plan.servers > 1:
             decisions.connect(partial(self._linked, self.links, deployment, decisions))
@@ -281,31 +283,6 @@ class Job(Reloading):
             self.program.lane(lane)
         elif lane >= self._identity.lanes:
             raise Refused(f"expected a lane below {self._identity.lanes}, got {lane}")
-
-    # ---- trainers among themselves ----
-
-    def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Waits up to a second until every trainer that has not left has reached the barrier."""
-        check_names([request.name], self.config.limits)
-        return self.installed().barriers.come(self.member(request.session), request)
-
-    def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
-        what the first trainer said about it.
-        """
-        installed, member = self.installed(), self.member(request.session)
-        if request.topic:
-            check_names([request.topic], self.config.limits)
-            return wire.RendezvousReply(address=installed.agree(request.topic, request.address))
-        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
-
-    def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
-        """Gives a trainer samples to train on, and takes back what it does not train on."""
-        return self.installed().leases.lease(self.member(request.session), request)
-
-    def position(self, request: wire.PositionRequest) -> wire.PositionReply:
-        """Tells a trainer that has joined late where the script is; takes that from another one."""
-        return self.installed().position.position(self.member(request.session), request)
 
     # ---- files, tables, status, shutting down ----
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from pserver import wire_pb2 as wire
@@ -18,6 +19,7 @@ from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.sync_round import Contribution
+from pserver.job_log.records import Process
 from pserver.leases.epoch import UNITS, Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
 
@@ -39,6 +41,8 @@ class JobLeases:
     Attributes:
         catches_up: one who joins late is waited for from a later step on than the one at which it
             was let in: it gives up what it has missed when it asks for the first time.
+        write: called with each change, as JSON can hold it, before anybody hears of it: what
+            :meth:`take` takes.  None: nothing is written down.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class JobLeases:
         self._members, self._job, self._wait_seconds = members, job, wait_seconds
         self._table = LeaseTable(members.expected)
         self.catches_up = False
+        self.write: Callable[..., None] | None = None
         self._asking: dict[int, Member] = {}  # by number, the last process that has asked
         self._dealt = False  # a lease, ever
         self._changes = 0
@@ -86,8 +91,12 @@ class JobLeases:
         self._dealt = True
         try:
             again = self.catches_up and bool(member.late)
-            self._table.join(member.trainer, member.incarnation, again)
+            if self._table.present.get(member.trainer) != member.incarnation:
+                self._table.join(member.trainer, member.incarnation, again)
+                self._wrote("join", member.trainer, member.incarnation, again)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
+            if self.write is not None:
+                self._wrote("lease", member.trainer, member.incarnation, asked.plain())
         except ValueError as error:
             raise Refused(f"leases: {error}") from error
         return reply
@@ -118,21 +127,33 @@ class JobLeases:
         admitted = self._table.admits(trainer, consumed)
         if admitted:
             self._table.expect(trainer, consumed)
+            self._wrote("expect", trainer, list(consumed.items()))
         return admitted
 
     def _follow_members(self) -> None:
         """Those who take no more part have no leases; whose place is kept is waited for."""
         for trainer, incarnation in self._table.present.items():
-            member = self._asking[trainer]
-            there = self._members.by_trainer.get(trainer) is member and not member.finished
-            if (there and member.state is MemberState.JOINED) or _is_applied(member):
-                continue
-            self.remove(trainer, incarnation)
+            member = self._asking.get(trainer) or self._members.by_trainer.get(trainer)
+            process = Process(trainer, incarnation)
+            if member is None or (member.trainer, member.incarnation) != astuple(process):
+                there = self._members.away.get(trainer) == process
+            else:
+                there = self._members.by_trainer.get(trainer) is member and not member.finished
+                there = (there and member.state is MemberState.JOINED) or _is_applied(member)
+            if not there:
+                self.remove(trainer, incarnation)
         for trainer in self._members.absent:
             if trainer in self._members.kept or trainer in self._members.arriving:
-                self._table.wait_for(trainer)
+                self._set_gone(trainer, False)
             else:
-                self._table.give_up(trainer)
+                self._set_gone(trainer, trainer not in self._table.present)
+
+    def _set_gone(self, trainer: int, gone: bool) -> None:
+        """Whether a process of a number is to come."""
+        if gone != (trainer in self._table.gone):
+            change = "give_up" if gone else "wait_for"
+            getattr(self._table, change)(trainer)
+            self._wrote(change, trainer)
 
     def remove(self, trainer: int, incarnation: str) -> None:
         """A process has left, or is lost: what it had leased, and no decided step has consumed, is
@@ -140,6 +161,7 @@ class JobLeases:
         """
         with self._job.condition:
             self._table.remove(trainer, incarnation)
+            self._wrote("remove", trainer, incarnation)
             self._changed()
 
     # ---- steps ----
@@ -161,6 +183,7 @@ class JobLeases:
         """A step of a trainer counts, and has consumed these."""
         if ranges:
             self._table.decided(trainer, incarnation, ranges)
+            self._wrote("decided", trainer, incarnation, ranges)
             self._changed()
 
     # ---- what is told, and kept ----
@@ -187,8 +210,34 @@ class JobLeases:
                 return
             try:
                 self._table = LeaseTable.of(plain, self._members.expected)
+                if self.write is not None:
+                    self.write("leases", self._dealt, self._table.whole())
             except (KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"a lease table cannot be read: {error!r}") from error
+
+    # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
+
+    def entries(self) -> list[list[Any]]:
+        """All that it knows, and that who takes its place is to :meth:`take`."""
+        return [["leases", self._dealt, self._table.whole()]]
+
+    def take(self, kind: str, *what: Any) -> None:
+        """Takes what another process has written: its :meth:`entries`, then each change.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        if kind == "leases":
+            self._dealt, whole = what
+            self._table = LeaseTable.of_whole(whole)
+        else:
+            change, *arguments = what
+            self._dealt = True
+            self._table.repeat(change, arguments)
+
+    def _wrote(self, change: str, *arguments: Any) -> None:
+        if self.write is not None:
+            self.write("lease", change, *arguments)
 
     def _kept(self, restored: str) -> wire.LeaseReply:
         """Trainer 0's, at a checkpoint."""

@@ -207,7 +207,8 @@ class Joining(Endings):
         transport = choose_transport(request, self.transports)
         member = Member(trainer, request.incarnation, transport, self._clock())
         begun = self.program is not None and (not self._members.least or self.program.begun)
-        self._members.add(member, steps, bool(steps) and begun)
+        again = self._members.away.get(trainer) == process_of(member)
+        self._members.add(member, steps, bool(steps) and begun and not again)
         self._coordinator = request.coordinator or self._coordinator
         if self.program is not None:
             self.program.decisions.join(process_of(member), steps)

@@ -47,7 +47,7 @@ from pserver.job.partial_steps import count_decided
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
 from pserver.job.shared_buffers import SharedBuffers
-from pserver.job.staged_steps import StagedStep, StagedSteps
+from pserver.job.staged_steps import StagedStep, StagedSteps, waiting
 from pserver.job.step_checks import StepChecks
 from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
 from pserver.job.update_batches import UpdateBatches
@@ -196,6 +196,11 @@ class LaneExecutor:
         count_decided(self._members, self.index, decide(steps, time, record))
 
     @property
+    def staged(self) -> Sequence[tuple[Member, int, int]]:
+        """The steps that have no record: trainer, number, and rows of tables that they change."""
+        return [*self._staged.waiting, *waiting(self._round, self._members, self.index)]
+
+    @property
     def unapplied(self) -> Mapping[int, Contribution]:
         """By trainer, the step that is decided and not applied."""
         return self._round.unapplied if self.lane.kind.waits_for_all else self._staged.unapplied
@@ -318,7 +323,7 @@ class LaneExecutor:
             self._add(current, member, contribution)
         else:
             self._staged.add(staged)
-        self._decisions.staged(self.index, member, step, contribution.rows)
+        self._decisions.staged(self.index, member, step, contribution.rows, contribution.leases)
         return staged
 
     def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
@@ -404,7 +409,7 @@ class LaneExecutor:
     def undecided(self) -> int:
         """Steps that have come and have no record."""
         with self._job.condition:
-            return len(self._staged) + (0 if self._round.time else len(self._round.contributions))
+            return len(self.staged)
 
     @property
     def queued(self) -> int:

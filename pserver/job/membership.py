@@ -170,7 +170,7 @@ class Membership:
         preempted: the trainers that were, with the last step that each has taken.
         changes: how often trainers have joined, and gone before the job's end.
         away: trainers that take part in the job, and have not come to this server since it was
-            started again.
+            started again; with their processes.
         counted: of these, by process and lane, the rows that their decided steps have changed.
     """
 
@@ -189,7 +189,7 @@ class Membership:
         self.kept: dict[int, float] = {}
         self.arriving: dict[int, float] = {}
         self.held: set[Process] = set()
-        self.away: set[int] = set()
+        self.away: dict[int, Process] = {}
         self.counted: dict[Process, Sequence[int]] = {}
 
     def add(self, member: Member, steps: Sequence[int] = (), late: bool = False) -> None:
@@ -202,7 +202,7 @@ class Membership:
         self.by_trainer[member.trainer] = member
         self.kept.pop(member.trainer, None)
         self.arriving.pop(member.trainer, None)
-        self.away.discard(member.trainer)
+        self.away.pop(member.trainer, None)
         self.preempted = {t: s for t, s in self.preempted.items() if t != member.trainer}
         self.changes, member.late = self.changes + 1, (self.changes + 1) * late
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
@@ -388,8 +388,9 @@ class Membership:
 
     def _needed(self) -> Sequence[int]:
         """The trainers of the plan; of a job that has begun with fewer those that have joined."""
-        if self.least and len(self.by_trainer) >= self.least:
-            return sorted(self.by_trainer)
+        known = {*self.by_trainer, *self.away}
+        if self.least and len(known) >= self.least:
+            return sorted(known)
         return range(self.expected)
 
     # ---- timeouts ----
@@ -420,6 +421,15 @@ class Membership:
                 found.append((member, text))
         return found
 
+    def not_back(self, now: float, timeout: float) -> list[Process]:
+        """Those that are away for longer than the heartbeat timeout.
+
+        Args:
+            now: in seconds of the job's clock.
+            timeout: in seconds.
+        """
+        return list(self.away.values()) if now - self.since > timeout else []
+
     def fence(self, process: Process, text: str) -> Member | None:
         """A trainer is lost: nothing that it sends counts any more.
 
@@ -431,7 +441,8 @@ class Membership:
             its place here.
         """
         self.fenced.add(process)
-        self.away.discard(process.trainer)
+        if self.away.get(process.trainer) == process:
+            del self.away[process.trainer]
         member = self.by_trainer.get(process.trainer)
         if member is None:  # so that nobody waits for it
             member = Member(process.trainer, process.incarnation, "", self.since)

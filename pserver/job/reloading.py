@@ -10,11 +10,13 @@ said.  From there on each trainer's next step counts on all servers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import manifest
 from pserver.errors import PServerError, Refused
 from pserver.job import job_files
+from pserver.job.coordination import Coordination
 from pserver.job.filing import Filing
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.lifecycle import JobState
@@ -29,6 +31,8 @@ class Reloading(Filing):
     """The part of a :class:`~pserver.job.job.Job` with which a server comes back.  Any thread may
     call it.
     """
+
+    _coordination: Coordination | None = None  # of the present job
 
     def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
         """Who may install; gives what is known of a server that comes back.
@@ -64,10 +68,45 @@ class Reloading(Filing):
             job_files.load(reload.path, installed, self._members, _root(reload.path))
             reload.read(manifest.read(place_at(reload.path)).meta)
         except PServerError as error:
-            self.lifecycle.fail(error)
-            self.ended.set()
-            raise
+            self._cannot(error)
         return True
+
+    def _write_ahead(self, installed: InstalledProgram) -> None:
+        """Server 0 writes down what it alone knows, where it may come back; it takes what the
+        process before it has written.  The caller holds the job's lock.
+        """
+        decisions, path = installed.decisions, self.config.write_ahead_log
+        if path is None or not (decisions.awaits and decisions.decides):
+            return
+        self._coordination = coordination = Coordination(path, installed)
+        if self.reload is not None:
+            try:
+                coordination.restore()
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self._cannot(Refused(f"the log that server 0 has written: {error!r}"))
+            decisions.came_back()
+        coordination.begin()
+
+    def _write_nothing(self) -> None:
+        """The job is over."""
+        if self._coordination is not None:
+            self._coordination.close()
+        self._coordination = None
+
+    def _goes_on_as_it_was(self, installed: InstalledProgram) -> None:
+        """A server that comes back asks server 0 where the log stands; server 0 knows it."""
+        decisions = installed.decisions
+        if decisions.coordinator is not None and self.reload is not None and not self.reload.done:
+            if self._coordination is None:
+                self._cannot(Refused("server 0 has written no log from which it could come back"))
+            self._stands(decisions.coordinator.standing(0))
+        decisions.link()
+
+    def _cannot(self, error: PServerError) -> NoReturn:
+        """It does not come back: the server ends."""
+        self.lifecycle.fail(error)
+        self.ended.set()
+        raise error
 
     def _stands(self, standing: Standing) -> None:
         """Server 0 says where the log stands: this server serves.  The caller holds the job's
@@ -87,6 +126,7 @@ class Reloading(Filing):
         members, installed = self._members, self.program
         assert installed is not None, "it has begun its log"
         members.since = self._clock()
+        members.changes = standing.last + len(standing.processes)  # more than anybody has heard of
         for each in standing.processes:
             process = each.process
             if each.lost:
@@ -99,7 +139,7 @@ class Reloading(Filing):
                 gone.state = MemberState.LEFT
             else:
                 members.by_trainer.pop(process.trainer, None)  # an earlier process's place
-                members.away.add(process.trainer)
+                members.away[process.trainer] = process
                 installed.decisions.joined[process] = each.decided
                 members.counted[process] = each.rows
 

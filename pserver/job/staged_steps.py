@@ -16,8 +16,8 @@ from pserver.errors import PServerError, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
 from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member
-from pserver.job.sync_round import Contribution
+from pserver.job.membership import Member, Membership
+from pserver.job.sync_round import Contribution, SyncRound
 from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process, ProcessStep
 
@@ -102,6 +102,11 @@ class StagedSteps:
         return found
 
     @property
+    def waiting(self) -> list[tuple[Member, int, int]]:
+        """The steps that have no record: trainer, number, and rows of tables that they change."""
+        return [(s.member, s.step, s.contribution.rows) for s in self._waiting.values()]
+
+    @property
     def unapplied(self) -> dict[int, Contribution]:
         """By trainer, the step that has its record and is not applied."""
         return {trainer: each.contribution for trainer, each in self._deciding.items()}
@@ -178,3 +183,10 @@ class StagedSteps:
         """The update whose turn it is has begun."""
         self._begun += 1
         self._job.condition.notify_all()
+
+
+def waiting(current: SyncRound, members: Membership, lane: int) -> list[tuple[Member, int, int]]:
+    """What :attr:`StagedSteps.waiting` is in other lanes, of a round of all trainers' steps."""
+    found = {} if current.time else current.contributions
+    staged = [(members.by_trainer[trainer], each.rows) for trainer, each in found.items()]
+    return [(member, member.watermark(lane).taking, rows) for member, rows in staged]

@@ -11,10 +11,11 @@ In reading order::
     records       what the log has, and what servers tell the coordinator
     standing      where it stands, for a server that comes back, and what is lost there
     coordinator   appends records: a state machine, without clock and without network
+    write_ahead_log  the file to which server 0 writes what it alone knows
     entries       the form of a recorded log, as a file
 
-Pure: no clock, no threads, no sockets.  ``pserver.job`` acts on the records, ``pserver.link``
-carries them.
+Pure: no clock, no threads, no sockets; a write-ahead log writes a file.  ``pserver.job`` acts on
+the records, ``pserver.link`` carries them.
 
 May import: the generated messages.
 """

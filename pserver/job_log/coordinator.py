@@ -17,13 +17,23 @@ join again with another incarnation only.
 has staged nothing: trainers send it again what was not answered.  So what the process before had
 staged does not count, but where it is decided already: that stays decided, and is lost on this
 server alone.  It is told where the log stands, and goes on with the next record.
+
+[Note: a coordinator that comes back]  All that a coordinator knows follows from its records, and
+from who has left.  It writes each of these down before anybody hears of it, so that the process
+that takes its place knows them all.  What was staged it does not know: it is told that again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import base64
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import astuple
+from operator import add
+from typing import Any
 
 from pserver.job_log.records import (
+    Consumed,
     Decided,
     Joined,
     Lost,
@@ -32,8 +42,14 @@ from pserver.job_log.records import (
     Record,
     Staged,
     What,
+    records_bytes,
+    records_of,
 )
 from pserver.job_log.standing import ProcessStanding, Standing
+
+RECENT = 8192  # records that are kept for a server that follows again
+
+Rows = Sequence[Sequence[int]]  # that decided steps have changed: by step and server
 
 
 class Coordinator:
@@ -54,6 +70,9 @@ class Coordinator:
     Attributes:
         last: the number of the last record.
         lost: processes that were lost, with the reasons.
+        left: processes that have left, with the step after which they were preempted.
+        write: called with each change, as JSON can hold it, before anybody hears of it: what
+            :meth:`take` takes.  None: nothing is written down.
     """
 
     def __init__(
@@ -63,11 +82,15 @@ class Coordinator:
         self.last = 0
         self._time = 0.0
         self.lost: dict[Process, str] = {}
+        self.left: dict[Process, int | None] = {}
+        self.write: Callable[..., None] | None = None
+        self._recent = deque[Record](maxlen=RECENT)
         self._begun: dict[Process, tuple[int, ...]] = {}  # in the order in which they joined
         self._present: dict[int, Process] = {}  # by trainer
         # by lane: steps that are not decided, with the servers that have staged them, and the rows
         # that they change there
         self._staged: list[dict[ProcessStep, dict[int, int]]] = [{} for _ in rounds]
+        self._consumed: dict[tuple[int, ProcessStep], Consumed] = {}  # by lane and staged step
         # by lane and trainer: the last step that was decided, and by server the rows in all of them
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
         self._rows: list[dict[Process, list[int]]] = [{} for _ in rounds]
@@ -92,9 +115,6 @@ class Coordinator:
             return []
         if present is not None:
             raise ValueError(f"{process} takes part already")
-        self._present[process.trainer], self._begun[process] = process, tuple(steps)
-        for decided, step in zip(self._decided, steps, strict=False):
-            decided[process] = step
         return [self._append(Joined(process, tuple(steps)), now)]
 
     def lose(self, process: Process, text: str, now: float) -> list[Record]:
@@ -103,20 +123,24 @@ class Coordinator:
         """
         if process in self.lost:
             return []
-        self.lost[process] = text
-        if self._present.get(process.trainer) == process:
-            del self._present[process.trainer]
-        for staged in self._staged:
+        for lane, staged in enumerate(self._staged):
             for step in [each for each in staged if each.process == process]:
                 del staged[step]
+                self._consumed.pop((lane, step), None)
         return [self._append(Lost(process, text), now)]
 
-    def leave(self, process: Process) -> None:
+    def leave(self, process: Process, preempted_after: int | None = None) -> None:
         """A trainer has left in good order, with all of its steps decided: its number is free for
         another process.
+
+        Args:
+            preempted_after: its host was taken away, after this step; None: it was not.
         """
         if self._present.get(process.trainer) == process:
             del self._present[process.trainer]
+        self.left[process] = preempted_after
+        if self.write is not None:
+            self.write("left", process.trainer, process.incarnation, preempted_after)
 
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
         """A server has staged a step.
@@ -134,6 +158,8 @@ class Coordinator:
         if step.process in self.lost or step.step <= self._decided[lane].get(step.process, 0):
             return []
         self._staged[lane].setdefault(step, {})[server] = notice.rows
+        if notice.consumed:
+            self._consumed[lane, step] = notice.consumed
         if self._rounds[lane]:
             return self.complete(lane, now)
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
@@ -155,12 +181,8 @@ class Coordinator:
             for servers in staged.values():
                 servers.pop(server, None)
 
-    def standing(self, server: int, left: Mapping[Process, int | None]) -> Standing:
-        """Where the log stands, for a server that comes back.
-
-        Args:
-            left: processes that have left the job, with the step after which they were preempted.
-        """
+    def standing(self, server: int) -> Standing:
+        """Where the log stands, for a server that comes back."""
         lanes = range(len(self._rounds))
         none = [0] * self._servers
         return Standing(
@@ -172,8 +194,8 @@ class Coordinator:
                     tuple(self._decided[lane].get(process, 0) for lane in lanes),
                     tuple(self._rows[lane].get(process, none)[server] for lane in lanes),
                     self.lost.get(process, ""),
-                    process in left,
-                    left.get(process),
+                    process in self.left,
+                    self.left.get(process),
                 )
                 for process in {**self._begun, **self.lost}
             ),
@@ -183,14 +205,103 @@ class Coordinator:
         return len(self._staged[lane][step]) == self._servers
 
     def _decide(self, lane: int, steps: Sequence[ProcessStep], now: float) -> Record:
-        for each in steps:
-            self._decided[lane][each.process] = each.step
-            rows = self._rows[lane].setdefault(each.process, [0] * self._servers)
-            for server, count in self._staged[lane].pop(each).items():
-                rows[server] += count
-        return self._append(Decided(lane, tuple(steps)), now)
+        staged = [self._staged[lane].pop(each) for each in steps]
+        rows = [[each[server] for server in range(self._servers)] for each in staged]
+        consumed = tuple(self._consumed.pop((lane, each), ()) for each in steps)
+        what = Decided(lane, tuple(steps), consumed if any(consumed) else ())
+        return self._append(what, now, rows)
 
-    def _append(self, what: What, now: float) -> Record:
-        self.last += 1
-        self._time = max(self._time, now)
-        return Record(self.last, self._time, what)
+    def _append(self, what: What, now: float, rows: Rows = ()) -> Record:
+        record = Record(self.last + 1, max(self._time, now), what)
+        self._follow(record, rows)
+        if self.write is not None:
+            self.write("record", _text([record]), rows, _consumed(what))
+        return record
+
+    def _follow(self, record: Record, rows: Rows) -> None:
+        """What follows from a record."""
+        self.last, self._time = record.number, record.time
+        self._recent.append(record)
+        match record.what:
+            case Joined(process, steps):
+                self._present[process.trainer], self._begun[process] = process, tuple(steps)
+                for decided, step in zip(self._decided, steps, strict=False):
+                    decided[process] = step
+            case Lost(process, text):
+                self.lost[process] = text
+                if self._present.get(process.trainer) == process:
+                    del self._present[process.trainer]
+            case Decided(lane, steps):
+                for each, changed in zip(steps, rows, strict=True):
+                    self._decided[lane][each.process] = each.step
+                    held = self._rows[lane].setdefault(each.process, [0] * self._servers)
+                    self._rows[lane][each.process] = list(map(add, held, changed))
+
+    # ---- see [Note: a coordinator that comes back] ----
+
+    def since(self, last: int) -> list[Record] | None:
+        """The records behind one, for a server that follows again; None where they are not kept."""
+        missing = self.last - last
+        if not 0 <= missing <= len(self._recent):
+            return None
+        return list(self._recent)[len(self._recent) - missing :]
+
+    def entries(self) -> list[list[Any]]:
+        """All that it knows, and that who takes its place is to :meth:`take`."""
+        standings = [self.standing(server) for server in range(self._servers)]
+        processes = []
+        for known in zip(*(each.processes for each in standings), strict=True):
+            one = known[0]
+            begun = self._begun.get(one.process)
+            rows = [list(each.rows) for each in known]
+            left = [one.preempted_after] if one.left else None
+            lost = one.lost if one.process in self.lost else None
+            processes.append([*astuple(one.process), begun, one.decided, rows, lost, left])
+        recent = _text(self._recent)
+        return [["log", self.last, self._time, processes, recent]]
+
+    def take(self, kind: str, *what: Any) -> None:
+        """Takes what another process has written: its :meth:`entries`, then each change.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        if kind == "left":
+            trainer, incarnation, preempted_after = what
+            self.leave(Process(trainer, incarnation), preempted_after)
+        elif kind == "record":
+            (record,) = records_of(base64.b64decode(what[0]))
+            self._follow(record, what[1])
+        else:
+            self._take_all(*what)
+
+    def _take_all(
+        self, last: int, time: float, processes: Sequence[Sequence[Any]], recent: str
+    ) -> None:
+        self.last, self._time = last, time
+        self._recent.extend(records_of(base64.b64decode(recent)))
+        for trainer, incarnation, begun, decided, rows, lost, left in processes:
+            process = Process(trainer, incarnation)
+            if begun is not None:
+                self._begun[process] = tuple(begun)
+            for lane, step in enumerate(decided):
+                self._decided[lane][process] = step
+                self._rows[lane][process] = [of_server[lane] for of_server in rows]
+            if lost is not None:
+                self.lost[process] = lost
+            elif left is not None:
+                self.left[process] = left[0]
+            else:
+                self._present[trainer] = process
+
+
+def _consumed(what: What) -> list[list[Any]]:
+    """Which samples a record says that steps consume, as JSON can hold it."""
+    if not isinstance(what, Decided):
+        return []
+    steps = zip(what.steps, what.consumed, strict=False)
+    return [[*astuple(step.process), ranges] for step, ranges in steps if ranges]
+
+
+def _text(records: Iterable[Record]) -> str:
+    return base64.b64encode(records_bytes(records)).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 from pserver import job_log_pb2 as message
@@ -35,6 +36,8 @@ class ProcessStep:
     step: int
 
 
+Consumed = tuple[tuple[int, int, int], ...]  # samples: epoch, start, stop
+
 # ---- what servers tell the coordinator ----
 
 
@@ -44,11 +47,13 @@ class Staged:
 
     Attributes:
         rows: of tables that it changes on this server.
+        consumed: which leased samples; server 0, which has leased them, says it.
     """
 
     lane: int
     step: ProcessStep
     rows: int = 0
+    consumed: Consumed = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,12 @@ class Decided:
     Attributes:
         steps: in the order of the trainers: one, where each trainer's step is an update of its own;
             those of a whole round otherwise.
+        consumed: by each of them, which leased samples; empty where no step has any.
     """
 
     lane: int
     steps: tuple[ProcessStep, ...] = field(default_factory=tuple)
+    consumed: tuple[Consumed, ...] = ()
 
 
 What = Joined | Lost | Decided
@@ -158,9 +165,13 @@ def notices_of(data: bytes) -> list[Notice]:
     return found
 
 
-def records_bytes(records: Iterable[Record]) -> bytes:
-    """Records, as they travel and as files have them."""
-    found = message.Records()
+def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
+    """Records, as they travel and as files have them.
+
+    Args:
+        resumes: a server that follows again gets all behind the last one that it has.
+    """
+    found = message.Records(resumes=resumes)
     for record in records:
         added = found.records.add(number=record.number, time=record.time)
         what = record.what
@@ -168,6 +179,8 @@ def records_bytes(records: Iterable[Record]) -> bytes:
             added.decided.lane = what.lane
             for each in what.steps:
                 _write(added.decided.steps.add(), each)
+            for ranges in what.consumed:
+                added.decided.consumed.add().ranges.extend(chain.from_iterable(ranges))
         elif isinstance(what, Joined):
             _write_process(added.joined.process, what.process)
             added.joined.steps.extend(what.steps)
@@ -188,7 +201,8 @@ def records_of(data: bytes) -> list[Record]:
         what: What
         match each.WhichOneof("what"):
             case "decided":
-                what = Decided(each.decided.lane, _steps(each.decided.steps))
+                consumed = tuple(_consumed(one.ranges) for one in each.decided.consumed)
+                what = Decided(each.decided.lane, _steps(each.decided.steps), consumed)
             case "joined":
                 what = Joined(_process(each.joined.process), tuple(each.joined.steps))
             case "lost":
@@ -197,6 +211,19 @@ def records_of(data: bytes) -> list[Record]:
                 raise ValueError(f"record {each.number}: expected a record of this version")
         found.append(Record(each.number, each.time, what))
     return found
+
+
+def resumes(data: bytes) -> bool:
+    """Whether records go on from the last one that a server has.
+
+    Raises:
+        ValueError: they are none.
+    """
+    return bool(_parsed(message.Records(), data).resumes)
+
+
+def _consumed(flat: Sequence[int]) -> Consumed:
+    return tuple(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
 
 
 def _parsed(empty: Messages, data: bytes) -> Messages:

@@ -3,16 +3,16 @@ it imports gRPC and torch, and ``launch`` does not.
 
 ::
 
-    python -m pserver.launcher.lost_server TOKEN KEYS ENDPOINTS INDEX FOLDER
+    python -m pserver.launcher.lost_server TOKEN KEYS ENDPOINTS INDEX FOLDER LOG
 
 TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
 ENDPOINTS are those of the other servers of the job, INDEX is the dead one's number, FOLDER is where
-the job saves.
+the job saves, LOG the file to which server 0 writes what it alone knows.
 
 It prints one line of JSON: ``{"path": "saved/step-000120/server-1", "reason": ""}``.  The path is
 that of the part that the server has written of the newest whole checkpoint; "", with a reason,
-where the job does not go on from it: another server does not wait, server 0 is the dead one, there
-is no checkpoint yet, or none of this job's servers.
+where the job does not go on from it: another server does not wait, server 0 is the dead one and
+has written no log, there is no checkpoint yet, or none of this job's servers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pserver.checkpoint import manifest
 from pserver.checkpoint.listed import listed_in
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
+from pserver.job_log import write_ahead_log
 from pserver.security.access import Access
 from pserver.storage.place import place_at
 from pserver.wire_pb2 import StatusReply
@@ -69,17 +70,29 @@ def part_of(folder: str, index: int, fingerprint: str) -> tuple[str, str]:
 
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
-    token, keys, endpoints, index, folder = arguments
+    token, keys, endpoints, index, folder, log = arguments
     access = Access.of(token, keys, "operator", "trainer")
-    path, reason = "", "the job's log is lost with server 0" if index == "0" else ""
+    path, fingerprints = "", list[str]()
     try:
         statuses = [_status(access, each) for each in endpoints.split(",") if each]
-        reason = reason or next(filter(None, map(obstacle, statuses)), "")
+        reason = next(filter(None, map(obstacle, statuses)), "")
+        fingerprints = [each.fingerprint for each in statuses]
+        if index == "0" and not reason:
+            fingerprints, reason = _written(log)
         if not reason:
-            path, reason = part_of(folder, int(index), statuses[0].fingerprint)
+            path, reason = part_of(folder, int(index), fingerprints[0])
     except (PServerError, OSError, ValueError) as error:
         reason = str(error)
     print(json.dumps({"path": path, "reason": reason}), flush=True)
+
+
+def _written(log: str) -> tuple[list[str], str]:
+    """The fingerprint of the job's plan, as server 0 has written it; and why it has not."""
+    try:
+        kind, fingerprint = next(write_ahead_log.read(log))
+    except (OSError, ValueError, StopIteration):
+        return [], "server 0 has written no log: all go back to a checkpoint"
+    return [fingerprint], "" if kind == "plan" else f"{log} is no log of server 0"
 
 
 def _status(access: Access, endpoint: str) -> StatusReply:

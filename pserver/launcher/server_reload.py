@@ -32,7 +32,7 @@ def save_to_reload(
     command = [*LOST_SERVER, started.tokens.operator, environment.get("PSERVER_KEYS", "")]
     with suppress(subprocess.TimeoutExpired, ValueError, KeyError):
         asked = subprocess.run(
-            [*command, ",".join(others), str(index), started.checkpoint],
+            [*command, ",".join(others), str(index), started.checkpoint, started.write_ahead_log],
             timeout=ASK_SECONDS,
             check=False,
             stdout=subprocess.PIPE,

@@ -83,6 +83,11 @@ class StartedProcesses:
         here = [self.endpoints[server] for server in self.servers if server in self.endpoints]
         return here if self.cluster.host is None else self.cluster.servers
 
+    @property
+    def write_ahead_log(self) -> str:
+        """Where server 0 writes what a process in its place has to know."""
+        return str(Path(self.cluster.log_dir) / "server-0.wal")
+
     # ---- starting ----
 
     def start_servers(self, keep_failed_seconds: float) -> None:
@@ -106,9 +111,9 @@ class StartedProcesses:
             ("--min-trainers", cluster.least_trainers or None),
         ):
             self._flags += [] if value is None else [flag, str(value)]
-        several = len(cluster.servers) > 1
-        if self.checkpoint and cluster.max_restarts and several and not cluster.record_log:
-            self._flags.append("--await-servers")
+        if self.checkpoint and cluster.max_restarts and not cluster.record_log:
+            Path(self.write_ahead_log).unlink(missing_ok=True)  # of another attempt
+            self._flags += ["--await-servers", "--write-ahead-log", self.write_ahead_log]
         for number in cluster.here(cluster.servers):
             place = cluster.servers[number]
             self.servers.append(self._start_server(number, place, self._flags, self.attempt))

@@ -352,8 +352,8 @@ class EpochLeases:
             "epoch": self.epoch.plain(),
             "stripes": self._stripes,
             "free": list(self._free),
-            "own": [[t, list(own), self._extra.get(t, 0)] for t, own in self._own.items()],
-            "leased": [[t, list(leased)] for t, leased in self._leased.items() if leased.size],
+            "own": [[t, list(own), self._extra.get(t, 0)] for t, own in sorted(self._own.items())],
+            "leased": [[t, list(each)] for t, each in sorted(self._leased.items()) if each.size],
             "decided": self._decided,
             "skipped": self._skipped,
             "left_out": self._left_out,
@@ -361,11 +361,12 @@ class EpochLeases:
             "ends": [] if self._segments is None else self._segments.plain(),
             "over": self.over,
             "quit": sorted(self.quit),
+            "idle": sorted(self._idle.items()),
         }
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> EpochLeases:
-        """What :meth:`plain` gave, for trainers that all start again: nothing is leased.
+        """What :meth:`plain` gave, with what trainers have leased; see :func:`begun_again`.
 
         Raises:
             ValueError, KeyError, TypeError: it is none.
@@ -381,15 +382,17 @@ class EpochLeases:
         if made._segments is not None:
             made._segments.restore(plain["ends"])
         made.over, made.quit = plain["over"], set(plain["quit"])
-        for trainer in list(made._leased):
-            made.give_back(trainer)
+        made._idle = dict(plain.get("idle", ()))  # checkpoints of earlier versions have none
         return made
 
 
-def level(leases: EpochLeases) -> EpochLeases:
-    """Lets trainers that all start again have as many batches each: where one was gone, they have
-    other numbers left, and these are divided anew.
+def begun_again(leases: EpochLeases) -> EpochLeases:
+    """For trainers that all start again: nothing is leased, and they have as many batches each.
+    Where one was gone, they have other numbers left, and these are divided anew.
     """
+    leases._idle.clear()
+    for trainer in list(leases._leased):
+        leases.give_back(trainer)
     known = leases._segments is None or leases._segments.known
     if known and len({leases._batches_of(trainer) for trainer in leases._own}) > 1:
         for own in leases._own.values():

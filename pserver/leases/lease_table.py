@@ -7,12 +7,12 @@ A process that was declared lost has no leases any more: what it asks or commits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pserver.leases.epoch import Account, Epoch, Lease
-from pserver.leases.epoch_leases import EpochLeases, level
+from pserver.leases.epoch_leases import EpochLeases, begun_again
 
 EpochRange = tuple[int, int, int]  # the epoch's number, start, stop
 EpochEnd = tuple[int, int, int]  # the epoch's number, a segment, how many positions it has
@@ -43,6 +43,22 @@ class LeaseAsked:
     skipped: tuple[EpochRange, ...] = ()
     stopped: tuple[int, ...] = ()
     ended: tuple[EpochEnd, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self) | {"epoch": None if self.epoch is None else self.epoch.plain()}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> LeaseAsked:
+        """What :meth:`plain` gave, also when JSON has held it."""
+        epoch, rest = (
+            plain["epoch"],
+            {name: each for name, each in plain.items() if name != "epoch"},
+        )
+        lists = {
+            name: _tuples(each) for name, each in rest.items() if isinstance(each, list | tuple)
+        }
+        return cls(epoch=None if epoch is None else Epoch(**epoch), **(rest | lists))
 
 
 class LeaseTable:
@@ -80,6 +96,11 @@ class LeaseTable:
     def present(self) -> dict[int, str]:
         """The processes that take part now, by number: their incarnations."""
         return dict(self._incarnations)
+
+    @property
+    def gone(self) -> Set[int]:
+        """The numbers of which nobody takes part, or comes."""
+        return self._gone
 
     def expect(self, trainer: int, consumed: Mapping[int, Sequence[EpochRange]]) -> None:
         """A process is let in, to step on from the last decided step of the slowest trainer: it is
@@ -290,7 +311,63 @@ class LeaseTable:
             account = Account(samples, decided, skipped, left_out, True, 0, back, unit)
             made._closed[number] = account
         for each in plain["epochs"]:
-            leases = level(EpochLeases.of(each))
+            leases = begun_again(EpochLeases.of(each))
             made._epochs[leases.epoch.number] = leases
         made._close()
         return made
+
+    # ---- what a process has to know that takes the place of this one ----
+
+    def repeat(self, change: str, arguments: Sequence[Any]) -> None:
+        """Does again what was done to the table of another process.
+
+        Args:
+            change: the name of the method.
+            arguments: its arguments, as JSON can hold them.
+
+        Raises:
+            ValueError, KeyError, TypeError: there is no such change.
+        """
+        match change, arguments:
+            case "lease", [trainer, incarnation, asked]:
+                self.lease(trainer, incarnation, LeaseAsked.of(asked))
+            case "decided", [trainer, incarnation, ranges]:
+                self.decided(trainer, incarnation, ranges)
+            case "expect", [trainer, consumed]:
+                self.expect(trainer, dict(consumed))
+            case "join" | "remove" | "wait_for" | "give_up", _:
+                getattr(self, change)(*arguments)
+            case _:
+                raise ValueError(f"expected a change of a lease table, got {change!r}")
+
+    def whole(self) -> dict[str, Any]:
+        """As JSON can hold it: :meth:`plain`, and what trainers have that go on."""
+        answered = [[t, n, asdict(reply)] for t, (n, reply) in sorted(self._answered.items())]
+        return self.plain() | {
+            "trainers": self._trainers,
+            "incarnations": sorted(self._incarnations.items()),
+            "gone": sorted(self._gone),
+            "answered": answered,
+        }
+
+    @classmethod
+    def of_whole(cls, whole: Mapping[str, Any]) -> LeaseTable:
+        """What :meth:`whole` gave, also when JSON has held it.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        made = cls.of({**whole, "epochs": []}, whole["trainers"])
+        for each in whole["epochs"]:
+            leases = EpochLeases.of(each)
+            made._epochs[leases.epoch.number] = leases
+        made._incarnations, made._gone = dict(whole["incarnations"]), set(whole["gone"])
+        for trainer, number, reply in whole["answered"]:
+            lease = Lease(**{**reply, "ranges": _tuples(reply["ranges"])})
+            made._answered[trainer] = number, lease
+        return made
+
+
+def _tuples(lists: Iterable[Any]) -> tuple[Any, ...]:
+    """JSON has lists where there were tuples."""
+    return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in lists)

@@ -27,7 +27,7 @@ from pserver.wire_pb2 import FollowRequest, Hello, Kind
 log = logging.getLogger(__name__)
 
 
-def _nothing(server_index: int) -> None:
+def _nothing(server_index: int, last: int | None) -> None:
     """Where nobody asks who has joined."""
 
 
@@ -41,6 +41,7 @@ class _Follower:
         session: for its HELLO; "" before one has asked.
         linked: a stream of it was there.
         listens: what is said to it is kept until it has heard it.
+        last: where it follows again: the number of the last record that it has.
     """
 
     end: LinkEnd
@@ -48,6 +49,7 @@ class _Follower:
     session: str = ""
     linked: bool = False
     listens: bool = True
+    last: int | None = None
 
 
 class CoordinatorLinks:
@@ -67,7 +69,8 @@ class CoordinatorLinks:
             is dropped.  Nothing of that process is received afterwards.  It waits for ``received``:
             who calls :meth:`tick` and :meth:`follow` holds no lock that ``received`` takes.
         joined: called with a server's index when a process of it has opened its first stream,
-            before its first message.  From here on it is sent what is said to it; the first
+            before its first message; where it follows again, with the number of the last record
+            that it has, otherwise with None.  From here on it is sent what is said to it; the first
             process of each server also what was said before.
         heartbeat_timeout_seconds: silence of a server after which it is lost.
         clock: seconds that never go back.
@@ -78,7 +81,7 @@ class CoordinatorLinks:
         received: Callable[[int, bytes], None],
         lost: Callable[[int, PServerError], None],
         *,
-        joined: Callable[[int], None] = _nothing,
+        joined: Callable[[int, int | None], None] = _nothing,
         heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,14 +93,20 @@ class CoordinatorLinks:
 
     # ---- the job ----
 
-    def expect(self, fingerprint: str, servers: int) -> None:
+    def expect(self, fingerprint: str, servers: int, again: bool = False) -> None:
         """From here on servers 1 to ``servers - 1`` of the plan with this fingerprint may follow;
         links of another job end.
+
+        Args:
+            again: they have followed another process of server 0, and are sent nothing before they
+                follow this one.
         """
         self.close()
         with self._lock:
             self._fingerprint = fingerprint
             self._followers = {index: self._new(index) for index in range(1, servers)}
+            for follower in self._followers.values():
+                follower.listens = not again
 
     def close(self) -> None:
         """Ends all links; nobody may follow until :meth:`expect`.  Harmless when called twice."""
@@ -170,6 +179,7 @@ class CoordinatorLinks:
             linked = follower.linked
             later = self._free(request.server_index) if linked else follower
             later.incarnation, later.session = request.incarnation, secrets.token_hex(16)
+            later.last = request.last if request.HasField("last") else None
             session = later.session
         if linked:
             self._lose(request.server_index, follower, "another process has taken its place")
@@ -229,7 +239,7 @@ class CoordinatorLinks:
             first, follower.linked, follower.listens = not follower.linked, True, True
         if first:
             log.info("server %d follows, over %s", index, stream.transport)
-            self._joined(index)
+            self._joined(index, follower.last)
         return follower
 
     def _left(self, index: int, follower: _Follower) -> None:

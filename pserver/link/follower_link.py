@@ -77,6 +77,8 @@ class FollowerLink:
         lost: called once, where the link has ended and :meth:`close` was not called: nobody answers
             for the heartbeat timeout, or the coordinator refuses this server, or is going.  Nothing
             is received afterwards.  It waits for ``received``: neither may wait for the other.
+        last: of a server that follows again: the number of the last record that it has.
+        returns: another process may take the coordinator's place: then this link is lost at once.
         transports: that the link may take, the preferred one first.
         heartbeat_timeout_seconds: the coordinator's own number replaces it.
         start_timeout_seconds: for the coordinator to come up and to begin the same job.
@@ -95,6 +97,8 @@ class FollowerLink:
         received: Callable[[bytes], None],
         lost: Callable[[PServerError], None],
         *,
+        last: int | None = None,
+        returns: bool = False,
         transports: Sequence[str] = PREFERRED,
         heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
         start_timeout_seconds: float = START_TIMEOUT_SECONDS,
@@ -108,8 +112,10 @@ class FollowerLink:
             fingerprint=fingerprint,
             incarnation=secrets.token_hex(8),
             transports=suited(transports, split_endpoint(endpoint)[0]),
+            last=last,
         )
         self._reply = FollowReply()
+        self._returns, self._said = returns, ""
         self._received = received
         self._end = LinkEnd(Kind.STAGED, self._hand_out)
         self._opened = 0  # streams
@@ -211,10 +217,29 @@ class FollowerLink:
             self._garbled = self._garbled + 1 if garbled else 0
             if self._garbled > MOST_GARBLED:
                 raise CorruptFrame(str(error)) from error
-            if not self._over.is_set():
+            if not self._over.is_set() and str(error) != self._said:
+                self._said = str(error)  # once, however often it is tried
                 log.warning("%s: opening a stream again: %s", self._name, error)
-        if not opened:
-            self._over.wait(RETRY_SECONDS)
+        if opened:
+            self._said = ""
+        elif not self._over.wait(RETRY_SECONDS) and self._returns:
+            self._check_coordinator()
+
+    def _check_coordinator(self) -> None:
+        """Returns unless another process has taken the coordinator's place.
+
+        Raises:
+            ServerLost: one has.
+        """
+        control = ControlClient(self._endpoint, BEAT_SECONDS, self._name, self._access)
+        try:
+            reply = control.follow(self._request)
+        except (Unreachable, TimedOut):
+            return
+        finally:
+            control.close()
+        if not reply.ready or reply.session != self._reply.session:
+            raise ServerLost(f"{self._name} is another process now")
 
     def _open(self) -> SequencedStream:
         host, _ = split_endpoint(self._endpoint)
@@ -283,4 +308,4 @@ class FollowerLink:
 def _going(name: str, header: Frame) -> PServerError:
     if header.kind == Kind.DRAIN:
         return Draining(f"{name} is shutting down")
-    return ServerLost(f"{name} has ended the link")
+    return Draining(f"{name} has ended the link")

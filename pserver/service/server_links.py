@@ -55,8 +55,8 @@ class ServerLinks:
         timeout = config.heartbeat_timeout_seconds
         if index == 0:
 
-            def joined(server: int) -> None:
-                decisions.server_returned(server, partial(links.send, server))
+            def joined(server: int, last: int | None) -> None:
+                decisions.server_returned(server, partial(links.send, server), last)
 
             links = self._links = CoordinatorLinks(
                 decisions.received,
@@ -64,7 +64,7 @@ class ServerLinks:
                 joined=joined,
                 heartbeat_timeout_seconds=timeout,
             )
-            links.expect(plan.fingerprint(), plan.servers)
+            links.expect(plan.fingerprint(), plan.servers, bool(decisions.away))
             return Followers(links)
         return FollowerLink(
             coordinator,
@@ -73,6 +73,8 @@ class ServerLinks:
             self._access,
             partial(decisions.received, 0),
             decisions.cut,
+            last=decisions.last if decisions.resumes else None,
+            returns=decisions.awaits,
             heartbeat_timeout_seconds=timeout,
             start_timeout_seconds=config.start_timeout_seconds,
         )

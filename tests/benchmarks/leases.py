@@ -42,7 +42,7 @@ class Leased:
         self._server, self._member = JobLeases(members, job, 0.0), Member(0, "a", "shm", 0.0)
         members.add(self._member)
         control: Any = SimpleNamespace(lease=self._call)
-        self._calls = LeaseCalls(control, "", lambda: None)
+        self._calls = LeaseCalls(control, lambda ask: ask(""), lambda: None)
         self._asked, self._epoch = 0, Epoch(0, "", "0", 2**40, BATCH)
 
     def _call(self, request: wire.LeaseRequest, meanwhile: object) -> wire.LeaseReply:

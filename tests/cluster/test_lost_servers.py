@@ -131,15 +131,15 @@ def said(launch: Started, pattern: str, count: int) -> list[re.Match[str]]:
     raise AssertionError(f"expected {count} times {pattern!r}\n{launch}")
 
 
-def kill(launch: Started, processes: Processes, number: int) -> int:
-    """Server 1 dies when both trainers wait for it, and has come back; the pid of server 0."""
+def kill(launch: Started, processes: Processes, number: int, victim: int = 1) -> None:
+    """A server dies when both trainers wait for it, and has come back; the others stay."""
     said(launch, f"waits for kill {number}", 2)
-    first, victim = servers_of(launch)
-    victim.send_signal(signal.SIGKILL)
+    found = servers_of(launch)
+    dies = found[-1] if victim or number else found[0]  # one that has come back has the last pid
+    dies.send_signal(signal.SIGKILL)
     (processes.path / f"killed-{number}").touch()
     said(launch, "decided steps since then are lost here", number + 1)
-    assert servers_of(launch)[0].pid == first.pid, launch
-    return first.pid
+    assert {each.pid for each in found} - {each.pid for each in servers_of(launch)} == {dies.pid}
 
 
 def counted(launch: Started) -> tuple[list[int], list[list[float]]]:
@@ -150,30 +150,35 @@ def counted(launch: Started) -> tuple[list[int], list[list[float]]]:
     return [steps for steps, _ in found], held
 
 
-def lost(launch: Started, count: int) -> list[int]:
+def lost(launch: Started, count: int, victim: int = 1) -> list[int]:
     """How many steps were lost, as the server said each time that it had come back."""
-    pattern = r"from \S+/server-1: (\d+) decided steps since then are lost here"
+    pattern = rf"from \S+/server-{victim}: (\d+) decided steps since then are lost here"
     return [int(match[1]) for match in said(launch, pattern, count)]
 
 
-def test_only_what_the_server_had_not_saved_is_lost(processes: Processes) -> None:
-    """Twice.  The trainers and server 0 stay; server 0 has every step once, and server 1 all but
-    those that it has named, in Adam's parameters and in rows.
+@pytest.mark.parametrize("victim", [0, 1])
+def test_only_what_the_server_had_not_saved_is_lost(processes: Processes, victim: int) -> None:
+    """Twice.  The trainers and the other server stay; that one has every step once, and this one
+    all but those that it has named, in Adam's parameters and in rows.  Server 0, which has the
+    job's log, goes on with it.
     """
     launch = launched(processes, '{"send_queue_size": 1}', 2)
-    pids = {kill(launch, processes, number) for number in range(2)}
+    for number in range(2):
+        kill(launch, processes, number, victim)
     assert launch.status(patience=200) == 0, launch
     steps, held = counted(launch)
-    missing = lost(launch, 2)
+    missing = lost(launch, 2, victim)
 
-    assert len(pids) == 1 and len(said(launch, "begins at 0 in", 2)) == 2
-    assert held == [[sum(steps)], [sum(steps) - sum(missing)]], launch
+    assert len(said(launch, "begins at 0 in", 2)) == 2
+    assert held[1 - victim] == [sum(steps)], launch
+    assert held[victim] == [sum(steps) - sum(missing)], launch
     assert min(missing) > 0
     text = "\n".join(launch.lines)
     assert "starts the job again" not in text and "(restart 2 of 3)" in text, launch
     for trainer in (0, 1):
-        assert re.search(rf"trainer {trainer} *\| waits for server 1 at .*, which does not", text)
-    assert len(re.findall("server 1 has come back; the job goes on", text)) == 2
+        awaited = rf"trainer {trainer} *\| waits for server {victim} at .*, which does not"
+        assert re.search(awaited, text)
+    assert len(re.findall(f"server {victim} has come back; the job goes on", text)) == 2
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ if "serve" in sys.orig_argv:
 
     def dies(self, meta):
         first = Path("saved/checkpoints.json").exists() and not Path("died").exists()
-        if first and "server-1" in str(self._place):
+        if first and f"server-{os.environ['DIES']}" in str(self._place):
             Path("died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return commit(self, meta)
@@ -215,20 +220,26 @@ if "serve" in sys.orig_argv:
 """
 
 
+@pytest.mark.parametrize("victim", [RARE(0), 1])
 def test_a_server_that_dies_while_it_saves_comes_back_from_the_save_before(
-    processes: Processes,
+    processes: Processes, victim: int
 ) -> None:
     """What it was writing counts for nothing, and the job saves on."""
     (processes.path / "sitecustomize.py").write_text(DYING_SERVER)
     found = os.pathsep.join([str(processes.path), os.environ.get("PYTHONPATH", "")])
-    launch = launched(processes, '{"send_queue_size": 1}', -1, PYTHONPATH=found)
+    dies = {"PYTHONPATH": found, "DIES": str(victim)}
+    launch = launched(processes, '{"send_queue_size": 1}', -1, **dies)
 
     assert launch.status(patience=200) == 0, launch
     steps, held = counted(launch)
-    missing = lost(launch, 1)
-    assert held == [[sum(steps)], [sum(steps) - sum(missing)]], launch
+    missing = lost(launch, 1, victim)
+    assert held[1 - victim] == [sum(steps)], launch
+    assert held[victim] == [sum(steps) - sum(missing)], launch
     assert (processes.path / "died").exists()
-    (path,) = [match[1] for match in said(launch, r"starts it again from (\S+)/server-1", 1)]
+    assert "starts the job again" not in "\n".join(launch.lines), launch
+    (path,) = [
+        match[1] for match in said(launch, rf"starts it again from (\S+)/server-{victim}", 1)
+    ]
     listed = json.loads((processes.path / "saved" / "checkpoints.json").read_text())
     assert Path(path).name < listed["checkpoints"][-1]["name"]
 

@@ -21,6 +21,8 @@ class Wire:
     def __init__(self) -> None:
         self._ends: dict[int, Decisions] = {}
         self._kept: dict[int, list[bytes]] = {1: []}  # for servers that were not there yet
+        self._follows: Decisions | None = None  # server 1's end, while server 0 is not there
+        self.deaf = False  # server 1 hears nothing of server 0
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._deliver, daemon=True)
         self._thread.start()
@@ -38,10 +40,15 @@ class Wire:
 
         def begins() -> None:
             self._ends[server] = end
+            follower = end if server else self._follows
+            if 0 in self._ends and follower is not None:
+                last = follower.last if follower.resumes else None
+                self._ends[0].server_returned(1, lambda data: follower.received(0, data), last)
+                self._follows = None
+            elif server:
+                self._follows = end
             for data in self._kept.pop(server, []):
-                end.received(0, data)
-            if server:
-                self._ends[0].server_returned(server, lambda data: end.received(0, data))
+                end.received(1 - server, data)
 
         self.call(begins)
 
@@ -51,6 +58,8 @@ class Wire:
         def arrives() -> None:
             if self._ends.get(sender) is not end:
                 return  # of a process that is gone
+            if server and self.deaf:
+                return
             if server in self._kept:
                 self._kept[server].append(data)
             elif server in self._ends:
@@ -59,11 +68,16 @@ class Wire:
         self.call(arrives)
 
     def lose(self, server: int) -> None:
-        """Server 0 notices that another one is lost."""
+        """The other server notices that one is lost."""
 
         def lost() -> None:
             del self._ends[server]
-            self._ends[0].server_lost(server, ServerLost(f"server {server} is gone"))
+            error = ServerLost(f"server {server} is gone")
+            if server:
+                self._ends[0].server_lost(server, error)
+            else:
+                self.deaf, self._kept[0] = False, []
+                self._ends[1].cut(error)
 
         self.call(lost)
 

@@ -42,7 +42,7 @@ class Coordinator:
         self.links = CoordinatorLinks(
             lambda index, message: self.received.put((index, message)),
             lambda index, error: self.lost.put((index, error)),
-            joined=self.joined.put,
+            joined=lambda index, last: self.joined.put(index),
             heartbeat_timeout_seconds=self.server.config.heartbeat_timeout_seconds,
         )
 

@@ -44,7 +44,9 @@ class Desk(SampleLeases):
             lease=lambda request, meanwhile: world.asks(member, request),
         )
         communicator: Any = SimpleNamespace(
-            clients=[SimpleNamespace(leases=LeaseCalls(control, "", self._nothing))],
+            clients=[
+                SimpleNamespace(leases=LeaseCalls(control, lambda ask: ask(""), self._nothing))
+            ],
             consumed=ConsumedSamples(),
             plan=SimpleNamespace(lanes=[]),
             check=self._nothing,

@@ -197,8 +197,7 @@ class Communicator:
     def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Joined:
         # the job may end at one server while this trainer waits to be let in by another
         client.meanwhile = partial(_each, self.check, meanwhile)
-        # server 0, which has the job's log, does not come back alone
-        joined = client.join(program if client.index and self.plan.outlives_servers else None)
+        joined = client.join(program if self.plan.outlives_servers else None)
         if joined.install:
             client.install(program)
             for name, (ids, values) in self._start_rows.items():

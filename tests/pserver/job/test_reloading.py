@@ -4,159 +4,22 @@ servers in this process, whose second one is made anew.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused, ServerLost, UnknownSession
-from pserver.job import job_files
-from pserver.job.job import Job
+from pserver.job.decisions import process_of
 from pserver.service.server_metrics import ServerMetrics
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
-from pserver.transport import inprocess
 from pserver.wire_pb2 import (
-    Frame,
     HeartbeatRequest,
-    Hello,
-    InstallRequest,
-    JoinReply,
-    Kind,
     LeaveRequest,
     StatusRequest,
 )
-from tests.support.job_frames import DEADLINE, Clock, Trainer
-from tests.support.linked_jobs import Wire
-from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.ir.rules import Rule
-from transpiler.plan.plan import Deployment, Plan
-
-HELD = ("w", "b")  # by server
-ONES = {"w": torch.ones(2, 3), "b": torch.ones(3)}
-RULE = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-
-
-def plan_of(mode: str = "async", trainers: int = 2) -> Plan:
-    """Server 0 has "w", server 1 has "b"."""
-    named = [("w", (2, 3), "float32", 0), ("b", (3,), "float32", 0)]
-    return plan_parameters(
-        named, [Rule("sgd", RULE, {})], mode=mode, trainers=trainers, servers=2, clip=None
-    )
-
-
-class Part(Trainer):
-    """One trainer's connection to one server; it joins when the server lets it."""
-
-    def __init__(self, served: Served, plan: Plan, number: int, incarnation: str = "") -> None:
-        self.job, self.plan, self.number = served.job, plan, number
-        self.index, self.listener = served.index, served.listener
-        self.incarnation = incarnation or f"of trainer {number}"
-
-    def request(self, **changed: object):  # type: ignore[no-untyped-def]
-        said = {"incarnation": self.incarnation, "server_index": self.index}
-        return super().request(**{**said, **changed})
-
-    def program(self, session: str) -> InstallRequest:
-        deployment = Deployment(self.plan, ("h:1", "h:2"), server_index=self.index)
-        return InstallRequest(session=session, program=pserver_program(deployment).to_proto())
-
-    def enter(self) -> JoinReply:
-        """Joins, and brings what the server asks for."""
-        end = time.monotonic() + DEADLINE
-        while not (reply := self.job.join(self.request())).ready:
-            assert time.monotonic() < end, "the server lets nobody in"
-            if reply.wants_program:
-                self.job.install(self.program(reply.session))
-            time.sleep(0.01)
-        self.session = reply.session
-        self.stream = inprocess.connect("127.0.0.1", self.listener.port, timeout_seconds=DEADLINE)
-        hello = Hello(session=self.session, trainer_id=self.number)
-        self.stream.send(Frame(kind=Kind.HELLO, hello=hello))
-        if reply.install:
-            self.job.install(self.program(self.session))
-            self.post(Kind.VALUE, 0, **{HELD[self.index]: ONES[HELD[self.index]]})
-            self.ask(Frame(kind=Kind.COMMIT, step=0))
-        return reply
-
-    def take(self, step: int) -> torch.Tensor:
-        """Takes a step with a gradient of ones; the slice afterwards."""
-        name = HELD[self.index]
-        _, values = self.step(step, **{name: ONES[name]})
-        return values[name]
-
-
-class Served:
-    """One start of a server."""
-
-    def __init__(self, wire: Wire, index: int, clock: Clock, **settings: object) -> None:
-        self.index = index
-        self.listener = inprocess.listen(lambda stream: handle(stream, self.job, WorkingStreams()))
-        config = ServerConfig(
-            heartbeat_timeout_seconds=DEADLINE,
-            **{"await_servers": True, **settings},  # type: ignore[arg-type]
-        )
-        ports = {"inprocess": self.listener.port}
-        self.job = Job(config, ports, clock, links=wire.of(index))
-
-    def end(self) -> None:
-        self.job.lifecycle.drain()
-        self.listener.close(0.0)
-
-
-class World:
-    """Two servers and the trainers of an asynchronous job."""
-
-    def __init__(self, mode: str = "async", **settings: object) -> None:
-        self.wire, self.clock, self.plan = Wire(), Clock(), plan_of(mode)
-        self.settings = settings
-        self.started = [Served(self.wire, index, self.clock, **settings) for index in (0, 1)]
-        self.zero, self.one = self.started
-        self.trainers = [self.trainer(number) for number in (0, 1)]
-        self.pool = ThreadPoolExecutor(8)
-
-    def trainer(self, number: int, incarnation: str = "") -> list[Part]:
-        """Its connections, by server; it has joined both."""
-        parts = [Part(each, self.plan, number, incarnation) for each in (self.zero, self.one)]
-        for part in parts:
-            part.enter()
-        return parts
-
-    def step(self, number: int, step: int) -> list[torch.Tensor]:
-        """A trainer's step on both servers; what they hold afterwards."""
-        sent = [self.pool.submit(part.take, step) for part in self.trainers[number]]
-        return [each.result(DEADLINE) for each in sent]
-
-    def save(self, path: Path) -> str:
-        job = self.one.job
-        return job_files.save(str(path / "server-1"), job.installed(), job._members)
-
-    def lose(self) -> None:
-        """Server 1 ends without a word."""
-        self.wire.lose(1)
-        self.one.listener.close(0.0)
-
-    def again(self, path: str) -> Served:
-        """Another process of server 1, which nobody has joined yet."""
-        self.one = Served(self.wire, 1, self.clock, **self.settings, reload=path)
-        self.started.append(self.one)
-        return self.one
-
-    def rejoin(self, number: int) -> JoinReply:
-        """A trainer joins server 1 again."""
-        part = Part(self.one, self.plan, number, self.trainers[number][1].incarnation)
-        self.trainers[number][1] = part
-        return part.enter()
-
-    def end(self) -> None:
-        for each in self.started:
-            each.end()
-        self.pool.shutdown(wait=False)
-        self.wire.end()
+from tests.support.job_frames import DEADLINE
+from tests.support.reloading_jobs import Part, World, plan_of, until
 
 
 @pytest.fixture
@@ -164,13 +27,6 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.end()
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_server_goes_on_from_its_save_and_the_next_steps_count(
@@ -274,7 +130,7 @@ def test_a_trainer_that_joins_meanwhile_waits_for_it(world: World, tmp_path: Pat
     world.step(0, 1)
     part = world.trainers[1][0]
     with part.job.condition:
-        part.job._silent(part.job.member(part.session), "trainer 1 is gone")
+        part.job._silent(process_of(part.job.member(part.session)), "trainer 1 is gone")
     world.lose()
     world.again(path)
     world.trainers[1] = world.trainer(1, "another")

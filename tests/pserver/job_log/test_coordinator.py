@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from pserver.job_log.coordinator import Coordinator
-from pserver.job_log.records import Decided, Joined, Lost, Process, ProcessStep, Record, Staged
+from pserver.job_log.records import (
+    Decided,
+    Joined,
+    Lost,
+    Process,
+    ProcessStep,
+    Record,
+    Staged,
+    records_bytes,
+    records_of,
+    resumes,
+)
 
 FIRST, SECOND, AGAIN = Process(0, "a"), Process(1, "b"), Process(0, "c")
 
@@ -140,6 +153,71 @@ def test_a_lane_that_the_plan_does_not_have_is_refused() -> None:
     """A server of another job."""
     with pytest.raises(ValueError, match="expected a lane below 2, got 2"):
         Job().say(0, staged(FIRST, 1, lane=2))
+
+
+# ---- another one in its place: see [Note: a coordinator that comes back] ----
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_coordinator_that_takes_the_place_of_another_knows_what_it_knew(seed: int) -> None:
+    """From all that it knew at one moment, and each change since; but for what is staged."""
+    chance = random.Random(seed)
+    written: list[list[Any]] = []
+    coordinator = Coordinator(2, [False, False], lambda lane: ())
+    coordinator.write = lambda *entry: written.append(json.loads(json.dumps(entry)))
+    begins: list[list[Any]] = []
+    there: dict[int, Process] = {}
+    for count in range(60):
+        if count == chance.randrange(60):
+            begins, written[:] = json.loads(json.dumps(coordinator.entries())), []
+        trainer = chance.randrange(3)
+        process = there.get(trainer, Process(trainer, f"of {count}"))
+        match chance.randrange(8):
+            case 0:
+                coordinator.lose(process, "gone", float(count))
+                there.pop(trainer, None)
+            case 1 if trainer in there:
+                coordinator.leave(there.pop(trainer), chance.choice([None, count]))
+            case 2 if trainer not in there:
+                coordinator.join(process, (count, 0), float(count))
+                there[trainer] = process
+            case _:
+                lane, step = chance.randrange(2), ProcessStep(process, count)
+                for server in (0, 1):
+                    told = Staged(lane, step, count, ((0, count, count + 1),))
+                    coordinator.staged(server, told, float(count))
+    other = Coordinator(2, [False, False], lambda lane: ())
+    for entry in (*begins, *written):
+        other.take(*entry)
+
+    assert [other.standing(each) for each in (0, 1)] == [
+        coordinator.standing(each) for each in (0, 1)
+    ]
+    assert other.entries() == coordinator.entries()
+    for last in (0, coordinator.last - 3, coordinator.last):
+        assert other.since(last) == coordinator.since(last)
+    assert other.since(coordinator.last + 1) is None
+    for each in (coordinator, other):
+        for process in there.values():
+            with pytest.raises(ValueError, match="takes part already"):
+                each.join(Process(process.trainer, "another"), (0, 0), 99.0)
+            each.lose(process, "gone", 99.0)
+        each.join(Process(0, "another"), (0, 0), 99.0)
+    assert other.entries() == coordinator.entries()
+
+
+def test_a_record_says_which_samples_its_steps_consume() -> None:
+    """As server 0 has said it, on the wire, too; a step of a lost trainer leaves nothing behind."""
+    job = Job()
+    consumed = ((0, 4, 8), (1, 0, 2))
+    job.say(0, Staged(1, ProcessStep(FIRST, 1), 0, consumed), staged(SECOND, 1, lane=1))
+    (record,) = job.say(1, staged(FIRST, 1, lane=1))
+
+    assert record.what == Decided(1, (ProcessStep(FIRST, 1),), (consumed,))
+    assert records_of(records_bytes([record])) == [record]
+    assert not resumes(records_bytes([record]))
+    assert resumes(records_bytes([record], resumes=True))
+    assert whats(job.say(1, staged(SECOND, 1, lane=1))) == [Decided(1, (ProcessStep(SECOND, 1),))]
 
 
 # ---- any order ----

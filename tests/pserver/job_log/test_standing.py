@@ -53,7 +53,8 @@ def test_the_log_stands_where_its_last_record_does() -> None:
     coordinator = begun()
     coordinator.lose(FIRST, "silent", 2.0)
     coordinator.join(AGAIN, (2,), 2.0)
-    standing = coordinator.standing(1, {SECOND: 7})
+    coordinator.leave(SECOND, 7)
+    standing = coordinator.standing(1)
 
     assert standing == Standing(
         8,

@@ -72,14 +72,23 @@ def test_other_servers_say_whether_they_wait(status: StatusReply, expected: str)
     assert obstacle(status) == expected
 
 
-def test_the_log_ends_with_server_0(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole job is started again then; and where nobody can be asked."""
-    main(["", "", "", "0", folder])
-    main(["", "", "127.0.0.1:1", "1", folder])
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+def test_server_0_needs_the_log_that_it_has_written(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the whole job is started again; and where nobody can be asked."""
+    log = tmp_path / "log"
+    main(["", "", "", "0", folder, str(log)])
+    log.write_text("[7]\n")
+    main(["", "", "", "0", folder, str(log)])
+    log.write_text('["plan","p"]\n["record","torn')
+    main(["", "", "", "0", folder, str(log)])
+    main(["", "", "127.0.0.1:1", "1", folder, ""])
+    *without, there, unheard = map(json.loads, capsys.readouterr().out.splitlines())
 
-    assert first == {"path": "", "reason": "the job's log is lost with server 0"}
-    assert second["path"] == "" and "127.0.0.1:1" in second["reason"]
+    reason = "server 0 has written no log: all go back to a checkpoint"
+    assert without == [{"path": "", "reason": reason}] * 2
+    assert there == {"path": f"{folder}/step-000002/server-0", "reason": ""}
+    assert unheard["path"] == "" and "127.0.0.1:1" in unheard["reason"]
 
 
 def test_status_says_what_was_lost_and_who_is_away() -> None:

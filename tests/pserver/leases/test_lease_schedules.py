@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import pytest
 
 from pserver.leases.epoch import Lease
 from pserver.leases.epoch_leases import EpochLeases
 from pserver.leases.intervals import Intervals
-from pserver.leases.lease_table import LeaseTable
+from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
 from tests.support.lease_world import Trainer, World
 
 SEEDS = 1000
@@ -29,6 +31,71 @@ def test_each_sample_is_in_one_decided_step_or_counts_as_skipped(together: bool)
         except Exception as error:
             error.add_note(f"seed {seed}, together={together}")
             raise
+
+
+class Replaced(LeaseTable):
+    """Another table takes its place before each request: one that has what it wrote as a whole, or
+    one that has done again all that was done to it.
+    """
+
+    def __init__(self, trainers: int) -> None:
+        super().__init__(trainers)
+        self.follows = LeaseTable(trainers)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any], trainers: int) -> Self:
+        made = super().of(plain, trainers)
+        made.follows = LeaseTable.of(plain, trainers)
+        return made
+
+    def lease(self, trainer: int, incarnation: str, asked: LeaseAsked) -> Lease:
+        self._replace()
+        said = json.loads(json.dumps(asked.plain()))
+        reply = super().lease(trainer, incarnation, asked)
+        self.follows.repeat("lease", [trainer, incarnation, said])
+        return reply
+
+    def decided(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
+        super().decided(trainer, incarnation, ranges)
+        self._repeat("decided", trainer, incarnation, list(ranges))
+
+    def join(self, trainer: int, incarnation: str, again: bool = False) -> None:
+        super().join(trainer, incarnation, again)
+        self._repeat("join", trainer, incarnation, again)
+
+    def remove(self, trainer: int, incarnation: str) -> None:
+        super().remove(trainer, incarnation)
+        self._repeat("remove", trainer, incarnation)
+
+    def expect(self, trainer: int, consumed: Mapping[int, Sequence[EpochRange]]) -> None:
+        super().expect(trainer, consumed)
+        self._repeat("expect", trainer, list(consumed.items()))
+
+    def _repeat(self, change: str, *arguments: Any) -> None:
+        if "follows" in vars(self):
+            self.follows.repeat(change, json.loads(json.dumps(arguments)))
+
+    def _replace(self) -> None:
+        whole = json.loads(json.dumps(self.whole()))
+        assert json.loads(json.dumps(self.follows.whole())) == whole
+        vars(self).update(vars(LeaseTable.of_whole(whole)))
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["async", "sync"])
+def test_a_table_that_takes_the_place_of_another_goes_on_with_its_leases(together: bool) -> None:
+    """From what that one has written: as a whole, or change by change."""
+    for seed in range(SEEDS // 5):
+        world, as_one = (World(seed, each, together) for each in (Replaced, LeaseTable))
+        for each in (world, as_one):
+            each.run()
+        world.check()
+        assert world.table.accounts == as_one.table.accounts, seed
+
+
+def test_a_change_that_a_table_does_not_know_is_refused() -> None:
+    """By name."""
+    with pytest.raises(ValueError, match="expected a change of a lease table, got 'plain'"):
+        LeaseTable(1).repeat("plain", [])
 
 
 class WritesBeforeTheStep(World):

@@ -1,0 +1,136 @@
+"""What server 0 alone knows of its job, as a file has it: its log, its lease table, the barriers
+that all have passed, and what trainers have agreed on.
+
+[Note: a coordinator that comes back]  in pserver/job_log/coordinator.py says why.  Each part writes
+down what changes in it, and takes that again in the process that takes this one's place.
+
+[Note: between a record and its samples]  A record says which samples its steps consume, and the
+lease table hears of it when they are applied.  A server that dies between the two has written the
+first alone; so what a record says, and the table has not heard of, it hears in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pserver.job.installed_program import InstalledProgram
+from pserver.job_log.records import Consumed, Process
+from pserver.job_log.write_ahead_log import WriteAheadLog, read
+
+log = logging.getLogger(__name__)
+
+
+class Part(Protocol):
+    """Something that server 0 alone knows.
+
+    Attributes:
+        write: called with each change.
+    """
+
+    write: Callable[..., None] | None
+
+    def entries(self) -> list[list[Any]]:
+        """All that it knows, and that who takes its place takes."""
+
+
+class Coordination:
+    """Writes down what changes in server 0's parts of a job.  Its parts call it under the job's
+    lock.
+
+    Args:
+        path: of the file.
+        installed: what the job has installed on server 0.
+    """
+
+    def __init__(self, path: str, installed: InstalledProgram) -> None:
+        coordinator, barriers = installed.decisions.coordinator, installed.barriers
+        assert coordinator is not None, "server 0 has it"
+        self._fingerprint = installed.plan.fingerprint()
+        self._path, self._log = path, WriteAheadLog(path)
+        self._leases, gatherings, topics = installed.leases, barriers.gatherings, installed.topics
+        self._parts: list[Part] = [coordinator, self._leases, barriers, gatherings, topics]
+        self._takes: Mapping[str, Callable[..., None]] = {
+            **dict.fromkeys(("log", "record", "left"), coordinator.take),
+            **dict.fromkeys(("leases", "lease"), self._leases.take),
+            "barrier": barriers.take,
+            "gathering": gatherings.take,
+            "said": topics.take,
+        }
+        # by process: what its decided steps consume, and the lease table has not heard of
+        self._unheard: dict[Process, deque[Consumed]] = defaultdict(deque)
+
+    def restore(self) -> None:
+        """Takes what the process before this one has written.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: it cannot be read, or is of another job.
+        """
+        entries = read(self._path)
+        first = next(entries, None)
+        if first != ["plan", self._fingerprint]:
+            raise ValueError(f"{self._path}: expected the log of this job, got {first}")
+        for entry in entries:
+            if entry[0] == "unheard":
+                _, trainer, incarnation, ranges = entry
+                self._unheard[Process(trainer, incarnation)].append(_consumed(ranges))
+                continue
+            self._takes[entry[0]](*entry)
+            self._follow(entry)
+        for process, steps in self._unheard.items():
+            for ranges in steps:
+                self._leases.decided(process.trainer, process.incarnation, ranges)
+        self._unheard.clear()
+
+    def begin(self) -> None:
+        """From here on every change is written down, while the file can be written."""
+        self._written(lambda: self._log.begin(self._entries()))
+        for part in self._parts if self._log.is_open else ():
+            part.write = self._write
+
+    def close(self) -> None:
+        """The job is over."""
+        for part in self._parts:
+            part.write = None
+        self._log.close()
+
+    def _entries(self) -> Iterable[list[Any]]:
+        yield ["plan", self._fingerprint]
+        for part in self._parts:
+            yield from part.entries()
+        for process, steps in self._unheard.items():
+            for ranges in steps:
+                yield ["unheard", process.trainer, process.incarnation, ranges]
+
+    def _write(self, *entry: Any) -> None:
+        self._follow(entry)
+        self._written(lambda: self._log.append(list(entry)))
+        if self._log.is_long:
+            self._written(lambda: self._log.begin(self._entries()))
+
+    def _written(self, write: Callable[[], None]) -> None:
+        """Writes; where that fails the job goes on, and nobody can take this process's place."""
+        try:
+            write()
+        except OSError as error:
+            self.close()
+            self._log.remove()
+            text = "cannot write the log %s, so server 0 cannot come back by itself: %s"
+            log.warning(text, self._path, error)
+
+    def _follow(self, entry: Sequence[Any]) -> None:
+        """See [Note: between a record and its samples]."""
+        if entry[0] == "record":
+            for trainer, incarnation, ranges in entry[3]:
+                self._unheard[Process(trainer, incarnation)].append(_consumed(ranges))
+        elif entry[0] == "lease" and entry[1] == "decided":
+            process = Process(entry[2], entry[3])
+            self._unheard[process].popleft()
+            if not self._unheard[process]:
+                del self._unheard[process]
+
+
+def _consumed(ranges: Iterable[Sequence[int]]) -> Consumed:
+    return tuple((epoch, start, stop) for epoch, start, stop in ranges)

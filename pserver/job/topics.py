@@ -1,0 +1,46 @@
+"""What the trainers of a job agree on: of each topic what the first one has said, on server 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pserver.job.barriers import check_room
+
+
+class Topics:
+    """The caller holds the job's lock.
+
+    Attributes:
+        write: called with what is said first, as JSON can hold it, before anybody hears of it: what
+            :meth:`take` takes.  None: nothing is written down.
+    """
+
+    def __init__(self) -> None:
+        self.write: Callable[..., None] | None = None
+        self._said: dict[str, str] = {}
+
+    def agree(self, topic: str, text: str) -> str:
+        """What the first trainer said about a topic: this text, where nobody has said anything; ""
+        only asks.
+
+        Raises:
+            Refused: there are too many topics.
+        """
+        if not text or topic in self._said:
+            return self._said.get(topic, "")
+        check_room("topics", topic, self._said)
+        self._said[topic] = text
+        if self.write is not None:
+            self.write("said", topic, text)
+        return text
+
+    # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
+
+    def entries(self) -> list[list[Any]]:
+        """What who takes its place is to :meth:`take`."""
+        return [["said", topic, text] for topic, text in self._said.items()]
+
+    def take(self, kind: str, topic: str, text: str) -> None:
+        """Takes what another process has written."""
+        self._said[topic] = text
