@@ -66,7 +66,7 @@ class Termination:
         self._over = threading.Event()  # the grace period, or the trainer has left
         self._installed = False
         self._exit: SystemExit | None = None  # that the handler has raised last
-        self._read, self._write = os.pipe()
+        self._read, self._write = -1, -1  # a pipe, from where the handler is installed
         self._told = threading.Event()
         self._noticed = threading.Event()
 
@@ -119,6 +119,7 @@ class Termination:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         self._installed = True
+        self._read, self._write = os.pipe()  # not before: forked processes have one each
         threading.Thread(target=self._watch, name="termination", daemon=True).start()
         os.set_blocking(self._write, False)
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

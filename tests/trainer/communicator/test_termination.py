@@ -119,3 +119,26 @@ finally:
 """)
 
     assert (status, lines) == (143, ["told: ended by SIGTERM", "went on", "finally"])
+
+
+def test_a_process_is_told_of_no_signal_of_its_sibling_s() -> None:
+    """Both were forked by a process that had imported the trainer, as a fork server has."""
+    status, lines = ended("""
+asked, answered = os.pipe(), os.pipe()
+if (sibling := os.fork()) == 0:
+    termination.add(tell)
+    while os.read(asked[0], 1):
+        os.write(answered[1], b"yn"[not termination.came:][:1])
+        threading.Event().wait(0.01)
+termination.add(tell)
+try:
+    wait()
+finally:
+    found = []
+    for _ in range(20):
+        os.write(asked[1], b"?")
+        found.append(os.read(answered[0], 1))
+    os.kill(sibling, signal.SIGKILL)
+    print(b"y" in found, os.waitpid(sibling, 0)[1], flush=True)
+""")
+    assert (status, lines) == (143, ["told: ended by SIGTERM", "False 9"])
