@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.errors import JobFailed
 from pserver.service.server import Server
+from pserver.wire_pb2 import StatusRequest
 from tests.support.eager_jobs import batches, train
 from tests.support.seeded import seeded
 from tests.support.table_trainers import Net, Servers, Trainer, at_once
+from tests.support.waiting import eventually
 from trainer import Executor
 from trainer.job import save_load
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
@@ -308,19 +311,22 @@ def test_a_window_begins_anew_when_values_are_loaded(servers: Servers) -> None:
     trainer.optimizer.close()
 
 
-def test_a_program_exchanges_its_last_steps_when_the_executor_closes(servers: Servers) -> None:
+def test_a_program_exchanges_its_last_steps_when_the_executor_closes() -> None:
     """Geo, the steps of two trainers, fewer than a window."""
-    endpoints, models = servers(2), [net(), net()]
+    models = [net(), net()]
     start = expected = values(models[0])
     data = [batches(3 - number, seed=number + 1) for number in (0, 1)]
     config = DistributeTranspilerConfig(geo_sgd_mode=True, geo_sgd_need_push_nums=10)
-    programs = []
-    for number, model in enumerate(models):
-        main, startup = capture(model, _loss, sgd(model), data[0][0])
-        transpiler = DistributeTranspiler(config)
-        transpiler.transpile(number, main, endpoints, 2, startup_program=startup)
-        programs.append((transpiler.get_startup_program(), transpiler.get_trainer_program()))
-    joined, first_left = threading.Barrier(2, timeout=20), threading.Event()
+    joined = threading.Barrier(2, timeout=20)
+    running = [Server(ServerConfig()) for _ in range(2)]
+
+    def first_has_finished() -> bool:
+        return all(
+            trainer.state == "finished"
+            for server in running
+            for trainer in server.job.status(StatusRequest()).trainers
+            if trainer.trainer_id == 0
+        )
 
     def play(number: int) -> None:
         startup, main = programs[number]
@@ -329,11 +335,18 @@ def test_a_program_exchanges_its_last_steps_when_the_executor_closes(servers: Se
             joined.wait()
             for batch in data[number]:
                 executor.run(main, feed=batch)
-            if number == 1:
-                first_left.wait(20)
-        first_left.set()
+            if number == 1:  # its last exchange comes second
+                eventually(first_has_finished)
 
-    at_once(lambda: play(0), lambda: play(1))
+    with ExitStack() as stack:
+        endpoints = ",".join(stack.enter_context(server).endpoint for server in running)
+        programs = []
+        for number, model in enumerate(models):
+            main, startup = capture(model, _loss, sgd(model), data[0][0])
+            transpiler = DistributeTranspiler(config)
+            transpiler.transpile(number, main, endpoints, 2, startup_program=startup)
+            programs.append((transpiler.get_startup_program(), transpiler.get_trainer_program()))
+        at_once(lambda: play(0), lambda: play(1))
     for number, model in enumerate(models):
         moved = trained(start, data[number])
         expected = {name: expected[name] + (moved[name] - start[name]) / 2 for name in expected}
