@@ -132,7 +132,7 @@ def main() -> None:
         model(own).backward()
         optimizer.step()
         optimizer.zero_grad()
-        print("step", optimizer.steps, flush=True)
+        os.write(1, f"step {optimizer.steps}\n".encode())  # whole: another thread may strike
         time.sleep(0.02)  # what it computes
     if SIGNAL and PHASE == "finishing":
         strike()

@@ -19,16 +19,18 @@ import functools
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.processes import Processes
 
 Check = Callable[[int, Path], None]
 SECONDS = 200.0  # for all of a file's, on a busy machine
@@ -64,43 +66,23 @@ def on_ranks(ranks: int) -> Callable[[Check], Callable[[], None]]:
 def _outcome(file: str, ranks: int) -> dict[str, str]:
     """What went wrong in each check, on all ranks; empty where nothing did."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = [sys.executable, __file__, file, str(ranks), scratch]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(file).parent)]),
-        }
-        processes = []
-        logs = [Path(scratch, f"{rank}.log") for rank in range(ranks)]
-        try:
-            for rank, log in enumerate(logs):
-                with open(log, "w") as output:
-                    command = [*words, str(rank)]
-                    processes.append(
-                        subprocess.Popen(
-                            command,
-                            env=environment,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            cwd=ROOT,
-                        )
-                    )
-            end = time.monotonic() + SECONDS
-            for process in processes:
-                process.wait(max(end - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            pass  # what was written until then is read
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        processes = Processes(ROOT)
+        words = [__file__, file, str(ranks), scratch]
+        path = os.pathsep.join([str(ROOT), str(Path(file).parent)])
+        started = [
+            processes.python(f"rank {rank}", *words, str(rank), PYTHONPATH=path)
+            for rank in range(ranks)
+        ]
+        end = time.monotonic() + SECONDS
+        for process in started:
+            with suppress(AssertionError):  # it goes on; what was written until then is read
+                process.status(max(end - time.monotonic(), 0.1))
+        processes.end()
+        logs = ["\n".join(process.lines) for process in started]
         if "RANKS_LOG" in os.environ:  # what the processes said, for whoever looks for slow tests
-            print(logs[0].read_text())
+            print(logs[0])
         return _gathered(
-            Path(scratch),
-            ranks,
-            list(_checks[file, ranks]),
-            [log.read_text()[-3000:] for log in logs],
+            Path(scratch), ranks, list(_checks[file, ranks]), [log[-3000:] for log in logs]
         )
 
 

@@ -15,6 +15,8 @@ from types import TracebackType
 
 from markdown_it import MarkdownIt
 
+from tests.support.fork_server import Forked, started
+
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240.0  # for one fence
 PAGES = sorted(
@@ -87,7 +89,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._printed: str | None = None
-        self._session: subprocess.Popen[str] | None = None
+        self._session: Forked | subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Reader:
         return self
@@ -100,7 +102,10 @@ class Reader:
     ) -> None:
         if self._session is not None:
             self._session.kill()
-            self._session.communicate(timeout=SECONDS)
+            self._session.wait(SECONDS)
+            for pipe in (self._session.stdin, self._session.stdout):
+                assert pipe is not None
+                pipe.close()
 
     def read(self, fence: Fence) -> None:
         """Does what one fence says; an AssertionError names it where it fails."""
@@ -122,14 +127,7 @@ class Reader:
 
     def _python(self, fence: Fence) -> str:
         if self._session is None:
-            self._session = subprocess.Popen(
-                [sys.executable, "-c", SESSION],
-                cwd=self.folder,
-                env=self._environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            self._session = started(["-c", SESSION], self._environment(), self.folder, joined=False)
         assert self._session.stdin is not None and self._session.stdout is not None
         said = {"page": name(fence.page), "line": fence.line, "text": fence.text}
         self._session.stdin.write(json.dumps(said) + "\n")

@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from tests.support.fork_server import started
 
 PATIENCE = 60.0  # seconds, for what takes a few on an idle machine
 
@@ -21,7 +22,12 @@ class Started:
     """One process, and what it has said so far."""
 
     def __init__(
-        self, name: str, command: list[str], role: dict[str, str], cwd: Path, company: list[Started]
+        self,
+        name: str,
+        arguments: Sequence[str],
+        role: Mapping[str, str],
+        cwd: Path,
+        company: list[Started],
     ) -> None:
         self.name = name
         # itself among them: what they have said explains what this one has not
@@ -30,15 +36,7 @@ class Started:
         self.times: list[float] = []  # by line, when it came
         self.ended_at = 0.0  # of the clock that every process on this machine shares
         self._changed = threading.Condition()
-        self._popen = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **role},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self._popen = started(arguments, {**os.environ, "PYTHONUNBUFFERED": "1", **role}, cwd)
         self.pid = self._popen.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -115,9 +113,9 @@ class Processes:
 
     def python(self, name: str, *arguments: str, **role: str) -> Started:
         """A Python process with these arguments and environment variables."""
-        started = Started(name, [sys.executable, *arguments], role, self.path, self.all)
-        self.all.append(started)
-        return started
+        process = Started(name, arguments, role, self.path, self.all)
+        self.all.append(process)
+        return process
 
     def servers(self, count: int, deadline: float, *flags: str) -> list[tuple[Started, str]]:
         """Parameter servers that are ready, each with its endpoint."""

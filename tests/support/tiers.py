@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.fork_server import ForkServer
+
 LEFT_OUT = {
     "fast": ("matrix", "long", "containers", "processes", "slow"),
     "test": ("matrix", "long", "containers"),
@@ -117,6 +119,7 @@ def _guard(owner: Any, name: str) -> None:
 
 _guard(multiprocessing.process.BaseProcess, "start")
 _guard(subprocess.Popen, "__init__")
+_guard(ForkServer, "start")
 for _name in ("fork", "forkpty", "posix_spawn", "posix_spawnp"):
     _guard(os, _name)
 

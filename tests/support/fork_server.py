@@ -1,0 +1,182 @@
+"""Python processes that begin with torch and the packages imported, which takes each of them
+seconds of a core otherwise: a server of this process forks into them.
+
+They are processes as any: a pid, an environment and streams of their own, signals, an exit status.
+Their parent is the fork server.  What is particular to the start of an interpreter is tested where
+processes are started by ``pserver launch`` or by ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO
+
+from tests.support.forking import BYTES
+
+ROOT = Path(__file__).parents[2]
+SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv[1]))"
+# what is read when an interpreter begins, or a library that is imported
+EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "NUMBA_", "GRPC_", "CUDA_", "MALLOC_")
+OWN = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, which a child reads by itself
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    **ONE_THREAD,
+}
+SECONDS = 60.0
+
+
+class Forked:
+    """A process that the fork server has begun: what tests use of :class:`subprocess.Popen`.
+
+    Attributes:
+        returncode: None until it has ended; negative for the number of a signal.
+    """
+
+    stdin: IO[str]
+    stdout: IO[str]
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+
+    def end_with(self, status: int) -> None:
+        """It has ended."""
+        self.returncode = status
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        """Its exit status, or None."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on.
+        """
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        assert self.returncode is not None, "it has ended"
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it has not ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Ends it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """Begins with the first process that is asked for, and ends with this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # one start at a time
+        self._socket: socket.socket | None = None
+        self._started: SimpleQueue[Forked] = SimpleQueue()
+        self._forked: dict[int, Forked] = {}  # that have not ended; of the listener alone
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, *, joined: bool
+    ) -> Forked:
+        """Begins ``python ARGUMENTS``; see :func:`started`."""
+        order = {"arguments": [*arguments], "environment": {**environment}, "cwd": str(cwd)}
+        stdin, to_it = os.pipe()
+        from_it, stdout = os.pipe()
+        with self._lock:
+            if self._socket is None:
+                self._socket = self._begun()
+            streams = [stdin, stdout, stdout if joined else 2]
+            socket.send_fds(self._socket, [json.dumps(order).encode()], streams)
+            os.close(stdin)
+            os.close(stdout)
+            forked = self._started.get(timeout=SECONDS)
+        forked.stdin, forked.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
+        return forked
+
+    def _begun(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, str(theirs.fileno())],
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+        atexit.register(process.wait, SECONDS)
+        atexit.register(ours.shutdown, socket.SHUT_RDWR)
+        return ours
+
+    def _listen(self, asked: socket.socket) -> None:
+        while message := asked.recv(BYTES):
+            said = json.loads(message)
+            if "started" in said:
+                pid = said["started"]
+                self._forked[pid] = Forked(pid)
+                self._started.put(self._forked[pid])
+            else:
+                self._forked.pop(said["ended"]).end_with(said["status"])
+
+
+FORK_SERVER = ForkServer()
+
+
+def forks(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a process with these arguments imports torch, and nothing that an interpreter reads
+    when it begins differs from the fork server's.
+    """
+    words = tuple(arguments[:3])
+    imports = words == ("-m", "pserver", "serve") or words[0] == "-c" or words[0][:1] != "-"
+    return imports and _early(environment) == _early(ENVIRONMENT)
+
+
+def started(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    *,
+    joined: bool = True,
+) -> Forked | subprocess.Popen[str]:
+    """``python ARGUMENTS``, forked where it can be; its input and output are pipes.
+
+    Args:
+        environment: in place of this process's; it runs on one thread in any case.
+        joined: its standard error goes to its standard output, and else to this process's.
+    """
+    environment = {**environment, **ONE_THREAD}
+    if forks(arguments, environment):
+        return FORK_SERVER.start(arguments, environment, cwd, joined=joined)
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if joined else None,
+        text=True,
+    )
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(EARLY) and name not in OWN
+    }

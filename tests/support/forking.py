@@ -1,0 +1,115 @@
+"""The program of :class:`tests.support.fork_server.ForkServer`: it has imported what servers and
+trainers import, and forks into each process that is asked for.
+
+A child is what ``python ARGUMENTS`` begins as, with those imports done: it has the working
+directory, the environment, the standard streams and the ``__main__`` that it would have, and it
+ends as the interpreter ends.  No thread has run before the fork.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+BYTES = 1 << 18  # of a message, at most
+
+
+def serve(descriptor: int) -> None:
+    """Forks for whom is at the other end of a socket; returns in a child, when it is to end."""
+    import torch
+
+    import trainer.fleet  # noqa: F401
+
+    torch.optim.SGD([torch.zeros(1)])  # which imports torch._dynamo
+    gc.collect()
+    gc.freeze()  # children share the pages
+    asker = socket.socket(fileno=descriptor)
+    wakes, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken)
+    while True:
+        readable, _, _ = select.select([asker, wakes], [], [])
+        if wakes in readable:
+            os.read(wakes, 4096)
+            _report(asker)
+        if asker not in readable:
+            continue
+        message, streams, _, _ = socket.recv_fds(asker, BYTES, 3)
+        if not message:
+            sys.exit()
+        if (pid := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asker.close()
+            os.close(wakes)
+            os.close(woken)
+            _become(json.loads(message), streams)
+            return
+        for stream in streams:
+            os.close(stream)
+        asker.send(json.dumps({"started": pid}).encode())
+
+
+def _report(asker: socket.socket) -> None:
+    """Tells whose children have ended, and how."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        said = {"ended": pid, "status": os.waitstatus_to_exitcode(status)}
+        asker.send(json.dumps(said).encode())
+
+
+def _unbuffered(stream: TextIO, descriptor: int) -> TextIO:
+    """As the interpreter makes it: no buffer between the text and the descriptor."""
+    raw = open(descriptor, "wb", buffering=0, closefd=False)
+    return io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True)
+
+
+def _become(order: Mapping[str, Any], streams: list[int]) -> None:
+    """Runs ``python ARGUMENTS`` in this process."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    if order["environment"].get("PYTHONUNBUFFERED"):
+        sys.stdout = sys.__stdout__ = _unbuffered(sys.stdout, 1)
+        sys.stderr = sys.__stderr__ = _unbuffered(sys.stderr, 2)
+    found = order["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in found if path and path not in sys.path]
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    first, *rest = order["arguments"]
+    if first == "-m":
+        sys.argv, sys.path[0] = ["-m", *rest[1:]], os.getcwd()
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+        return
+    names = vars(sys.modules["__main__"])
+    names.clear()
+    names.update(__name__="__main__", __builtins__=builtins, __spec__=None, __package__=None)
+    if first == "-c":
+        sys.argv, sys.path[0], code = ["-c", *rest[1:]], "", compile(rest[0], "<string>", "exec")
+    else:
+        path = os.path.abspath(first)
+        sys.argv, sys.path[0] = [first, *rest], os.path.dirname(path)
+        names["__file__"] = path
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec")
+    exec(code, names)
