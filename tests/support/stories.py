@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.checker.scenario import Scenario
 
 SEEDS = 50
-WORLDS = 125  # of trainers that come and go
+WORLDS = 64  # of trainers that come and go: each mode eight times, by turns over OFTEN
 # by turns of eight worlds, which have all modes: the other two take twice as long
 OFTEN = ("tcp", "inprocess", "tcp", "shm", "inprocess", "tcp", "grpc", "inprocess")
 

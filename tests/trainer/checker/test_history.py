@@ -11,6 +11,7 @@ from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
 from tests.support.matrix import crossed
 from tests.support.stories import ROW_MODES, SEEDS, story
+from tests.support.tiers import RARE
 from trainer.checker.scenario import MODES, TRANSPORTS, of_seed
 from trainer.checker.trial import play
 
@@ -47,7 +48,8 @@ def test_fifty_stories_under_random_faults() -> None:
 
 
 @pytest.mark.slow
-def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stories", [8, RARE(20)])
+def test_large_steps_under_random_faults(stories: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
@@ -57,7 +59,7 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))
     failed = [
         str(verdict)
-        for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + 20)))
+        for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + stories)))
         if verdict.failure
     ]
     assert not failed, failed[0]
