@@ -74,7 +74,7 @@ def run(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [json.loads((folder / "out" / f"said by {i}.json").read_text()) for i in range(2)]
 
 
-@pytest.mark.long  # Lightning's is in every run
+@pytest.mark.long  # tests/trainer/test_huggingface.py stands for it
 def test_two_trainers_fine_tune_what_a_plain_script_does(servers: Servers, tmp_path: Path) -> None:
     """With bf16, a warm-up, accumulation and clipping, to the bit; they stop early together, go
     back to the best checkpoint, and ``from_pretrained`` reads what trainer 0 wrote.

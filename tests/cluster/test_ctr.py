@@ -22,6 +22,7 @@ SMALL = (
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.long  # tests/trainer/examples/test_recommenders.py stands for it
 def test_two_trainers_learn_together(tmp_path: Path) -> None:
     """Asynchronously: near the truth's AUC; rows are counted on the servers; what they hold is
     exported.

@@ -152,6 +152,7 @@ def test_a_trainer_that_ends_well_before_it_begins_is_not_waited_for(
     assert "finished" not in out
 
 
+@pytest.mark.long  # of tests/pserver/launcher/test_launch_ends.py stand for it
 def test_a_server_killed_with_9_ends_the_job(launched: type[Launched]) -> None:
     """kill -9 in mid-step: status 137 within seconds, the guilty process named, nobody left."""
     one = launched("100000000")
@@ -179,6 +180,7 @@ def test_a_trainer_that_raises_ends_the_job_with_its_traceback(launched: type[La
     )
 
 
+@pytest.mark.long  # of tests/pserver/launcher/test_launch_ends.py stand for it
 def test_ctrl_c_ends_the_job(launched: type[Launched]) -> None:
     """SIGINT reaches everyone, and launch ends with 130 when they have ended."""
     one = launched("100000000")

@@ -65,6 +65,7 @@ def state_of(folder: Path, name: str, number: int) -> dict[str, torch.Tensor]:
     return {key.removeprefix("net."): value for key, value in state.items()}
 
 
+@pytest.mark.long  # tests/trainer/test_lightning.py stands for it
 def test_two_trainers_fit_what_a_plain_script_fits(servers: Servers, tmp_path: Path) -> None:
     """To the bit, on both; they stop early together, validate all samples between them, and
     trainer 0 alone logs and writes checkpoints, whose path both know.

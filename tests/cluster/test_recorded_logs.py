@@ -102,6 +102,7 @@ def test_a_replay_gives_what_the_servers_held(processes: Processes, mode: str) -
         check_same(processes.path / "end", processes.path / replayed)
 
 
+@pytest.mark.long  # the test before, and tests/trainer/job/test_part_saves.py, stand for it
 def test_a_replay_from_a_checkpoint_of_which_servers_wrote_parts(processes: Processes) -> None:
     """A job that saves by itself, and whose servers write their parts."""
     (processes.path / "train.py").write_text(SCRIPT)

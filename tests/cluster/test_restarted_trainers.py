@@ -56,6 +56,7 @@ def launched(
     return started.status(patience=200), started.lines
 
 
+@pytest.mark.long  # test_returned_trainers stands for it
 @pytest.mark.parametrize(
     "mode",
     [

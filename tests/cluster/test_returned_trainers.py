@@ -96,6 +96,7 @@ def test_a_trainer_comes_back_to_where_the_others_are(
     (processes.path / "died").unlink()
 
 
+@pytest.mark.long  # the test before, and tests/trainer/job/test_late_trainers.py, stand for it
 def test_the_others_go_on_where_they_save_by_themselves(processes: Processes) -> None:
     """No other process is started again; the one that comes back saves with them, and the job goes
     on from a checkpoint of that time when it is started once more.

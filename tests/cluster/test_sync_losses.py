@@ -18,6 +18,7 @@ from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
 DEADLINE = 2.0
+NOBODY_COMES = 8  # seconds; no less than what trainers need to begin
 STEPS = 12
 FAULT_STEP = 3
 RATE = 0.5
@@ -108,7 +109,7 @@ def test_they_go_on_without_it_when_nobody_comes(
     """Under "wait" after the start timeout.  The lost trainer is in its decided steps, and in no
     other; the mean of the others is over those that are left.
     """
-    servers = processes.servers(2, DEADLINE, "--once", "--start-timeout", "15")
+    servers = processes.servers(2, DEADLINE, "--once", "--start-timeout", str(NOBODY_COMES))
     endpoints = [endpoint for _, endpoint in servers]
     other, killed = processes.trainers(2, endpoints, DEADLINE, script, policy, where)
 
@@ -116,7 +117,8 @@ def test_they_go_on_without_it_when_nobody_comes(
     assert moved(other) == [2.0 * in_step(where) + STEPS - in_step(where)], f"{other}"
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
-    waited = "nobody takes trainer 1's place within 15 s" in "\n".join(servers[0][0].lines)
+    words = f"nobody takes trainer 1's place within {NOBODY_COMES} s"
+    waited = words in "\n".join(servers[0][0].lines)
     assert waited == (policy == "wait"), servers[0][0]
 
 

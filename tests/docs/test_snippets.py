@@ -15,7 +15,15 @@ RUN = ("python", "sh")
 # whose examples start jobs again and again; README.md, and the shorter pages, stand for them
 LONG = {
     *("checkpoints.md", "collective.md", "command_line.md", "datasets.md", "deployment.md"),
-    *("dgc.md", "embeddings.md", "evaluation.md", "inference.md", "lightning.md", "modes.md"),
+    *(
+        "dgc.md",
+        "elasticity.md",
+        "embeddings.md",
+        "evaluation.md",
+        "inference.md",
+        "lightning.md",
+        "modes.md",
+    ),
     *("names.md", "planner.md", "programs.md", "quickstart.md", "ray.md", "recommenders.md"),
     *("restarts.md", "rules.md", "security.md", "sharding.md", "trace.md", "transformers.md"),
     *("web.md", "clicks.md", "by_hand.md", "fluid.md", "tensorflow.md", "torch_rpc.md"),

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv[1]))"
 # what is read when an interpreter begins, or a library that is imported
 EARLY = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH_", "NUMBA_", "GRPC_", "CUDA_", "MALLOC_")
+TORCH = {("-m", "pserver", command) for command in ("serve", "replay")}  # which import torch
 OWN = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, which a child reads by itself
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ENVIRONMENT = {
@@ -143,7 +144,7 @@ def forks(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     when it begins differs from the fork server's.
     """
     words = tuple(arguments[:3])
-    imports = words == ("-m", "pserver", "serve") or words[0] == "-c" or words[0][:1] != "-"
+    imports = words in TORCH or words[0] == "-c" or words[0][:1] != "-"
     return imports and _early(environment) == _early(ENVIRONMENT)
 
 

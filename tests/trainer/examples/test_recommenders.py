@@ -46,7 +46,7 @@ def test_deepfm(tmp_path: Path, mode: str) -> None:
     assert alone > 0.8 and score == pytest.approx(alone, abs=0.015)
 
 
-@pytest.mark.long  # test_deepfm and test_two_tower stand for it
+@pytest.mark.long  # test_deepfm stands for it
 @pytest.mark.parametrize("mode", MODES)
 def test_din(tmp_path: Path, mode: str) -> None:
     """Over histories of any length, shuffled over both trainers."""
@@ -62,6 +62,7 @@ def test_din(tmp_path: Path, mode: str) -> None:
     assert alone > 0.84 and score == pytest.approx(alone, abs=0.025 if mode == "sync" else 0.06)
 
 
+@pytest.mark.long  # test_deepfm stands for it
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, of sparse gradients
 @pytest.mark.parametrize("mode", MODES)
 def test_two_tower(tmp_path: Path, mode: str) -> None:
@@ -80,7 +81,7 @@ def test_two_tower(tmp_path: Path, mode: str) -> None:
     assert alone > 0.24 and score == pytest.approx(alone, abs=0.03)
 
 
-@pytest.mark.long  # test_deepfm and test_two_tower stand for it
+@pytest.mark.long  # test_deepfm stands for it
 @pytest.mark.parametrize("mode", MODES)
 def test_mmoe(tmp_path: Path, mode: str) -> None:
     """Two tasks, by the same batches: sync, what one process learns."""

@@ -352,8 +352,17 @@ class Stopped(Exception):
     """The process is killed here."""
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
-@pytest.mark.parametrize("kind", ["samples", RARE("batch sampler"), "iterable data set"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("samples", "async"),
+        RARE("samples", "sync"),
+        RARE("batch sampler", "async"),
+        RARE("batch sampler", "sync"),
+        RARE("iterable data set", "async"),
+        ("iterable data set", "sync"),
+    ],
+)
 def test_a_script_that_is_started_again_trains_on_the_rest(
     server: Server, mode: str, kind: str, tmp_path: Path
 ) -> None:
