@@ -87,6 +87,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in found.items() if name.endswith(("weight", "bias"))}
 
 
+@pytest.mark.long  # test_parts_killed, and test_automatic_saves.py in one process, stand for it
 @pytest.mark.parametrize(
     ("job", "deaths"),
     [

@@ -70,7 +70,7 @@ def seen(lines: list[str]) -> list[list[int]]:
     return [one + other for one, other in zip(*by_trainer.values(), strict=True)]
 
 
-@pytest.mark.long  # test_restarts and tests/trainer/job/test_data_shard.py stand for it
+@pytest.mark.long  # tests/trainer/job/test_data_shard.py stands for it
 @pytest.mark.parametrize("job", ["servers", RARE("collective")])
 def test_each_process_gets_its_own_samples_also_after_a_restart(
     processes: Processes, job: str

@@ -252,7 +252,7 @@ def counts_versions_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FORGETFUL = {  # where it shows, and what is forgotten
-    forgets: "async",
+    forgets: "sync",
     marks_early: "sync",
     answers_at_once: "staleness",
     forgets_overflows: "sync",

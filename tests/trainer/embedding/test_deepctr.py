@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.tiers import RARE
 from trainer import DistributedEmbedding, fleet
 from transpiler import DistributedStrategy
 
@@ -26,6 +27,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.01),
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01),
 }
+RULES = [RARE("sgd"), RARE("adagrad"), "adam"]
 
 
 def fit(model: Any, optimizer: torch.optim.Optimizer, case: Any) -> list[float]:
@@ -57,7 +59,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.observes("a_sync_configs.embeddings")
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", RULES)
 def test_third_party_models_equal_plain_training(servers: Servers, case: Any, name: str) -> None:
     """Without penalties on embeddings: every prediction, and the losses on the way."""
     plain, mine = case.make(0.0), joined(servers(2), case.make(0.0))
@@ -83,7 +85,7 @@ def test_their_penalties_on_moved_embeddings_raise(
         fit(mine, optimizer, case)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", RULES)
 def test_their_penalties_equal_the_weight_decay_that_the_message_names(
     servers: Servers, case: Any, name: str
 ) -> None:
