@@ -73,14 +73,30 @@ fleet.finish()
 """
 
 
-def killed(processes: Processes, servers: int, where: str, mode: str) -> Started:
-    """A job whose server 0 was killed when a trainer was at it; it has ended well."""
+def launched(
+    processes: Processes, servers: int, where: str, mode: str = '{"send_queue_size": 1}'
+) -> Started:
+    """A job in which a trainer is at it."""
     (processes.path / "script.py").write_text(SCRIPT)
     words = ("-m", "pserver", "launch", "--servers", str(servers), "--trainers", "2")
     saving = ("--checkpoint", "saved", "--every", "0.3", "--max-restarts", "1")
     script = ("script.py", str(SAMPLES), str(EPOCHS), where, mode)
-    launch = processes.python("launch", *words, *saving, *script)
+    launch = processes.python("launch", *words, "--heartbeat-timeout", "5", *saving, *script)
     said(launch, "is at it", 1)
+    return launch
+
+
+def check_samples(launch: Started) -> None:
+    """Each was in one step of each epoch."""
+    found = [json.loads(match[1]) for match in said(launch, r"consumed (\[.*\])", 2 * EPOCHS)]
+    for epoch in range(EPOCHS):
+        consumed = Counter(sample for number, seen in found if number == epoch for sample in seen)
+        assert consumed == Counter(range(SAMPLES)), launch
+
+
+def killed(processes: Processes, servers: int, where: str, mode: str) -> Started:
+    """A job whose server 0 was killed when a trainer was at it; it has ended well."""
+    launch = launched(processes, servers, where, mode)
     first = servers_of(launch)[0]
     psutil.Process(first.pid).send_signal(signal.SIGKILL)
     (processes.path / "killed").touch()
@@ -113,10 +129,7 @@ def test_every_sample_counts_once_although_server_0_has_died(
     assert "starts the job again" not in text, launch
     assert len(said(launch, "begins at 0", 2)) == 2
     (loss,) = said(launch, r"from \S+/server-0: (\d+) decided steps since then are lost here", 1)
-    found = [json.loads(match[1]) for match in said(launch, r"consumed (\[.*\])", 2 * EPOCHS)]
-    for epoch in range(EPOCHS):
-        consumed = Counter(sample for number, seen in found if number == epoch for sample in seen)
-        assert consumed == Counter(range(SAMPLES)), launch
+    check_samples(launch)
     totals = [int(match[1]) for match in said(launch, r"together (\d+)", 2 * EPOCHS)]
     assert totals == [SAMPLES] * 2 * EPOCHS
     counted = [json.loads(match[1]) for match in said(launch, r"counted (\[.*\])", 2)]
@@ -124,3 +137,20 @@ def test_every_sample_counts_once_although_server_0_has_died(
         steps = sum(taken for taken, _ in counted)
         held = {steps - int(loss[1])} | ({steps} if servers > 1 else set())
         assert {count for _, counts in counted for count in counts} == held, launch
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_server_that_was_only_paused_follows_again(processes: Processes, paused: int) -> None:
+    """For longer than the heartbeat timeout: nothing is lost, and nobody starts again."""
+    launch = launched(processes, 2, "stepping")
+    server = servers_of(launch)[paused]
+    server.send_signal(signal.SIGSTOP)
+    said(launch, "nothing is applied until it has come back", 1)
+    server.send_signal(signal.SIGCONT)
+
+    assert launch.status(patience=200) == 0, launch
+    text = "\n".join(launch.lines)
+    assert "lost here" not in text and "starts" not in text, launch
+    assert len(said(launch, "begins at 0", 2)) == 2
+    check_samples(launch)

@@ -31,18 +31,29 @@ class Coordinator:
         links: its links.
         received: what came, with the index of its server.
         joined: the indices of servers, as they came.
+        lasts: of each the last record that it has; None: it does not follow again.
         lost: the indices of servers, with an error.
     """
 
     def __init__(self, **config: Any) -> None:
         self.received: Queue[tuple[int, bytes]] = Queue()
         self.joined: Queue[int] = Queue()
+        self.lasts: list[int | None] = []
         self.lost: Queue[tuple[int, PServerError]] = Queue()
         self.server = TwinServer(ServerConfig(**{"heartbeat_timeout_seconds": SECONDS, **config}))
-        self.links = CoordinatorLinks(
+        self.links = self._made()
+
+    def new_links(self) -> CoordinatorLinks:
+        """As another process of this server has them."""
+        links = self._made()
+        self.server.job.links = cast(Links, links)  # without the job's log
+        return links
+
+    def _made(self) -> CoordinatorLinks:
+        return CoordinatorLinks(
             lambda index, message: self.received.put((index, message)),
             lambda index, error: self.lost.put((index, error)),
-            joined=lambda index, last: self.joined.put(index),
+            joined=self._joins,
             heartbeat_timeout_seconds=self.server.config.heartbeat_timeout_seconds,
         )
 
@@ -55,6 +66,10 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self.links.close()
         self.server.stop()
+
+    def _joins(self, index: int, last: int | None) -> None:
+        self.lasts.append(last)
+        self.joined.put(index)
 
     def hear(self, count: int) -> list[tuple[int, bytes]]:
         """The next messages."""
@@ -79,6 +94,8 @@ class Follower:
         access: Access = OPEN,
         transports: Sequence[str] = ("inprocess",),
         endpoint: str = "",
+        last: int | None = None,
+        returns: bool = False,
         **timeouts: float,
     ) -> None:
         self.received: Queue[bytes] = Queue()
@@ -90,6 +107,8 @@ class Follower:
             access,
             self.received.put,
             self.lost.put,
+            last=last,
+            returns=returns,
             transports=transports,
             **{"heartbeat_timeout_seconds": SECONDS, "start_timeout_seconds": SECONDS, **timeouts},
         )

@@ -220,3 +220,25 @@ def test_a_follower_that_is_lost_is_sent_nothing_until_it_comes_back(
         coordinator.links.broadcast(b"for the second")
 
         assert second.hear(1) == [b"for the second"]
+
+
+def test_a_follower_notices_that_another_process_is_the_coordinator(
+    coordinator: Coordinator,
+) -> None:
+    """It follows that one again: it says which record it had last, and is sent nothing that was
+    said before it followed.
+    """
+    with Follower(coordinator, returns=True) as follower:
+        coordinator.links.send(1, b"of the first")
+        assert follower.hear(1) == [b"of the first"]
+        first, coordinator.links = coordinator.links, coordinator.new_links()
+        coordinator.links.expect(PLAN, 3, again=True)
+        follower.link._end.cancel()
+        assert "not known" in str(follower.lost.get(timeout=SECONDS))
+        coordinator.links.broadcast(b"missed")
+        with Follower(coordinator, last=7) as again:
+            assert [coordinator.joined.get(timeout=SECONDS) for _ in range(2)] == [1, 1]
+            coordinator.links.broadcast(b"heard")
+            assert again.hear(1) == [b"heard"]
+    assert coordinator.lasts == [None, 7]
+    first.close()
