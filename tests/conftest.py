@@ -5,6 +5,7 @@ this process.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 import threading
@@ -47,6 +48,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write the transcripts in tests/testdata anew"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What there is by now stays: neither the collector nor a save, which asks it for the job's
+    schedulers, looks at it again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
