@@ -22,7 +22,7 @@
 #   check-examples     every example in every mode, as processes
 #   check-checkpoints  every optimizer with a table, saved and loaded on 0 to 3 servers
 #   check-history      SEEDS=2000 random histories: is every step applied exactly once?
-#   check-long         those tests that `make test` leaves out because others of their class stand for them; 25 minutes
+#   check-long         those tests that `make test` leaves out because others of their class stand for them; half an hour
 #   check-sample       SAMPLE=100 of all their combinations, others for each state of the source
 #
 # Each sets up what it needs, once: a virtual environment in .venv with the versions of constraints.txt.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import multiprocessing
 import os
 import sys
 import threading
@@ -24,6 +25,9 @@ pytest_plugins = [
     "tests.support.stores",
     "tests.support.order",
 ]
+
+# in the processes that tests spawn with start_method="forkserver"
+multiprocessing.set_forkserver_preload(["trainer.fleet", "torch._dynamo"])
 
 EXIT_SECONDS = 60.0
 CLUSTER_VARIABLES = (

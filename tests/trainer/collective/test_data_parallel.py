@@ -32,7 +32,7 @@ KB = 1 / 1024
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     path = tmp_path_factory.mktemp("ranks")
-    spawn(ranks.keep, (str(path),), nprocs=2)
+    spawn(ranks.keep, (str(path),), nprocs=2, start_method="forkserver")
     return [torch.load(path / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

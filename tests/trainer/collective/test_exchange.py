@@ -25,7 +25,7 @@ PAIRS = [sum(EACH[at : at + 2]) for at in range(0, 8, 2)]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     path = tmp_path_factory.mktemp("exchanges")
-    spawn(exchanges.keep, (str(path), list(exchanges.CASES)), nprocs=2)
+    spawn(exchanges.keep, (str(path), list(exchanges.CASES)), nprocs=2, start_method="forkserver")
     return [torch.load(path / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -26,7 +26,7 @@ Results = list[dict[str, Any]]  # by trainer
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     path = tmp_path_factory.mktemp("local")
-    spawn(local_steps.keep, (str(path),), nprocs=2)
+    spawn(local_steps.keep, (str(path),), nprocs=2, start_method="forkserver")
     return [torch.load(path / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

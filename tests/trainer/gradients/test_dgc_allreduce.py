@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("dgc")
-    spawn(on_ranks, (str(path),), nprocs=2)
+    spawn(on_ranks, (str(path),), nprocs=2, start_method="forkserver")
     return [torch.load(path / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -243,7 +243,7 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     path = tmp_path_factory.mktemp("norms")
-    spawn(batch_norms.keep, (str(path),), nprocs=2)
+    spawn(batch_norms.keep, (str(path),), nprocs=2, start_method="forkserver")
     yield [torch.load(Path(path) / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
