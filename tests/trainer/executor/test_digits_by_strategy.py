@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.collective_trainers import GRAD, fine, ports, together
 from tests.support.eager_jobs import Servers
+from tests.support.tiers import RARE
 from trainer import Executor
 from transpiler import (
     BuildStrategy,
@@ -62,7 +63,10 @@ def asked(path: Path, servers: bool) -> DistributedStrategy:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_servers", [False, True], ids=["collective", "2 servers"])
+@pytest.mark.parametrize(
+    "with_servers",  # tests/cluster/test_examples.py stands for programs with servers
+    [pytest.param(False, id="collective"), RARE(True, id="2 servers")],
+)
 def test_two_trainers_learn_digits(tmp_path: Path, servers: Servers, with_servers: bool) -> None:
     """Runs of ten steps each, to 85% of all digits; both trainers have dumped each step's loss."""
     x, y = digits()
