@@ -10,7 +10,8 @@ outside it.
 decided while it is away, as it stages nothing.  When it follows again it is told where the log
 stands, and then of each record; trainers send it their steps again.
 Where server 0 itself is lost, the others keep what they have staged, and follow it again: they say
-which record was their last, are sent those behind it, and tell it what is staged.
+which record was their last, are sent those behind it, and tell it again what is staged, and who is
+silent.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class Decisions:
         )
         self.last = 0
         self.resumes = False
+        self._silences: dict[Process, Silence] = {}  # that server 0 was told, and has no record of
         self.recorded: Callable[[Record], None] = lambda record: None
 
     def connect(self, dial: Callable[[], Link]) -> None:
@@ -205,7 +207,8 @@ class Decisions:
     def silent(self, process: Process, text: str) -> None:
         """A trainer has sent nothing for the heartbeat timeout."""
         if self.coordinator is None:
-            self._send(notices_bytes([Silence(process, text)]))
+            self._silences[process] = Silence(process, text)
+            self._send(notices_bytes([self._silences[process]]))
         else:
             self._append(self.coordinator.lose(process, text, self._clock()))
             self.changed()
@@ -346,10 +349,12 @@ class Decisions:
             return False
         self.resumes = True  # the link says so
         self._link = self._dial()
+        said: list[Notice] = list(self._silences.values())
         for lane in self.lanes:
             for member, step, rows in lane.staged:
-                notice = Staged(lane.index, ProcessStep(process_of(member), step), rows)
-                self._link.send(notices_bytes([notice]))
+                said.append(Staged(lane.index, ProcessStep(process_of(member), step), rows))
+        for notice in said:
+            self._link.send(notices_bytes([notice]))
         self._job.say("away", f"{error}; nothing is applied until it has come back")
         return True
 
@@ -405,6 +410,7 @@ class Decisions:
                 case Decided(lane, steps):
                     self.lanes[lane].decided(steps, record.time, record.number)
                 case Lost(process, text):
+                    self._silences.pop(process, None)
                     self._lost(process, text)
                 case Joined(process, steps):
                     self.joined[process] = tuple(steps)

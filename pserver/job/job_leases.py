@@ -232,7 +232,7 @@ class JobLeases:
             self._table = LeaseTable.of_whole(whole)
         else:
             change, *arguments = what
-            self._dealt = True
+            self._dealt = self._dealt or change == "lease"
             self._table.repeat(change, arguments)
 
     def _wrote(self, change: str, *arguments: Any) -> None:

@@ -7,7 +7,8 @@ network   a faulty network between trainers and servers; integer gradients under
           Each trainer has counters of its own in every parameter, so each value that a trainer
           reads tells which steps of which trainer are in it.
 losses    trainers that end between two servers' commits, and are replaced; the same counters.
-world     joins, losses, zombies, partitions, saves, and all kinds of optimizers and tables.  What
+world     joins, losses, zombies, partitions, servers that lose one another, saves, and all kinds of
+          optimizers and tables.  What
           trainers send and what the log says is taken down; servers must hold, to the bit, what
           the decided steps make in the order of the log when plain torch applies them in one
           thread.
@@ -27,6 +28,7 @@ In reading order::
     reapplication   what the log makes, by plain torch and the pure code of tables
     laws            what must hold of every history
     restores        new servers that go on from a save
+    written         what server 0 writes for a process that takes its place
     world_trial     runs a world, and checks
     tally           one line a trial, and a table of many
     trials          the trials of all kinds, by one number

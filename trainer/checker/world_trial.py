@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
 from pserver.config import ServerConfig, split_endpoint
+from pserver.errors import ServerLost
 from pserver.launcher import last_word
+from pserver.link.follower_link import FollowerLink
 from pserver.security.access import OPEN
 from pserver.testing.rpc_faults import CallInjector, faulty_calls
 from pserver.testing.stream_faults import Partitions, injected
@@ -22,6 +24,7 @@ from trainer.checker.processes import TIMEOUT_SECONDS, Process
 from trainer.checker.restores import restored
 from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
 from trainer.checker.worlds import LOSSES, Event, World
+from trainer.checker.written import written_differences
 
 ENDS = (*LOSSES, "leaves")
 FENCED_SECONDS = 10.0  # until all servers have a record of a loss
@@ -179,10 +182,18 @@ class Trial:
             self._partitions.sever(event.server, process.number, event.seconds)
         elif event.kind == "link":
             self._partitions.sever(0, -1 - event.server, event.seconds)
+        elif event.kind == "unlinked":
+            self._unlink(event.server)
         elif event.kind == "shrink":
             process.shrink(1.0)
         elif event.kind == "saves":
             process.save()
+
+    def _unlink(self, server: int) -> None:
+        """A server takes server 0 for lost."""
+        link = self.held[server].decisions._link
+        assert isinstance(link, FollowerLink), "it follows since trainers have joined"
+        link._lose(ServerLost("server 0 was not heard for a while"))
 
     def _goes(self, event: Event, process: Process) -> Process | None:
         """A process ends, or is taken for ended; another one may take its place."""
@@ -230,8 +241,15 @@ def play_world(world: World) -> Outcome:
     with short_waits(), ExitStack() as stack:
         transport = "grpc" if world.transport == "inprocess" else world.transport
         least = world.trainers - len(world.late) if world.late else 0
-        folder = stack.enter_context(TemporaryDirectory()) if world.saves else None
-        config = ServerConfig(transport=transport, min_trainers=least, data_dir=folder)
+        place = stack.enter_context(TemporaryDirectory())
+        folder, written = place if world.saves else None, f"{place}/written"
+        config = ServerConfig(
+            transport=transport,
+            min_trainers=least,
+            data_dir=folder,
+            await_servers=world.awaits,
+            write_ahead_log=written if world.awaits else None,
+        )
         servers = [TwinServer(config) for _ in range(world.servers)]
         for server in servers:
             server.start()
@@ -250,8 +268,12 @@ def play_world(world: World) -> Outcome:
         stack.enter_context(trial.history.taken_down())
         try:
             trial.run()
+            if world.awaits:
+                outcome.failure = next(written_differences(world, written, trial.held[0]), "")
             laws = Laws(world, trial.history, trial.held, trial.starts, folder)
-            outcome.failure = next(laws.violations(), "") or trial.restored(folder)
+            outcome.failure = (
+                outcome.failure or next(laws.violations(), "") or trial.restored(folder)
+            )
         except Exception as error:
             outcome.failure = f"{type(error).__name__}: {error}"
         trial.end(outcome.failure)

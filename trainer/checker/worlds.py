@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -74,7 +74,10 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 }
 # what befalls a trainer, or a link, before one of its steps
 LOSSES = ("dies", "zombie")
-EVENTS = (*LOSSES, "leaves", "partition", "link", "shrink", "saves", "restores", "late")
+EVENTS = (
+    *(*LOSSES, "leaves", "partition", "link", "unlinked"),
+    *("shrink", "saves", "restores", "late"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Event:
             "zombie": f", server {self.server} is told",
             "partition": f" from server {self.server} for {self.seconds} s",
             "link": f" of server {self.server} for {self.seconds} s",
+            "unlinked": f": server {self.server} has lost server 0",
         }.get(self.kind, "")
         return f"{self.kind} {self.trainer} at {self.step}{more}{' +1' if self.again else ''}"
 
@@ -180,6 +184,11 @@ class World:
     def saves(self) -> bool:
         """Whether servers save what they hold."""
         return any(event.kind == "saves" for event in self.events)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a server that has lost server 0 follows it again."""
+        return any(event.kind == "unlinked" for event in self.events)
 
     @property
     def features(self) -> list[str]:
@@ -289,7 +298,7 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
         call_rate=draw.choice((0.0, 0.0, 0.1)),
         leases=mode not in TOGETHER or draw.random() < 0.5,
     )
-    return replace(shown, events=_events(draw, shown))
+    return replace(shown, events=(*_events(draw, shown), *_unlinked(shown)))
 
 
 def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
@@ -322,6 +331,15 @@ def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
             )
         )
     return tuple(found)
+
+
+def _unlinked(world: World) -> Iterator[Event]:
+    """A server loses server 0 for an instant, where their job outlives that."""
+    draw = random.Random(f"{world.seed} unlinked")
+    if world.servers > 1 and world.plan.outlives_servers and draw.random() < 0.4:
+        steps = max(2, world.samples // world.batch // world.trainers)
+        who, server = draw.randrange(world.trainers), draw.randrange(1, world.servers)
+        yield Event("unlinked", who, draw.randint(1, steps), server)
 
 
 def _any(draw: random.Random, world: World) -> int:

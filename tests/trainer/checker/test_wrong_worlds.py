@@ -140,6 +140,16 @@ def numbers_from_1(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Client, "shrink", shrink)
 
 
+def nothing_missed(patch: pytest.MonkeyPatch) -> None:
+    """A server that follows again is not told of the records that it has missed."""
+    patch.setattr(Coordinator, "since", lambda coordinator, last: [])
+
+
+def leases_are_not_written(patch: pytest.MonkeyPatch) -> None:
+    """Who takes server 0's place does not know who has which samples."""
+    patch.setattr(JobLeases, "_wrote", lambda *arguments: None)
+
+
 def shows(seed: int) -> bool:
     """Whether a world breaks a law; a trial that does not end may be one of a busy machine."""
     failure = play_world(world_of(seed)).failure
@@ -157,6 +167,8 @@ WRONG: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     in_its_own_order: 1,
     by_its_own_clock: 0,
     numbers_from_1: 0,
+    nothing_missed: 15,
+    leases_are_not_written: 1,
 }
 
 

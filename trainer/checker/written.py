@@ -1,0 +1,52 @@
+"""What server 0 has written ahead: a process that takes its place knows what it knew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pserver.job.barriers import Barriers
+from pserver.job.coordination import Coordination
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.job_leases import JobLeases
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Membership
+from pserver.job.topics import Topics
+from pserver.job_log.coordinator import Coordinator
+from trainer.checker.worlds import World
+
+
+def written_differences(world: World, path: str, held: InstalledProgram) -> Iterator[str]:
+    """Where they differ; nothing: nowhere.
+
+    Args:
+        path: of the write-ahead log.
+        held: what server 0 has; its job is over.
+    """
+    members, job = Membership(world.trainers, 0.0), Lifecycle()
+    rounds = [lane.kind.waits_for_all for lane in world.plan.lanes]
+    another = SimpleNamespace(
+        plan=world.plan,
+        decisions=SimpleNamespace(
+            coordinator=Coordinator(world.servers, rounds, members.awaited_together)
+        ),
+        leases=JobLeases(members, job),
+        barriers=Barriers(members, job),
+        topics=Topics(),
+    )
+    Coordination(path, cast(InstalledProgram, another)).restore()
+    for name, known, read in (
+        ("the log", held.decisions.coordinator, another.decisions.coordinator),
+        ("the leases", held.leases, another.leases),
+        ("the barriers", held.barriers, another.barriers),
+        ("the topics", held.topics, another.topics),
+    ):
+        own, theirs = _plain(known), _plain(read)
+        if own != theirs:
+            yield f"server 0 has written of {name} {theirs}, and knows {own}"
+
+
+def _plain(part: Any) -> Any:
+    return json.loads(json.dumps(part.entries()))
