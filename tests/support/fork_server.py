@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO
 
 from tests.support.forking import BYTES
@@ -34,7 +34,7 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     **ONE_THREAD,
 }
-SECONDS = 60.0
+SECONDS = 100.0  # for the imports, on a busy machine
 
 
 class Forked:
@@ -89,7 +89,6 @@ class ForkServer:
         self._lock = threading.Lock()  # one start at a time
         self._socket: socket.socket | None = None
         self._started: SimpleQueue[Forked] = SimpleQueue()
-        self._forked: dict[int, Forked] = {}  # that have not ended; of the listener alone
 
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, *, joined: bool
@@ -105,7 +104,11 @@ class ForkServer:
             socket.send_fds(self._socket, [json.dumps(order).encode()], streams)
             os.close(stdin)
             os.close(stdout)
-            forked = self._started.get(timeout=SECONDS)
+            try:
+                forked = self._started.get(timeout=SECONDS)
+            except Empty:
+                self._socket = None  # another one is asked next: this one may still answer
+                raise TimeoutError(f"no fork within {SECONDS:g} s") from None
         forked.stdin, forked.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
         return forked
 
@@ -120,20 +123,23 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+        self._started = SimpleQueue()
+        threading.Thread(target=self._listen, args=(ours, self._started), daemon=True).start()
         atexit.register(process.wait, SECONDS)
         atexit.register(ours.shutdown, socket.SHUT_RDWR)
         return ours
 
-    def _listen(self, asked: socket.socket) -> None:
+    @staticmethod
+    def _listen(asked: socket.socket, started: SimpleQueue[Forked]) -> None:
+        running: dict[int, Forked] = {}
         while message := asked.recv(BYTES):
             said = json.loads(message)
             if "started" in said:
                 pid = said["started"]
-                self._forked[pid] = Forked(pid)
-                self._started.put(self._forked[pid])
+                running[pid] = Forked(pid)
+                started.put(running[pid])
             else:
-                self._forked.pop(said["ended"]).end_with(said["status"])
+                running.pop(said["ended"]).end_with(said["status"])
 
 
 FORK_SERVER = ForkServer()
