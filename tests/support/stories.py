@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainer.checker.scenario import Scenario
 
 SEEDS = 50
-WORLDS = 64  # of trainers that come and go: each mode eight times, by turns over OFTEN
+LARGE = 22  # with large steps; all kinds together are 200 seeds
+WORLDS = 128  # of trainers that come and go: each mode 16 times, by turns over OFTEN
 # by turns of eight worlds, which have all modes: the other two take twice as long
 OFTEN = ("tcp", "inprocess", "tcp", "shm", "inprocess", "tcp", "grpc", "inprocess")
 

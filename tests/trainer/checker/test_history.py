@@ -10,8 +10,7 @@ from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
 from tests.support.matrix import crossed
-from tests.support.stories import ROW_MODES, SEEDS, story
-from tests.support.tiers import RARE
+from tests.support.stories import LARGE, ROW_MODES, SEEDS, story
 from trainer.checker.scenario import MODES, TRANSPORTS, of_seed
 from trainer.checker.trial import play
 
@@ -48,8 +47,7 @@ def test_fifty_stories_under_random_faults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stories", [8, RARE(20)])
-def test_large_steps_under_random_faults(stories: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
@@ -59,7 +57,7 @@ def test_large_steps_under_random_faults(stories: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))
     failed = [
         str(verdict)
-        for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + stories)))
+        for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + LARGE)))
         if verdict.failure
     ]
     assert not failed, failed[0]
