@@ -136,6 +136,7 @@ import dataclasses, importlib, json, runpy, sys
 sys.path.insert(0, sys.argv[1])
 groups = runpy.run_path(sys.argv[1] + "/__main__.py", run_name="listed")["GROUPS"]
 found = [each for group in groups for each in importlib.import_module(group).PROMISES]
+found += importlib.import_module("log_cost").PROMISES.values()  # it needs another tree
 print(json.dumps([dataclasses.asdict(each) for each in found]))
 """
 
