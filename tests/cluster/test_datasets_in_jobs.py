@@ -36,7 +36,8 @@ class Counts(torch.nn.Module):
 
 fate, kind = sys.argv[1:]
 strategy = fleet.DistributedStrategy()
-strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+if os.environ.get("PSERVER_ENDPOINTS"):
+    strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
 fleet.init(strategy=strategy)
 rank = fleet.worker_index()
 model = fleet.distributed_model(Counts())

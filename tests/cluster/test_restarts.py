@@ -33,7 +33,8 @@ class Net(torch.nn.Module):
         return self.out(self.rows(ids))
 
 strategy = fleet.DistributedStrategy()
-strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+if tables:
+    strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
 fleet.init(strategy=strategy)
 torch.manual_seed(fleet.worker_index())
 model = fleet.distributed_model(Net())
