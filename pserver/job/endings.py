@@ -128,6 +128,14 @@ class Endings(ABC):
         if self.links is not None:  # not under the job's lock
             self.links.tick()
 
+    def paused(self, seconds: float) -> None:
+        """This process has not run for a while.  In a job that waits for servers the trainers have
+        waited for it, and what they have said lies unheard: their silence does not count.
+        """
+        with self.condition:
+            if self.program is not None and self.program.decisions.awaits:
+                self._members.heard_later(seconds, self._clock())
+
     def check_loads(self, member: Member, what: str) -> None:
         """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
         were not preempted.

@@ -52,6 +52,7 @@ from transpiler.program import Program
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
+PAUSED_SECONDS = 1.0  # between two ticks: this process was stopped meanwhile
 GRACE_SECONDS = 5.0
 IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
 AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they are told
@@ -267,8 +268,12 @@ class Server:
         stream_handler.handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:
+        last = time.monotonic()
         while not self._stopping.wait(TICK_SECONDS):
+            before, last = last, time.monotonic()
             try:
+                if last - before > PAUSED_SECONDS:
+                    self.job.paused(last - before)
                 self.job.tick()
                 self._streams.end_late()
                 self._control.end_late()

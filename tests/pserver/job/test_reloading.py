@@ -208,3 +208,20 @@ def test_one_trainer_brings_the_program(world: World, tmp_path: Path) -> None:
     assert back.job.join(second.request()).wants_program
     back.job.install(first.program(asked.session))  # late, and the same program
     assert not back.job.join(second.request()).wants_program
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+def test_a_server_that_was_paused_blames_nobody(awaits: bool) -> None:
+    """Where trainers wait for servers: they have been silent while it did not run.  In other jobs
+    they have given it up.
+    """
+    world = World(await_servers=awaits)
+    try:
+        world.clock.time += DEADLINE + 1
+        world.zero.job.paused(DEADLINE)
+        world.zero.job.tick()
+        states = [each.state for each in world.zero.job.status(StatusRequest()).trainers]
+
+        assert ("lost" in states or world.zero.job.failure is not None) is not awaits
+    finally:
+        world.end()
