@@ -148,8 +148,11 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 
     assert ended(other, "dense") == ended(another, "dense") == dense(STEPS), [other, another]
     assert ended(other, "rows") == ended(another, "rows"), [other, another]
-    # in async mode each of the two moves them by its own gradient
-    assert ended(other, "rows") == str([(2.0 if mode == "sync" else 4.0) * STEPS]), other
+    # in async mode each of the two moves them by its own gradient, and of the last step of the one
+    # that is killed just after its commit the averaged part may count alone
+    moved = {(2.0 if mode == "sync" else 4.0) * STEPS}
+    moved |= {4.0 * STEPS - 3.0} if (mode, where) == ("async", "after") else set()
+    assert ended(other, "rows") in [str([each]) for each in moved], other
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
 
