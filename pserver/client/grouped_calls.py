@@ -17,7 +17,7 @@ from pserver.client.save_calls import SaveCalls
 from pserver.client.server_return import ServerReturn
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
-from pserver.errors import TimedOut, UnknownSession, Unprepared, Unreachable
+from pserver.errors import TimedOut, UnknownSession, Unreachable
 from pserver.wire_pb2 import BarrierReply, BarrierRequest, JoinReply
 
 POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
@@ -49,7 +49,7 @@ class GroupedCalls(ABC):
             try:
                 with explained(self.check):
                     return call(session)
-            except (Unreachable, TimedOut, UnknownSession, Unprepared):
+            except (Unreachable, TimedOut, UnknownSession):
                 if not self._return.seconds or self._closing.wait(POLL_SECONDS):
                     raise
 

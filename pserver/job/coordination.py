@@ -107,7 +107,7 @@ class Coordination:
     def _write(self, *entry: Any) -> None:
         self._follow(entry)
         self._written(lambda: self._log.append(list(entry)))
-        if self._log.is_long:
+        if self._log.is_open and self._log.is_long:
             self._written(lambda: self._log.begin(self._entries()))
 
     def _written(self, write: Callable[[], None]) -> None:

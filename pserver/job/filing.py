@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Refused, Unprepared
+from pserver.errors import Refused, UnknownSession, Unprepared
 from pserver.job import job_files
 from pserver.job.attendance import Attendance
 from pserver.job.background_saves import BackgroundSaves
@@ -50,11 +50,14 @@ class Filing(Attendance):
         """What the present job has installed.
 
         Raises:
+            UnknownSession: this server comes back, and nobody has joined it again.
             Unprepared: no program has been installed.
             PServerError: what has ended the job before one was.
         """
         if self.program is None and self.failure is not None:
             raise self.failure
+        if self.program is None and self.reload is not None:
+            raise UnknownSession("this server has come back, and knows no session yet: join first")
         if self.program is None:
             raise Unprepared("the server has not been installed yet")
         return self.program

@@ -51,14 +51,9 @@ class LeaseAsked:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> LeaseAsked:
         """What :meth:`plain` gave, also when JSON has held it."""
-        epoch, rest = (
-            plain["epoch"],
-            {name: each for name, each in plain.items() if name != "epoch"},
-        )
-        lists = {
-            name: _tuples(each) for name, each in rest.items() if isinstance(each, list | tuple)
-        }
-        return cls(epoch=None if epoch is None else Epoch(**epoch), **(rest | lists))
+        said = {name: _tuple(each) for name, each in plain.items()}
+        epoch = plain["epoch"]
+        return cls(**(said | {"epoch": None if epoch is None else Epoch(**epoch)}))
 
 
 class LeaseTable:
@@ -363,11 +358,11 @@ class LeaseTable:
             made._epochs[leases.epoch.number] = leases
         made._incarnations, made._gone = dict(whole["incarnations"]), set(whole["gone"])
         for trainer, number, reply in whole["answered"]:
-            lease = Lease(**{**reply, "ranges": _tuples(reply["ranges"])})
+            lease = Lease(**{**reply, "ranges": _tuple(reply["ranges"])})
             made._answered[trainer] = number, lease
         return made
 
 
-def _tuples(lists: Iterable[Any]) -> tuple[Any, ...]:
+def _tuple(each: Any) -> Any:
     """JSON has lists where there were tuples."""
-    return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in lists)
+    return tuple(map(_tuple, each)) if isinstance(each, list | tuple) else each

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.errors import Refused
+from pserver.errors import Refused, UnknownSession, Unprepared
 from pserver.job_log import write_ahead_log
 from pserver.wire_pb2 import (
     BarrierRequest,
@@ -18,6 +18,7 @@ from pserver.wire_pb2 import (
     LeaseEpoch,
     LeaseRequest,
     RendezvousRequest,
+    ShrinkRequest,
     StatusRequest,
 )
 from tests.support.job_frames import DEADLINE
@@ -198,6 +199,22 @@ def test_a_trainer_that_has_died_meanwhile_is_lost(world: World, tmp_path: Path)
     assert any(each.startswith(text) for each in said)
     world.trainers[1] = world.trainer(1, "another")
     assert torch.equal(world.step(1, 2)[0], torch.zeros(2, 3))
+
+
+def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path: Path) -> None:
+    """A call that was under way is made again then; a name that no table has is an error all the
+    same, and no reason to wait.
+    """
+    path = world.save(tmp_path, 0)
+    world.lose(0)
+    served = world.again(path, 0)
+    session = world.trainers[0][0].session
+    with pytest.raises(UnknownSession, match="has come back"):
+        served.job.barrier(BarrierRequest(session=session, name="1: epoch"))
+    for number in (0, 1):
+        world.rejoin(number, 0)
+    with pytest.raises(Unprepared, match="the plan has no table 'x'"):
+        served.job.shrink(ShrinkRequest(session=world.trainers[0][0].session, tables=["x"]))
 
 
 @pytest.mark.parametrize("text", ["", "no log\n", '["plan","another"]\n', '["plan"]\n["x"]\n'])
