@@ -21,7 +21,6 @@ from pserver.operations.replayed_server import ReplayedServer
 from pserver.operations.save import write
 from pserver.operations.starting_point import StartingPoint, starting_point
 from pserver.storage.place import place_at
-from pserver.table.eviction import EXACT
 from transpiler.files.local_path import shown
 
 REPLAYED_BY = "pserver replay"
@@ -137,7 +136,6 @@ def _replayed(
     if begin is not None:
         after = _entry_of(log, part, begin)
         begin.load(part.server, server)
-    evicted = _evicted(server)
     wanted = _Wanted(after, last)
     what, read = f"server {part.server} of {len(log.parts)}", 0
     with suppress(Damaged):  # behind all that is wanted
@@ -147,12 +145,6 @@ def _replayed(
             told(what, place.end - read)
             read = place.end
     told(what, part.size - read)
-    if begin is not None and _evicted(server) != evicted and _samples(server):
-        raise Refused(
-            f"server {part.server}: a table of more than {EXACT} rows has evicted some, and which "
-            "ones depends on where rows lie in its memory, of which a checkpoint knows nothing: "
-            "replay from the log's beginning"
-        )
     return server
 
 
@@ -196,17 +188,6 @@ def _entry_of(log: RecordedLog, part: RecordedPart, begin: StartingPoint) -> int
             f"entry {place['entry']}"
         )
     return int(place["entry"])
-
-
-def _evicted(server: ReplayedServer) -> int:
-    return sum(each.counters()["evicted"] for each in server.installed.tables.values())
-
-
-def _samples(server: ReplayedServer) -> bool:
-    return any(
-        each.counters()["rows"] > EXACT and each.counters()["evicted"]
-        for each in server.installed.tables.values()
-    )
 
 
 def _say(console: Console, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a table has counted, where several servers have a part of it."""
+"""What a table knows besides its rows, where several servers have a part of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ def joint(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The metadata of a whole table: the last part's, because all servers have taken the same
     steps, with what all of them have counted.
 
+    Where servers differ in whose turn it is to catch up (see updater.py), the turn begins anew.
+
     Args:
         parts: each server's.
     """
@@ -17,7 +19,9 @@ def joint(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         before = known.get("counts", {})
         counts = {name: before.get(name, 0) + count for name, count in part["counts"].items()}
-        known = dict(part) | {"counts": counts}
+        swept = part.get("swept", 0)
+        same = not known or known["swept"] == swept
+        known = dict(part) | {"counts": counts, "swept": swept if same else 0}
     return known
 
 

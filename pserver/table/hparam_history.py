@@ -100,11 +100,21 @@ class HparamHistory:
         )
 
     def forget_before(self, step: int) -> None:
-        """Drops the stretches that end before ``step``: every row has taken their steps."""
+        """Drops the stretches that end before ``step``: every row has taken their steps.
+
+        What is left is as :meth:`restore` makes it, so that rows catch up alike there.
+        """
         begin = max(int(np.searchsorted(self._firsts[: self._count], step, side="right")) - 1, 0)
         for kept in (self._firsts, *self._past, *self._logs):
             kept[: self._count - begin] = kept[begin : self._count].copy()
         self._count -= begin
+        lengths = np.diff(self._firsts[: self._count])[:, None]
+        for index, past in enumerate(self._past):
+            self._least[index] = past[: self._count].min(axis=0)
+            self._most[index] = past[: self._count].max(axis=0)
+            logs = self._logs[index][: self._count]
+            logs[0, :2] = 0.0
+            logs[1:, :2] = np.cumsum(logs[:-1, 2:] * lengths, axis=0)
 
     def arguments(self, segment: int) -> tuple[Array, ...]:
         """What a deferred kernel takes of the history of one segment: ``firsts``, ``past``,

@@ -34,11 +34,19 @@ import numpy as np
 
 from pserver.table import index_kernels
 from pserver.table.ids import mix
-from pserver.table.index_kernels import CALL_SHIFT, CALLS, EPOCH_SHIFT, EPOCHS, PART_SHIFT
+from pserver.table.index_kernels import (
+    CALL_SHIFT,
+    CALLS,
+    EPOCH_SHIFT,
+    EPOCHS,
+    PART_SHIFT,
+    PART_SPAN,
+)
 from pserver.table.kernels import Array
 from pserver.table.memory import LARGE_PAGE, Memory
 
 PARTS = 256
+KEYS = PARTS * PART_SPAN  # of ids: see :meth:`Index.within`
 FIRST = 16  # entries of the smallest part at first
 SIDE = 2**23  # entries that are reserved for a side
 ROOM = 2**12  # entries that a side has beyond its part's size, at least
@@ -257,6 +265,27 @@ class Index:
             *state, begin, end, epoch % EPOCHS if epoch >= 0 else -1, slots
         )
         return slots[:count], -1 if after >= self.used else after
+
+    def within(self, begin: int, end: int) -> Array:
+        """Lists the slots of the ids whose keys are in [begin, end).
+
+        A key is of an id's hash: which ids are found follows from the ids that are here alone, and
+        not from the order in which they have come and gone.  The entries stand in the order of
+        keys, so that only those are read.
+
+        Args:
+            begin, end: from 0 to ``KEYS``, over which keys are spread evenly.
+
+        Returns:
+            int64[n], in any order.
+        """
+        slots = np.empty(2 * len(self) * (end - begin) // KEYS + 64, np.int64)
+        state = (self._entries.array, self._base, self._sizes)
+        count = index_kernels.within(*state, begin, end, slots)
+        if count > len(slots):
+            slots = np.empty(count, np.int64)
+            index_kernels.within(*state, begin, end, slots)
+        return slots[:count]
 
     def changed_in(self, ids: Array, epoch: int) -> Array:
         """bool[n]: which of these ids are here and were last changed in this epoch."""

@@ -19,6 +19,7 @@ from pserver.table.ids import mix
 from pserver.table.kernels import Array, kernel, prefetch
 
 PART_SHIFT = 56
+PART_SPAN = 2**32  # keys of a part: see ``within``
 AHEAD = 32  # ids whose entries are prefetched
 LINE = 64  # bytes of one prefetch
 SLOT = (1 << 36) - 1
@@ -268,6 +269,37 @@ def listed(
                 slots[count] = slot
                 count += 1
     return count, end
+
+
+@kernel
+def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slots: Array) -> int:
+    """Writes the slots of the ids whose keys are in [begin, end), as many as ``slots`` takes;
+    returns how many there are.
+
+    An id's key is its part times ``PART_SPAN``, and the 32 bits of its hash that give its place
+    there.
+    """
+    count = 0
+    start, stop = np.uint64(begin), np.uint64(end)
+    for part in range(begin // PART_SPAN, (end + PART_SPAN - 1) // PART_SPAN):
+        low = max(begin - part * PART_SPAN, 0)
+        high = min(end - part * PART_SPAN, PART_SPAN) - 1
+        size = np.uint64(sizes[part])
+        place = base[part] + np.int64((np.uint64(low) * size) >> np.uint64(32))
+        last = base[part] + np.int64((np.uint64(high) * size) >> np.uint64(32))
+        # an id stands at its own place, or behind it where the entries between are taken
+        while place <= last or entries[2 * place + 1] != 0:
+            word = entries[2 * place + 1]
+            if word != 0:
+                hashed = mix(np.uint64(entries[2 * place]))
+                key = (hashed >> np.uint64(PART_SHIFT)) << np.uint64(32)
+                key |= hashed & np.uint64(0xFFFFFFFF)
+                if start <= key < stop:
+                    if count < len(slots):
+                        slots[count] = (word & SLOT) - 1
+                    count += 1
+            place += 1
+    return count
 
 
 @kernel

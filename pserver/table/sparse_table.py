@@ -262,11 +262,11 @@ class SparseTable:
         ids = self._ids(ids)
         deltas = self._array(deltas, (len(ids), self.table.dim), "deltas")
         statistics = self._statistics(statistics, len(ids))
-        slots = self._marked(ids)
+        slots, pushes = self._marked(ids), self._lifecycle.order
         self._lifecycle.push(ids, slots, statistics, now)
         self._updater.catch_up(slots)
         here = slots >= 0
-        with self._rows.opened(slots, self._rows.calls) as (records, _, places):
+        with self._rows.opened(slots, pushes) as (records, _, places):
             records[places[here], : self.table.dim] += deltas[here]
 
     @property
@@ -453,6 +453,7 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
         tiny.update(ids, rows, none)
     tiny.lookup(ids, rows)
     tiny.add(ids, rows)
+    tiny._rows.index.within(0, 1)
     tiny.assign(ids, rows)
     chunk, _ = tiny.scan(0, 1)
     tiny.load(chunk)

@@ -8,8 +8,9 @@ begins with the push that makes it.
 [Note: a history that ends]  Where a schedule gives every step hparams of its own, the history of
 the steps that rows may have missed becomes long.  Once it has ``KEPT`` stretches, every step also
 lets a few further rows catch up, in turn, so that all rows have done so after ``PERIOD`` steps; the
-history before the turn began is then forgotten.  (Not where weights decay in a table whose ids are
-a range: there a row may have missed all steps from the first on.)
+history before the turn began is then forgotten.  Their turn is that of their ids' hashes, so that a
+checkpoint says whose it is: rows have other slots after a load.  (Not where weights decay in a
+table whose ids are a range: there a row may have missed all steps from the first on.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.hparam_history import HparamHistory
+from pserver.table.index import KEYS
 from pserver.table.kernels import Array
 from pserver.table.rows import Rows
 from pserver.table.segment_rules import Hparams, SegmentRules
@@ -50,7 +52,8 @@ class RowUpdater:
         self._hparams = rules.hparams
         self._begun = [False] * len(rules.segments)  # whether a segment has a velocity yet
         self._history = self._empty_history()
-        self._swept, self._sweep_began = 0, 0  # see [Note: a history that ends]
+        # the key of the next id in turn; see [Note: a history that ends]
+        self._swept, self._sweep_began = 0, 0
         self._ranged = (
             table.rows is not None
             and table.entry is None
@@ -183,12 +186,13 @@ class RowUpdater:
         if len(self._history) < KEPT or (self._ranged and self._history.decays):
             return
         rows = self._rows
-        slots, after = rows.index.listed(self._swept, rows.index.used // PERIOD + 1)
+        end = min(self._swept + -(-KEYS // PERIOD), KEYS)
+        slots = rows.index.within(self._swept, end)
         # what was saved of them cannot catch up any more
         rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
         self.catch_up(slots)
-        self._swept = max(after, 0)
-        if after < 0:
+        self._swept = end % KEYS
+        if not self._swept:
             self._history.forget_before(self._sweep_began)
             self._sweep_began = self.step
 
@@ -205,7 +209,8 @@ class RowUpdater:
 
     def metadata(self) -> dict[str, Any]:
         """What is not in rows, JSON-able: the steps taken, their hparams and the history."""
-        sweep = [self._swept, self._sweep_began]
+        # the first is a slot in checkpoints of old, which have no "swept"
+        sweep = [0, self._sweep_began]
         history = self._history.plain()
         return {
             "step": self.step,
@@ -213,6 +218,7 @@ class RowUpdater:
             "begun": list(self._begun),
             "history": history,
             "sweep": sweep,
+            "swept": self._swept,
         }
 
     def restore(self, metadata: Mapping[str, Any]) -> None:
@@ -231,5 +237,5 @@ class RowUpdater:
         self.step, self._begun = int(metadata["step"]), list(metadata["begun"])
         self._history = self._empty_history()
         self._history.restore(metadata["history"])
-        self._swept, self._sweep_began = metadata["sweep"]
+        self._swept, self._sweep_began = int(metadata.get("swept", 0)), metadata["sweep"][1]
         self._fill_template()

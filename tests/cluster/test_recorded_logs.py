@@ -54,6 +54,30 @@ fleet.save("end")
 fleet.finish()
 """
 
+# tables so large that eviction searches a sample of each server's rows
+LARGE = """
+import sys
+import torch
+from trainer import DistributedEmbedding, fleet
+from transpiler import DistributedStrategy
+
+strategy = DistributedStrategy()
+strategy.a_sync = True
+fleet.init(strategy=strategy)
+torch.manual_seed(fleet.worker_index())
+rows = DistributedEmbedding(4, name="rows", capacity=34_000, eviction=sys.argv[1])
+model = fleet.distributed_model(torch.nn.Sequential(rows, torch.nn.Linear(4, 1)))
+optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+for step in range(10):
+    (model(torch.randint(0, 60_000, (9000,))) - 1).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 4:
+        fleet.save("middle")
+fleet.save("end")
+fleet.finish()
+"""
+
 
 def held(path: Path) -> dict[str, np.ndarray]:
     """All that a checkpoint has, rows in the order of their ids."""
@@ -98,6 +122,30 @@ def test_a_replay_gives_what_the_servers_held(processes: Processes, mode: str) -
 
     assert "24 steps (trainer 0 12, trainer 1 12) on 2 servers" in said[-1]
     assert "12 steps (trainer 0 6, trainer 1 6) on 2 servers" in later[-1]
+    for replayed in ("whole", "later"):
+        check_same(processes.path / "end", processes.path / replayed)
+
+
+@pytest.mark.parametrize("eviction", ["lru", RARE("lfu")])
+def test_a_replay_evicts_the_rows_that_the_servers_evicted(
+    processes: Processes, eviction: str
+) -> None:
+    """From a checkpoint on, too, in tables of more rows than are all searched: which rows go does
+    not follow from where they lie.
+    """
+    (processes.path / "train.py").write_text(LARGE)
+    cluster = ("--servers", "2", "--trainers", "2", "--record-log", "log", "--no-panel")
+    run(processes, "launch", "launch", *cluster, "train.py", eviction)
+    run(processes, "replay", "replay", "log", "--to", "whole")
+    run(processes, "later", "replay", "log", "--from", "middle", "--to", "later")
+
+    evicted = [
+        checkpoint.reading(processes.path / name).meta["tables"]["rows"]["table"]["counts"][
+            "evicted"
+        ]
+        for name in ("middle", "end", "whole", "later")
+    ]
+    assert 0 < evicted[0] < evicted[1] - 1000 and evicted[1:] == evicted[1:2] * 3
     for replayed in ("whole", "later"):
         check_same(processes.path / "end", processes.path / replayed)
 
