@@ -27,6 +27,7 @@ from trainer.data.pieces import Piece
 from trainer.job.counted_reader import CountedReader
 from trainer.job.leased_files import LeasedFiles, epoch_of
 from trainer.job.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
+from trainer.job.striped_files import StripedFiles, striped_epoch
 
 KINDS = ("samples", "batches", "iterable", "files")
 
@@ -47,6 +48,8 @@ class ScriptWorld(World):
         self.lengths = [self.samples]  # of files, in samples; of other data all
         if kind == "files":
             self.lengths = [draw.choice((0, 1, 5, 17, 40)) for _ in range(draw.randint(1, 7))]
+            if together:  # fewer samples than trainers, or than drop_last needs, are an error
+                self.lengths.append(self.samples)
         self.lists = self._lists(draw)
 
     def _lists(self, draw: random.Random) -> list[list[int]]:
@@ -142,7 +145,13 @@ class ScriptWorld(World):
                 number, "", "", 0, 1, stripes, unit="batches", whole=True, segments=stripes or 1
             )
             return LeasedPass(leases, epoch, reader)
-        pieces = [Piece(str(file)) for file in range(len(self.lengths))]
+        pieces = [Piece(f"{piece // 2}", piece) for piece in range(len(self.lengths))]
+        if stripes:
+            batching = self.batch, self.drop_last
+            epoch = striped_epoch(number, "", pieces, self.lengths, batching, stripes)
+            return LeasedPass(
+                leases, epoch, StripedFiles(epoch, pieces, self.lengths, self._parses)
+            )
         epoch = epoch_of(number, "", pieces, self.batch, self.drop_last)
         return LeasedFiles(leases, epoch, pieces, self._parses)
 
@@ -152,9 +161,9 @@ class ScriptWorld(World):
         for piece in pieces:
             ahead.append(piece)
             if len(ahead) > 1:
-                yield self._parsed(int(ahead.popleft().path))
+                yield self._parsed(ahead.popleft().begin)
         for piece in ahead:
-            yield self._parsed(int(piece.path))
+            yield self._parsed(piece.begin)
 
     def _parsed(self, file: int) -> Parsed:
         first, length = sum(self.lengths[:file]), self.lengths[file]

@@ -131,7 +131,7 @@ class FileDataset(ABC):
 
     def get_filelist(self) -> list[str]:
         """The files that this trainer reads."""
-        index, of = self._place()
+        index, of = self.place
         return list(self._files[index::of])
 
     @property
@@ -139,7 +139,8 @@ class FileDataset(ABC):
         """The columns of a batch."""
         return self._format().slots
 
-    def _place(self) -> tuple[int, int]:
+    @property
+    def place(self) -> tuple[int, int]:
         """Which trainer this is, and of how many."""
         return self._trainers.part() if self._part is None else self._part
 
@@ -156,7 +157,7 @@ class FileDataset(ABC):
     @property
     def shared(self) -> bool:
         """Whether other trainers read the other files."""
-        return self._part is None and self._place()[1] > 1
+        return self._part is None and self.place[1] > 1
 
     def _format(self) -> Format:
         if self._made is None:
@@ -170,7 +171,7 @@ class FileDataset(ABC):
         self._check_files()
         files = self.get_filelist()
         if not files:
-            index, of = self._place()
+            index, of = self.place
             log.warning("trainer %d of %d has no file: there are %d", index, of, len(self._files))
         return [piece for path in files for piece in self._format().pieces(path)]
 
@@ -198,13 +199,35 @@ class FileDataset(ABC):
 
         self.wrong_lines, first = (self.wrong_lines if further else 0), ""
         before, skip = self.wrong_lines, self._on_error == "skip"
-        with closing(in_parallel(self._format(), pieces, self._threads, skip)) as found:
-            for _, parsed in found:
-                self.wrong_lines += parsed.wrong
-                first = first or parsed.first
-                yield parsed
-        if wrong := self.wrong_lines - before:
-            log.warning("left out %d wrong lines, the first: %s", wrong, first)
+        try:
+            with closing(in_parallel(self._format(), pieces, self._threads, skip)) as found:
+                for _, parsed in found:
+                    self.wrong_lines += parsed.wrong
+                    first = first or parsed.first
+                    yield parsed
+        finally:
+            if wrong := self.wrong_lines - before:
+                log.warning("left out %d wrong lines, the first: %s", wrong, first)
+
+    def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
+        """How many samples pieces have, in their order.
+
+        Raises:
+            WrongLine, ValueError, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
+        """
+        from trainer.data.workers import counted
+
+        skip = self._on_error == "skip"
+        with closing(counted(self._format(), pieces, self._threads, skip)) as found:
+            for _, count in found:
+                yield count
+
+    @property
+    def parsing(self) -> str:
+        """In words: what says which lines of a file are samples."""
+        form = self._format()
+        named = getattr(self._parser, "__qualname__", type(form).__name__)
+        return f"{named}, {form.slots}, {self._on_error}"
 
     # ---- passes ----
 

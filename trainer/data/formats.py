@@ -33,6 +33,9 @@ class Format(Protocol):
     def read(self, piece: Piece, skip: bool) -> Parsed:
         """The samples of a piece."""
 
+    def count(self, piece: Piece, skip: bool) -> int:
+        """How many samples a piece has."""
+
 
 FORMATS: dict[str, Callable[[Sequence[Slot]], Format]] = {
     "criteo": CriteoLines,

@@ -63,7 +63,7 @@ class InMemoryDataset(FileDataset):
                 bar.at(done, samples)
         self._forget()
         self._columns = joined(blocks)
-        self._columns[NUMBER] = numbers_of(self._place()[0], samples)
+        self._columns[NUMBER] = numbers_of(self.place[0], samples)
         log.info(
             "loaded %d samples of %d files, %.1f MB, in %.1f s",
             samples,
@@ -115,7 +115,7 @@ class InMemoryDataset(FileDataset):
             TrainerLost: another trainer is gone.  After an error all samples are as before.
         """
         held, number = self._held(), self._next(epoch)
-        _, of = self._place()
+        _, of = self.place
         if self.shared:
             numbers = np.asarray(held[NUMBER])
             to = (hashed(numbers, self._seed, GLOBAL, number) % np.uint64(of)).astype(np.int64)

@@ -66,11 +66,13 @@ class LineFormat(ABC):
         in_processes: whether it holds the GIL while it parses, so that only processes parse in
             parallel.
         head_lines: lines at the beginning of a file that are no samples.
+        each_line: whether each other line is a sample, if it is not wrong.
     """
 
     slots: tuple[Slot, ...]
     in_processes = False
     head_lines = 0
+    each_line = True
 
     @abstractmethod
     def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
@@ -120,6 +122,17 @@ class LineFormat(ABC):
             if samples_of(found.columns):
                 blocks.append(found.columns)
         return Parsed(blocks, wrong, said)
+
+    def count(self, piece: Piece, skip: bool) -> int:
+        """How many samples :meth:`read` gives.  Where a wrong line is an error lines are counted,
+        and not parsed.
+
+        Raises:
+            WrongLine, ValueError, OSError: see :meth:`read`.
+        """
+        if skip or not self.each_line:
+            return self.read(piece, skip).samples
+        return sum(text.count(b"\n") for text, _ in self._texts(piece))
 
     def _texts(self, piece: Piece) -> Iterator[tuple[bytes, int]]:
         """Blocks of lines, each with the number of its first line in the piece, from 0."""

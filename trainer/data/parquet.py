@@ -65,6 +65,15 @@ class Parquet:
         columns = {slot.name: _column(slot, table.column(slot.name), piece) for slot in self.slots}
         return Parsed([columns] if table.num_rows else [])
 
+    def count(self, piece: Piece, skip: bool) -> int:
+        """How many rows a group has, as the file says.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with opened(piece.path) as file:
+            return int(self._file(file, piece.path).metadata.row_group(piece.begin).num_rows)
+
     @staticmethod
     def _file(file: Any, path: str) -> Any:
         arrow, parquet = _parquet()

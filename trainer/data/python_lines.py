@@ -29,6 +29,7 @@ class PythonLines(LineFormat):
     """
 
     in_processes = True
+    each_line = False  # the parser may leave one out
 
     def __init__(self, parser: Parser, slots: Sequence[Slot]) -> None:
         if not slots:

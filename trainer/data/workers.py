@@ -12,14 +12,17 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
+from typing import TypeVar
 
 from trainer.data.formats import Format
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
+
+T = TypeVar("T")
 
 
 def in_parallel(
@@ -35,11 +38,28 @@ def in_parallel(
         WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.read`.
         RuntimeError: a worker process was killed.
     """
+    return _each(form.read, form, pieces, workers, skip)
+
+
+def counted(
+    form: Format, pieces: Iterable[Piece], workers: int, skip: bool
+) -> Generator[tuple[Piece, int]]:
+    """How many samples pieces have; see :func:`in_parallel`."""
+    return _each(form.count, form, pieces, workers, skip)
+
+
+def _each(
+    what: Callable[[Piece, bool], T],
+    form: Format,
+    pieces: Iterable[Piece],
+    workers: int,
+    skip: bool,
+) -> Generator[tuple[Piece, T]]:
     pool = _pool(form, workers)
-    waiting = deque[tuple[Piece, Future[Parsed]]]()
+    waiting = deque[tuple[Piece, Future[T]]]()
     try:
         for piece in pieces:
-            waiting.append((piece, pool.submit(form.read, piece, skip)))
+            waiting.append((piece, pool.submit(what, piece, skip)))
             if len(waiting) > workers:
                 first, found = waiting.popleft()
                 yield first, found.result()

@@ -27,6 +27,9 @@ In reading order::
     leased_pass, leased_loader
                      batches of what is leased, of each kind of data
     leased_files     the same of the files of a dataset
+    file_order, striped_files
+                     the same where trainers step together
+    sample_counts    how many samples the files have
     data_shard       this trainer's part of the data
     data_position    how far a pass over it has come
     pass_log         the passes that a script has made, so that it finds its place again

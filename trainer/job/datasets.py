@@ -4,9 +4,8 @@ present job.
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,28 +15,28 @@ from trainer.collective.process_groups import ProcessGroups
 from trainer.data import in_memory, queue_dataset
 from trainer.data.batches import Batch, Prefetched
 from trainer.data.file_dataset import FileDataset, Parses
+from trainer.data.pieces import Piece
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import present
 from trainer.job.job import Job
 from trainer.job.leased_files import LeasedFiles, epoch_of
-from trainer.job.leased_pass import leased_batches
+from trainer.job.leased_pass import LeasedPass, leased_batches
 from trainer.job.lockstep_batches import LockstepBatches
 from trainer.job.progress_bar import counted
+from trainer.job.sample_counts import SampleCounts
 from trainer.job.sample_leases import SampleLeases
 from trainer.job.saved_batches import SavedBatches
 from trainer.job.shared_values import met
+from trainer.job.striped_files import StripedFiles, striped_epoch
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the datasets of which a job has begun a pass, in the order in which a restarted script begins them
 _begun: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
-_names: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, str]] = (
+_counts: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, SampleCounts]] = (
     weakref.WeakKeyDictionary()
 )
-_told: weakref.WeakSet[FileDataset] = weakref.WeakSet()  # whose samples no leases deal out
-
-log = logging.getLogger(__name__)
 
 
 class JobTrainers:
@@ -112,7 +111,7 @@ class _Passes:
     Args:
         leases: gives the job's, where they deal out the samples of this dataset.
         begin: counts a pass of the job.
-        name: of the dataset.
+        counts: of the dataset's samples.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class _Passes:
         dataset: FileDataset,
         leases: Callable[[], SampleLeases | None],
         begin: Callable[[], int],
-        name: str,
+        counts: SampleCounts,
     ) -> None:
-        self._dataset, self._leases, self._begin, self._name = dataset, leases, begin, name
+        self._dataset, self._leases, self._begin, self._counts = dataset, leases, begin, counts
         self._number: int | None = None  # of the last pass, where leases deal it out
 
     @property
@@ -152,13 +151,37 @@ class _Passes:
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
+        if leases.stripes:
+            return self._striped(leases, number, pieces)
         size, drop_last, prefetch = dataset.batching
-        epoch = epoch_of(number, self._name, pieces, size, drop_last)
+        epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)
         leases.begin(dataset, epoch)
 
         def batches(parses: Parses) -> Generator[Batch]:
             mine = LeasedFiles(leases, epoch, pieces, parses)
             return leased_batches(mine, lambda draws: iter(Prefetched(lambda: draws, prefetch)))
+
+        return dataset.leased(number, batches)
+
+    def _striped(
+        self, leases: SampleLeases, number: int, pieces: Sequence[Piece]
+    ) -> Iterator[Batch]:
+        """A pass of trainers that step together."""
+        dataset, (size, drop_last, prefetch) = self._dataset, self._dataset.batching
+        counts = self._counts.of(dataset, pieces, *dataset.place)
+        if not any(counts):
+            return iter(())
+        batching, name = (size, drop_last), self._counts.name
+        epoch = striped_epoch(number, name, pieces, counts, batching, leases.stripes)
+        leases.begin(dataset, epoch)
+
+        def batches(parses: Parses) -> Generator[Batch]:
+            items = StripedFiles(epoch, pieces, counts, parses)
+
+            def made(draws: Iterator[Any]) -> Iterator[Batch]:
+                return iter(Prefetched(lambda: items.batches(draws), prefetch))
+
+            return leased_batches(LeasedPass(leases, epoch, items), made)
 
         return dataset.leased(number, batches)
 
@@ -168,14 +191,14 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
     job = _job()
     if job is None or not dataset.divided_by_job:
         return dataset.begin_pass()
-    names = _names.setdefault(job, weakref.WeakKeyDictionary())
-    _begun[job] = _begun.get(job, 0) + (dataset not in names)
-    name = names.setdefault(dataset, f"dataset {_begun[job]}")
-    mine: Any = _Passes(dataset, lambda: _leases(job, dataset), job.passes.begin, name)
+    known = _counts.setdefault(job, weakref.WeakKeyDictionary())
+    _begun[job] = _begun.get(job, 0) + (dataset not in known)
+    counts = known.setdefault(dataset, SampleCounts(f"dataset {_begun[job]}", _agree(job)))
+    mine: Any = _Passes(dataset, lambda: _leases(job, dataset), job.passes.begin, counts)
     if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
         mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
     if job.saves is not None:
-        mine = SavedBatches(mine, name, job.saves)
+        mine = SavedBatches(mine, counts.name, job.saves)
     return iter(counted(mine, job, False))
 
 
@@ -185,17 +208,19 @@ def _leases(job: Job, dataset: FileDataset) -> SampleLeases | None:
     """
     if not (isinstance(dataset, QueueDataset) and job.splits_data and torch.is_grad_enabled()):
         return None
-    leases = job.samples.leases(job.communicator, job.strategy, job.saves)
-    if leases is None or not leases.stripes:
-        return leases
-    if dataset not in _told:
-        log.warning(
-            "the files of a QueueDataset are not dealt out by leases where trainers step "
-            "together, as nobody knows how many batches each will have: a lost "
-            "trainer's samples of a pass are lost with it; fleet.shard over a DataLoader has leases"
-        )
-    _told.add(dataset)
-    return None
+    return job.samples.leases(job.communicator, job.strategy, job.saves)
+
+
+def _agree(job: Job) -> Callable[[str, str], str | None]:
+    """:meth:`Job.agree`, which does not keep the job."""
+    there = weakref.ref(job)
+
+    def agree(topic: str, text: str) -> str | None:
+        found = there()
+        assert found is not None, "a pass of it is under way"
+        return found.agree(topic, text)
+
+    return agree
 
 
 def _job() -> Job | None:

@@ -33,10 +33,19 @@ def epoch_of(
         number: among the passes of the job.
         name: of the dataset.
     """
-    # hosts may have their files in folders of other names
-    said = repr([(PurePath(each.path).name, each.begin, each.end) for each in pieces])
-    seed = f"{len(pieces)} pieces, checksum {zlib.crc32(said.encode()):08x}"
+    seed = in_words(pieces)
     return Epoch(number, name, seed, 0, batch_size, 0, drop_last, segments=len(pieces))
+
+
+def in_words(pieces: Sequence[Piece], *more: object) -> str:
+    """Which pieces these are: the same on every trainer.
+
+    Args:
+        more: what else is to be the same.
+    """
+    # hosts may have their files in folders of other names
+    said = repr([(PurePath(each.path).name, each.begin, each.end) for each in pieces] + [*more])
+    return f"{len(pieces)} pieces, checksum {zlib.crc32(said.encode()):08x}"
 
 
 class LeasedFiles:

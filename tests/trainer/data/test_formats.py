@@ -167,8 +167,38 @@ def test_parquet_has_lists(tmp_path: Path) -> None:
     assert isinstance(ids, Ragged) and len(form.pieces(str(path))) == 2
     assert (ids.values.tolist(), ids.bounds.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
     assert found["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert [form.count(piece, False) for piece in form.pieces(str(path))] == [2, 1]
     with pytest.raises(ValueError, match="row group 0, column 'ids': expected whole .* 1 value"):
         read(format_of("parquet", [Slot("ids")]), path)
+
+
+def even(line: str) -> dict[str, int] | None:
+    """A parser that leaves lines out."""
+    return {"n": int(line)} if int(line) % 2 == 0 else None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("parser", "text", "skip", "samples"),
+    [
+        ("multislot", "1 5\n1 6\n1 7", False, 3),
+        ("multislot", "1 5\n\n1 x\n1 7\n", True, 2),
+        ("csv", "n,other\n5,a\n6,b\n", False, 2),
+        ("csv", "n\n", False, 0),
+        (even, "1\n2\n3\n4\n", False, 2),
+    ],
+)
+def test_samples_are_counted_as_they_are_read(
+    parser: Any, text: str, skip: bool, samples: int, packed: bool, tmp_path: Path
+) -> None:
+    """Piece by piece, with heads, wrong lines, and lines that a parser leaves out."""
+    path, form = tmp_path / ("a.gz" if packed else "a"), format_of(parser, [Slot("n")])
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    pieces = [Piece(str(path))] if packed else pieces_of(str(path), 4)
+    counts = [form.count(piece, skip) for piece in pieces]
+
+    assert sum(counts) == samples
+    assert counts == [form.read(piece, skip).samples for piece in pieces]
 
 
 def test_parquet_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

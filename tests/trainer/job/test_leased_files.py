@@ -17,10 +17,12 @@ from pserver.service.server import Server
 from trainer import fleet
 from trainer.data import multislot_lines, pieces
 from trainer.job.current import present
+from trainer.job.sample_counts import SampleCounts
 from transpiler import DistributedStrategy
 
 FILES, LINES = 3, 17
 SAMPLES = FILES * LINES
+MODES = pytest.mark.parametrize("a_sync", [True, False], ids=["async", "sync"])
 Step = Callable[[torch.Tensor], None]
 
 
@@ -75,12 +77,13 @@ def accounts(server: Server) -> dict[int, Account]:
     return server.job.program.leases.accounts
 
 
+@MODES
 @pytest.mark.parametrize("threads", [1, 3])
 def test_each_sample_of_the_files_is_in_one_decided_step(
-    server: Server, files: list[str], threads: int
+    server: Server, files: list[str], threads: int, a_sync: bool
 ) -> None:
     """Pass by pass, in the order of the files."""
-    step = begin(server)
+    step = begin(server, a_sync=a_sync)
     batches = dataset(files, thread_num=threads)
     for _ in range(2):
         seen = []
@@ -96,9 +99,12 @@ def test_each_sample_of_the_files_is_in_one_decided_step(
     assert accounts(server)[0] == accounts(server)[1] == Account(SAMPLES, SAMPLES, 0, 0, over=True)
 
 
-def test_a_last_batch_that_is_dropped_counts_as_skipped(server: Server, files: list[str]) -> None:
-    """With drop_last."""
-    step = begin(server)
+@MODES
+def test_a_last_batch_that_is_dropped_is_counted(
+    server: Server, files: list[str], a_sync: bool
+) -> None:
+    """With drop_last: as skipped, or as left out where trainers step together."""
+    step = begin(server, a_sync=a_sync)
     batches = dataset(files, drop_last=True)
     seen = []
     for batch in batches:
@@ -107,14 +113,16 @@ def test_a_last_batch_that_is_dropped_counts_as_skipped(server: Server, files: l
     next(iter(batches))
 
     assert seen == [4] * 12
-    assert accounts(server)[0] == Account(SAMPLES, 48, 3, 0, over=True)
+    skipped, left_out = (3, 0) if a_sync else (0, 3)
+    assert accounts(server)[0] == Account(SAMPLES, 48, skipped, left_out, over=True)
 
 
+@MODES
 def test_what_a_script_leaves_in_the_middle_is_handed_back(
-    server: Server, files: list[str]
+    server: Server, files: list[str], a_sync: bool
 ) -> None:
     """Of the pass nothing is left for the trainer itself; the next one has all samples."""
-    step = begin(server)
+    step = begin(server, a_sync=a_sync)
     batches = dataset(files)
     for number, batch in enumerate(batches, 1):
         step(batch["n"])
@@ -141,29 +149,56 @@ def test_an_evaluation_reads_all_files(server: Server, files: list[str]) -> None
     assert accounts(server) == {}
 
 
-def test_trainers_that_step_together_have_files_of_their_own(
-    server: Server, files: list[str], caplog: pytest.LogCaptureFixture
+def test_where_a_lost_trainer_ends_the_job_each_has_files_of_its_own(
+    server: Server, files: list[str]
 ) -> None:
-    """Where the strategy is elastic a warning says what is lost with a trainer."""
-    step = begin(server, a_sync=False, elastic=True)
-    for batch in dataset(files):
-        step(batch["n"])
+    """Nothing is counted, and nothing leased, unless the strategy is elastic."""
+    for elastic in (False, True):
+        stop = {"lost_trainer": "stop"}
+        step = begin(server, a_sync=False, a_sync_configs=stop, elastic=elastic)
+        for batch in dataset(files):
+            step(batch["n"])
 
-    assert accounts(server) == {}
-    assert "a lost trainer's samples of a pass are lost" in caplog.text
+        assert [each.decided for each in accounts(server).values()] == [SAMPLES] * elastic
+        fleet.finish()
+
+
+def test_a_file_that_changes_after_it_was_counted_is_an_error(
+    server: Server, files: list[str]
+) -> None:
+    """Where trainers step together: it names the file, and both numbers."""
+    step = begin(server, a_sync=False)
+    batches = dataset(files, prefetch=1)
+    with pytest.raises(ValueError, match=r"part-2: expected 4 samples, as when.* got 5"):
+        for number, batch in enumerate(batches):
+            step(batch["n"])
+            if not number:
+                text = Path(files[2]).read_text()
+                Path(files[2]).write_text(text.replace("1 37\n", "1 3\n1 7\n"))
+
+
+def test_trainers_that_have_other_files_are_told(server: Server, files: list[str]) -> None:
+    """What another trainer has counted is what counts."""
+    begin(server, a_sync=False)
+    counts = SampleCounts("", lambda topic, text: "[1]" if text else "")
+    batches = dataset(files)
+
+    with pytest.raises(ValueError, match=r"part-0: expected 1 samples, as another.* got 5"):
+        counts.of(batches, batches.all_pieces(), 0, 1)
 
 
 class Stopped(Exception):
     """The process is killed here."""
 
 
+@MODES
 def test_a_script_that_is_started_again_reads_the_rest(
-    server: Server, files: list[str], tmp_path: Path
+    server: Server, files: list[str], tmp_path: Path, a_sync: bool
 ) -> None:
     """Of the pass in which it was: what no saved step had."""
 
     def script(stop: int) -> list[list[int]]:
-        step = begin(server, checkpoint=str(tmp_path / "saved"))
+        step = begin(server, checkpoint=str(tmp_path / "saved"), a_sync=a_sync)
         batches = dataset(files)
         trained: list[list[int]] = [[], [], []]
         left = stop
@@ -188,11 +223,12 @@ def test_a_script_that_is_started_again_reads_the_rest(
     assert both == [list(range(SAMPLES))] * 3
 
 
+@MODES
 def test_a_script_that_saves_by_itself_keeps_the_position(
-    server: Server, files: list[str], tmp_path: Path
+    server: Server, files: list[str], tmp_path: Path, a_sync: bool
 ) -> None:
     """A dataset's state names the pass; the checkpoint's servers know what is left of it."""
-    step = begin(server)
+    step = begin(server, a_sync=a_sync)
     batches, before = dataset(files), []
     for number, batch in enumerate(batches, 1):
         step(batch["n"])
@@ -202,7 +238,7 @@ def test_a_script_that_saves_by_itself_keeps_the_position(
             state = batches.state_dict()
             break
     fleet.finish()
-    step = begin(server)
+    step = begin(server, a_sync=a_sync)
     fleet.load(str(tmp_path / "kept"))
     again = dataset(files)
     again.load_state_dict(state)
@@ -222,13 +258,14 @@ def test_a_script_that_saves_by_itself_keeps_the_position(
         next(iter(plain))
 
 
+@MODES
 def test_a_wrong_line_is_told_once(
-    server: Server, files: list[str], caplog: pytest.LogCaptureFixture
+    server: Server, files: list[str], caplog: pytest.LogCaptureFixture, a_sync: bool
 ) -> None:
     """Wrong lines are counted as in a job without leases."""
     with Path(files[1]).open("a") as file:
         file.write("nothing\n")
-    step = begin(server)
+    step = begin(server, a_sync=a_sync)
     batches = dataset(files, on_error="skip")
     for batch in batches:
         step(batch["n"])

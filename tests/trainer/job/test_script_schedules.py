@@ -18,16 +18,16 @@ from tests.support.tiers import RARE
 from trainer.data.columns import Columns
 from trainer.data.lines import Parsed
 from trainer.job.counted_reader import CountedReader
+from trainer.job.file_order import FileOrder
 from trainer.job.leased_files import LeasedFiles
+from trainer.job.striped_files import StripedFiles
 
 SEEDS = [range(200), *(RARE(range(first, first + 400)) for first in range(200, 5000, 400))]
 CAUGHT_WITHIN = 500  # seeds
-# files are not leased where trainers step together
 WORLDS = [
     (kind, together)
     for kind in ("samples", "batches", "iterable", "files")
     for together in (False, True)
-    if not (kind == "files" and together)
 ]
 NAMES = [f"{kind}, {'sync' if together else 'async'}" for kind, together in WORLDS]
 
@@ -64,7 +64,7 @@ def caught(kind: str, together: bool) -> bool:
     for seed in range(CAUGHT_WITHIN):
         try:
             schedule(seed, kind, together)
-        except (AssertionError, ValueError, PServerError):
+        except (AssertionError, ValueError, IndexError, PServerError):
             return True
     return False
 
@@ -152,11 +152,40 @@ def reads_on_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeasedFiles, "_leased", wrong)
 
 
-@pytest.mark.parametrize("wrong", [reads_on_from_the_beginning])
+def takes_the_next_piece_for_this_one(patch: pytest.MonkeyPatch) -> None:
+    """Where a lease goes on elsewhere in the files, it reads on where it was."""
+
+    def wrong(files: StripedFiles, order: FileOrder, place: int, end: int) -> None:
+        files._place = place - 1 if files._reading is not None else files._place
+        go_to(files, order, place, end)
+
+    go_to = StripedFiles._go_to
+    patch.setattr(StripedFiles, "_go_to", wrong)
+
+
+def begins_a_sample_late(patch: pytest.MonkeyPatch) -> None:
+    """But for the first trainer, each begins its share with its second sample."""
+
+    def wrong(order: FileOrder, *arguments: Any) -> None:
+        made(order, *arguments)
+        order._begins = [begin + (trainer > 0) for trainer, begin in enumerate(order._begins)]
+
+    made = FileOrder.__init__
+    patch.setattr(FileOrder, "__init__", wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "together"),
+    [
+        (reads_on_from_the_beginning, False),
+        (takes_the_next_piece_for_this_one, True),
+        (begins_a_sample_late, True),
+    ],
+)
 def test_schedules_find_a_file_that_is_read_on_wrongly(
-    wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[[pytest.MonkeyPatch], None], together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a lost trainer has left of a file is what its records have not."""
     wrong(monkeypatch)
 
-    assert caught("files", False)
+    assert caught("files", together)

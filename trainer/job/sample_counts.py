@@ -1,0 +1,96 @@
+"""How many samples the files of a dataset have: each file is counted by one trainer, once.
+
+A trainer counts its own files first, and tells the others by server 0.  Then it takes the parts
+that nobody has told yet: so nobody waits for a trainer that is slow, or lost, and one that comes
+later finds all of them told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from trainer.data.file_dataset import FileDataset
+from trainer.data.pieces import Piece, size_of
+from trainer.job.leased_files import in_words
+
+Agree = Callable[[str, str], "str | None"]
+
+log = logging.getLogger(__name__)
+
+
+class SampleCounts:
+    """The samples of a dataset's pieces.
+
+    Args:
+        name: of the dataset, the same on every trainer.
+        agree: takes a topic and a text, and gives the text of the first trainer that said something
+            about it; "" only asks.
+
+    Attributes:
+        name: of the dataset.
+    """
+
+    def __init__(self, name: str, agree: Agree) -> None:
+        self.name, self._agree = name, agree
+        self._known: tuple[str, list[int]] = "", []
+
+    def of(
+        self, dataset: FileDataset, pieces: Sequence[Piece], trainer: int, trainers: int
+    ) -> list[int]:
+        """How many samples each piece has.
+
+        Args:
+            pieces: of all files.
+            trainer, trainers: which one this is, and of how many.
+
+        Raises:
+            WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
+            ValueError: another trainer has counted other numbers.
+        """
+        paths = list(dict.fromkeys(each.path for each in pieces))
+        packed = [size_of(each.path) for each in pieces if each.end is None]
+        what = f"samples of {self.name}: {in_words(pieces, packed, dataset.parsing)}"
+        if self._known[0] == what:
+            return self._known[1]
+        began, counts = time.perf_counter(), dict[int, int]()
+        for each in range(trainers):
+            index = (trainer + each) % trainers
+            mine = set(paths[index::trainers])
+            places = [place for place, piece in enumerate(pieces) if piece.path in mine]
+            found = self._part(f"{what}, part {index} of {trainers}", dataset, pieces, places)
+            counts.update(zip(places, found, strict=True))
+        self._known = what, [counts[place] for place in range(len(pieces))]
+        samples, seconds = sum(counts.values()), time.perf_counter() - began
+        log.info("counted %d samples of %d files in %.1f s", samples, len(paths), seconds)
+        return self._known[1]
+
+    def _part(
+        self, topic: str, dataset: FileDataset, pieces: Sequence[Piece], places: Sequence[int]
+    ) -> list[int]:
+        """How many samples these pieces have, as the first trainer says that has counted them."""
+        found = list[int]()
+        if not places:
+            return found
+        with closing(dataset.counted(pieces[place] for place in places)) as counted:
+            while len(found) < len(places):
+                if told := self._agree(topic, ""):
+                    return self._told(told, found, pieces, places)
+                found.append(next(counted))
+        told = self._agree(topic, json.dumps(found)) or json.dumps(found)
+        return self._told(told, found, pieces, places)
+
+    def _told(
+        self, told: str, found: Sequence[int], pieces: Sequence[Piece], places: Sequence[int]
+    ) -> list[int]:
+        counts = [int(each) for each in json.loads(told)]
+        for place, theirs, mine in zip(places, counts, found, strict=False):
+            if theirs != mine:
+                raise ValueError(
+                    f"{pieces[place].shown}: expected {theirs} samples, as another trainer has "
+                    f"counted, got {mine}: all trainers read the same files"
+                )
+        return counts

@@ -1,0 +1,144 @@
+"""One pass over the files of a dataset where trainers step together: each has an equal share, which
+it reads in the order of its files.
+
+A position is a sample.  All pieces of the files were counted before, so all trainers have equally
+many batches, and what a lost trainer leaves can be divided to the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+from pserver.leases.epoch import Epoch
+from pserver.leases.intervals import Range
+from trainer.data.batches import Batch, tensors_of
+from trainer.data.columns import Columns, joined, part, samples_of
+from trainer.data.file_dataset import Parses
+from trainer.data.lines import Parsed
+from trainer.data.pieces import Piece
+from trainer.job.file_order import FileOrder, Span
+from trainer.job.leased_files import in_words
+
+
+def striped_epoch(
+    number: int,
+    name: str,
+    pieces: Sequence[Piece],
+    counts: Sequence[int],
+    batching: tuple[int, bool],
+    stripes: int,
+) -> Epoch:
+    """A pass over pieces, as the lease table knows it.
+
+    Args:
+        number: among the passes of the job.
+        name: of the dataset.
+        counts: of each piece, its samples.
+        batching: the batch size, and whether a last batch that is not full is left out.
+        stripes: trainers that step together.
+
+    Raises:
+        ValueError: there are too few samples for them.
+    """
+    size, drop_last = batching
+    seed = in_words(pieces, tuple(counts))
+    epoch = Epoch(number, name, seed, sum(counts), size, stripes, drop_last)
+    try:
+        epoch.divided()
+    except ValueError as error:
+        raise ValueError(
+            f"a QueueDataset of {stripes} trainers that step together: {error}: make smaller "
+            "batches, or give set_filelist trainer_id=0 and trainers=1 where every trainer is to "
+            "read all files"
+        ) from None
+    return epoch
+
+
+class StripedFiles:
+    """What positions stand for: samples of files; see :class:`trainer.job.leased_pass.Items`.
+
+    One thread uses it.  It reads on from piece to piece, and parses ahead, up to the end of a
+    trainer's share; where a lease goes on elsewhere, it begins there.
+
+    Args:
+        epoch: the pass.
+        pieces: of all files.
+        counts: of each piece, its samples.
+        parses: gives the samples of pieces, in their order.
+    """
+
+    def __init__(
+        self, epoch: Epoch, pieces: Sequence[Piece], counts: Sequence[int], parses: Parses
+    ) -> None:
+        self._epoch, self._pieces, self._counts, self._parses = epoch, pieces, counts, parses
+        self._orders: dict[int, FileOrder] = {}
+        self._reading: Generator[Parsed] | None = None
+        self._order: FileOrder | None = None  # in which it reads
+        self._place = -1  # of the piece that was parsed last
+        self._parsed = Parsed([])
+
+    def at(self, batch: Sequence[Range], stripes: int) -> Columns:
+        """The samples of a batch.
+
+        Raises:
+            WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.read`.
+            ValueError: a piece has more samples than were counted, or fewer.
+        """
+        order = self._of(stripes)
+        found = list[Columns]()
+        for start, stop in batch:
+            for span in order.spans(start, stop):
+                self._go_to(order, span.place, span.end)
+                found += self._samples(span)
+        return joined(found)
+
+    def batches(self, draws: Iterator[Columns]) -> Iterator[Batch]:
+        """Tensors of what was drawn; nothing is read any more when it ends."""
+        try:
+            for columns in draws:
+                yield tensors_of(columns)
+        finally:
+            self._close()
+
+    def _of(self, stripes: int) -> FileOrder:
+        if stripes not in self._orders:
+            paths = dict.fromkeys(each.path for each in self._pieces)
+            numbers = {path: number for number, path in enumerate(paths)}
+            files = [numbers[each.path] for each in self._pieces]
+            self._orders[stripes] = FileOrder(self._epoch, files, self._counts, stripes)
+        return self._orders[stripes]
+
+    def _go_to(self, order: FileOrder, place: int, end: int) -> None:
+        """Parses the piece at a place; those up to ``end`` may be parsed ahead."""
+        if order is self._order and place == self._place:
+            return
+        piece = order.pieces[place]
+        parsed = None
+        if order is self._order and place == self._place + 1 and self._reading is not None:
+            parsed = next(self._reading, None)
+        if parsed is None:
+            self._close()
+            self._reading = self._parses(self._pieces[each] for each in order.pieces[place:end])
+            parsed = next(self._reading)
+        if parsed.samples != self._counts[piece]:
+            raise ValueError(
+                f"{self._pieces[piece].shown}: expected {self._counts[piece]} samples, as when "
+                f"they were counted, got {parsed.samples}: a file must not change while a job "
+                "reads it"
+            )
+        self._order, self._place, self._parsed = order, place, parsed
+
+    def _samples(self, span: Span) -> Iterator[Columns]:
+        at = 0
+        for block in self._parsed.blocks:
+            samples = samples_of(block)
+            first, stop = max(span.first, at), min(span.stop, at + samples)
+            if first < stop:
+                yield part(block, first - at, stop - at)
+            at += samples
+
+    def _close(self) -> None:
+        reading, self._reading = self._reading, None
+        self._order, self._place, self._parsed = None, -1, Parsed([])
+        if reading is not None:
+            reading.close()
