@@ -321,6 +321,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/locked_cut.py                a reader that keeps up
     job/locked_cut.py                a reader that rests
     job/locked_table.py              the table's lock
+    job/logged_calls.py              a call's turn
     job/membership.py                kept places
     job/nonfinite_steps.py           NaN
     job/norm_history.py              far beyond its history
@@ -340,6 +341,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/watermark.py                 exactly once
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
+    job_log/coordinator.py           calls in the log
     job_log/coordinator.py           a server that comes back
     job_log/coordinator.py           a coordinator that comes back
     job_log/entries.py               a torn end

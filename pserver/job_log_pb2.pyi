@@ -31,12 +31,14 @@ class Notices(_message.Message):
     def __init__(self, notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("staged", "silence")
+    __slots__ = ("staged", "silence", "call")
     STAGED_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     staged: StagedStep
     silence: Silence
-    def __init__(self, staged: _Optional[_Union[StagedStep, _Mapping]] = ..., silence: _Optional[_Union[Silence, _Mapping]] = ...) -> None: ...
+    call: Call
+    def __init__(self, staged: _Optional[_Union[StagedStep, _Mapping]] = ..., silence: _Optional[_Union[Silence, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
 
 class StagedStep(_message.Message):
     __slots__ = ("lane", "step", "rows")
@@ -47,6 +49,16 @@ class StagedStep(_message.Message):
     step: ProcessStep
     rows: int
     def __init__(self, lane: _Optional[int] = ..., step: _Optional[_Union[ProcessStep, _Mapping]] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("process", "kind", "number")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    kind: str
+    number: int
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., kind: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Silence(_message.Message):
     __slots__ = ("process", "text")
@@ -67,18 +79,20 @@ class Records(_message.Message):
     def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., resumes: _Optional[bool] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("number", "time", "joined", "lost", "decided")
+    __slots__ = ("number", "time", "joined", "lost", "decided", "called")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    CALLED_FIELD_NUMBER: _ClassVar[int]
     number: int
     time: float
     joined: JoinRecord
     lost: LossRecord
     decided: StepRecord
-    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ...) -> None: ...
+    called: Call
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., joined: _Optional[_Union[JoinRecord, _Mapping]] = ..., lost: _Optional[_Union[LossRecord, _Mapping]] = ..., decided: _Optional[_Union[StepRecord, _Mapping]] = ..., called: _Optional[_Union[Call, _Mapping]] = ...) -> None: ...
 
 class JoinRecord(_message.Message):
     __slots__ = ("process", "steps")
@@ -286,7 +300,14 @@ class Standing(_message.Message):
     def __init__(self, last: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStanding, _Mapping]]] = ...) -> None: ...
 
 class ProcessStanding(_message.Message):
-    __slots__ = ("process", "begun", "decided", "rows", "lost", "left", "preempted_after")
+    __slots__ = ("process", "begun", "decided", "rows", "lost", "left", "preempted_after", "calls")
+    class CallsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +315,7 @@ class ProcessStanding(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_AFTER_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     process: Process
     begun: _containers.RepeatedScalarFieldContainer[int]
     decided: _containers.RepeatedScalarFieldContainer[int]
@@ -301,4 +323,5 @@ class ProcessStanding(_message.Message):
     lost: str
     left: bool
     preempted_after: int
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., decided: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., lost: _Optional[str] = ..., left: _Optional[bool] = ..., preempted_after: _Optional[int] = ...) -> None: ...
+    calls: _containers.ScalarMap[str, int]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., decided: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., lost: _Optional[str] = ..., left: _Optional[bool] = ..., preempted_after: _Optional[int] = ..., calls: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -367,18 +367,20 @@ class RendezvousReply(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("session", "path", "background", "number", "base")
+    __slots__ = ("session", "path", "background", "number", "withdraw", "base")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     session: str
     path: str
     background: bool
     number: int
+    withdraw: bool
     base: str
-    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ..., background: _Optional[bool] = ..., number: _Optional[int] = ..., base: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., path: _Optional[str] = ..., background: _Optional[bool] = ..., number: _Optional[int] = ..., withdraw: _Optional[bool] = ..., base: _Optional[str] = ...) -> None: ...
 
 class SaveReply(_message.Message):
     __slots__ = ("file", "bytes", "done", "failure", "seconds", "pause_seconds", "identity")

@@ -349,7 +349,8 @@ class Client(Heartbeating):
 
     def shrink(self, days: float, threshold: float | None, tables: Sequence[str]) -> dict[str, int]:
         """Applies time decay to the server's rows, then drops those below the score threshold or
-        past their TTL.
+        past their TTL.  All servers do it at one place in the job's log, so it is called on all of
+        them side by side.
 
         Returns:
             How many rows were dropped, by table.

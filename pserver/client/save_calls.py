@@ -53,7 +53,8 @@ class SaveCalls:
     def in_background(self, path: str, number: int, base: str = "") -> SaveState:
         """Has the server write all that it holds now, while steps go on; or asks how far that is.
 
-        Returns as soon as the moment that is saved is fixed.  The call may be repeated as often as
+        Returns as soon as the moment that is saved is fixed, which is one place in the job's log:
+        so it is called on all servers side by side.  The call may be repeated as often as
         one likes: of one number one save is begun.
 
         Args:
@@ -65,8 +66,12 @@ class SaveCalls:
         Raises:
             Busy: another save is being written there.
             Refused: the server keeps no files, or cannot write there, or what has changed since
-                ``base`` is not known.
+                ``base`` is not known; or it was withdrawn.
         """
         request = SaveRequest(session=self._session, path=path, background=True)
         request.number, request.base = number, base
         return SaveState.from_message(self._control.save(request))
+
+    def withdraw(self, number: int) -> None:
+        """The save of a number does not begin, as another server cannot save; unless it has."""
+        self._control.save(SaveRequest(session=self._session, number=number, withdraw=True))

@@ -45,6 +45,7 @@ In reading order::
     workers            the threads that run the batches of large steps
     snapshot           a slice as it is between two updates
     quiesce            no step changes a value during a save, a load or a shrink
+    logged_calls       saves and shrinks, each at its place among the steps
     memory_budget      the memory that slices leave to tables
     locked_table       a sparse table with its lock and its clock
     last_save          the save that a later one may continue

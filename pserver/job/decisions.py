@@ -25,6 +25,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
+    Call,
     Consumed,
     Decided,
     Joined,
@@ -97,6 +98,17 @@ class Followed(Protocol):
         """What a lost trainer has staged never counts."""
 
 
+class Calls(Protocol):
+    """The calls that have a place in the log."""
+
+    def logged(self, call: Call, record: int) -> None:
+        """The record of a call, of that number, stands."""
+
+    @property
+    def waiting(self) -> Sequence[Call]:
+        """Those that this server is ready for, and that have no record."""
+
+
 def process_of(member: Member) -> Process:
     """A member, as the log names it."""
     return Process(member.trainer, member.incarnation)
@@ -120,6 +132,7 @@ class Decisions:
 
     Attributes:
         lanes: the lane executors, once they are made.
+        calls: those that have a place in the log, once there is one for them.
         joined: by process, the steps by lane at which it begins.
         last: the number of the last record that took effect.
         recorded: told of each record that takes effect.
@@ -142,6 +155,7 @@ class Decisions:
         returned: Callable[[Standing], None] | None = None,
     ) -> None:
         self.lanes: Sequence[Followed] = ()
+        self.calls: Calls | None = None
         self.joined: dict[Process, tuple[int, ...]] = {}
         self.away: dict[int, float | None] = {}
         self._members, self._job, self._lost, self._clock = members, job, lost, clock
@@ -203,6 +217,15 @@ class Decisions:
             self._send(notices_bytes([notice]))
         else:
             self._append(self.coordinator.staged(0, notice, self._clock()))
+
+    def ready(self, call: Call) -> None:
+        """This server is ready for a call."""
+        if self._cut is not None:
+            self._job.fail(self._cut)
+        if self.coordinator is None:
+            self._send(notices_bytes([call]))
+        else:
+            self._append(self.coordinator.call(0, call, self._clock()))
 
     def silent(self, process: Process, text: str) -> None:
         """A trainer has sent nothing for the heartbeat timeout."""
@@ -283,7 +306,11 @@ class Decisions:
         assert self.coordinator is not None, "only the coordinator is told"
         if isinstance(notice, Silence):
             self.silent(notice.process, notice.text)
-        elif self._job.failure is None:
+        elif self._job.failure is not None:
+            return
+        elif isinstance(notice, Call):
+            self._append(self.coordinator.call(server, notice, self._clock()))
+        else:
             self._append(self.coordinator.staged(server, notice, self._clock()))
 
     def cut(self, error: PServerError) -> None:
@@ -294,7 +321,8 @@ class Decisions:
             if self._follows_again(error):
                 return
             self._cut = error
-            if not self._closed and any(lane.undecided for lane in self.lanes):
+            waits = any(lane.undecided for lane in self.lanes) or self._waiting_calls
+            if not self._closed and waits:
                 self._job.fail(error)
 
     # ---- see [Note: an awaited server] ----
@@ -349,7 +377,7 @@ class Decisions:
             return False
         self.resumes = True  # the link says so
         self._link = self._dial()
-        said: list[Notice] = list(self._silences.values())
+        said: list[Notice] = [*self._silences.values(), *self._waiting_calls]
         for lane in self.lanes:
             for member, step, rows in lane.staged:
                 said.append(Staged(lane.index, ProcessStep(process_of(member), step), rows))
@@ -357,6 +385,10 @@ class Decisions:
             self._link.send(notices_bytes([notice]))
         self._job.say("away", f"{error}; nothing is applied until it has come back")
         return True
+
+    @property
+    def _waiting_calls(self) -> Sequence[Call]:
+        return () if self.calls is None else self.calls.waiting
 
     def _resumed(self, data: bytes, records: Sequence[Record]) -> Sequence[Record]:
         """Those records that this server has not, once it follows again."""
@@ -414,4 +446,7 @@ class Decisions:
                     self._lost(process, text)
                 case Joined(process, steps):
                     self.joined[process] = tuple(steps)
+                case Call():
+                    if self.calls is not None:
+                        self.calls.logged(record.what, record.number)
         self._job.condition.notify_all()

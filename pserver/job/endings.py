@@ -171,6 +171,8 @@ class Endings(ABC):
         installed = self.program
         for lane in () if installed is None else installed.lanes:
             lane.drop(member)
+        if installed is not None:
+            installed.calls.drop(member)
         if installed is not None and (partial := installed.count_partial(member)):
             text += f"; {partial} steps of it are decided in lanes of one mode, and not of another"
         if installed is None or not installed.outlives_trainers or not self._members.joined():

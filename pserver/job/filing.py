@@ -11,8 +11,11 @@ from pserver.job import job_files
 from pserver.job.attendance import Attendance
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.installed_program import InstalledProgram
+from pserver.job.membership import Member
 from pserver.job.recorder import Recorder
 from transpiler.files.local_path import shown
+
+SAVE = "save"  # the kind of such calls in the job's log
 
 
 class Filing(Attendance):
@@ -64,10 +67,15 @@ class Filing(Attendance):
 
     def save(self, request: wire.SaveRequest) -> wire.SaveReply:
         """Writes everything held here, atomically, below the server's data directory."""
-        self.member(request.session)
-        installed, path = self.installed(), self._directory(request.path)
+        member = self.member(request.session)
+        installed = self.installed()
+        if request.withdraw:
+            with self.condition:
+                installed.calls.withdraw(member, SAVE, request.number)
+            return wire.SaveReply()
+        path = self._directory(request.path)
         if request.background:
-            return self._save_in_background(request, installed, path)
+            return self._save_in_background(request, member, installed, path)
         if request.base or request.number:
             raise Refused("a save that has a number or a base is one in the background")
         with installed.steps.checkpoint.time():
@@ -76,14 +84,26 @@ class Filing(Attendance):
         return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
 
     def _save_in_background(
-        self, request: wire.SaveRequest, installed: InstalledProgram, path: str
+        self, request: wire.SaveRequest, member: Member, installed: InstalledProgram, path: str
     ) -> wire.SaveReply:
         base = self._directory(request.base) if request.base else ""
+
+        def begin() -> job_files.Saving:
+            saving = job_files.Saving(path, installed, self._members, base, continues=True)
+            try:
+                cut = installed.calls.carry_out(member, SAVE, request.number, saving.cut)
+                if cut is None:
+                    raise Refused("this save began before the server came back")
+            except BaseException:
+                saving.close()
+                raise
+            return saving
+
         progress = self.saves.begin(
             request.session,
             request.number,
             path,
-            lambda: job_files.Saving(path, installed, self._members, base, continues=True),
+            begin,
             installed.steps.checkpoint.observe,
         )
         return wire.SaveReply(

@@ -23,6 +23,7 @@ from pserver.job.job_leases import JobLeases
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
+from pserver.job.logged_calls import LoggedCalls
 from pserver.job.membership import Member, Membership
 from pserver.job.memory_budget import MemoryBudget
 from pserver.job.partial_steps import partial_steps
@@ -80,6 +81,7 @@ class InstalledProgram:
         recording: of the job's log.
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
         barriers: where trainers wait for one another; server 0's count.
+        calls: those that have a place in the job's log.
         topics: what trainers agree on; server 0's counts.
         position: where the script is, for a trainer that joins late; server 0's counts.
     """
@@ -116,6 +118,8 @@ class InstalledProgram:
         self._locks = {name: threading.Lock() for name in self.slices.values}
         self.lanes = [self._lane(index, workers) for index in range(len(self.plan.lanes))]
         decisions.lanes = self.lanes
+        self.calls = LoggedCalls(job, self.quiesce, self.lanes, decisions.ready)
+        decisions.calls = self.calls
         self._rendezvous = ""  # the address that trainer 0 has given
         self.topics = Topics()
         self.barriers = Barriers(members, job, lambda: self.version > 0)
@@ -248,11 +252,7 @@ class InstalledProgram:
             lane.discard_snapshots()
 
     def shrink(
-        self,
-        names: Sequence[str],
-        days: float,
-        threshold: float | None,
-        call: tuple[str, int],
+        self, names: Sequence[str], days: float, threshold: float | None, number: int
     ) -> dict[str, int]:
         """Applies time decay to tables, then drops rows below the score threshold or past their
         time to live.
@@ -261,34 +261,34 @@ class InstalledProgram:
             names: of the tables; none means all.
             days: how many have passed.
             threshold: in place of the tables' own; None: theirs.
-            call: the caller's session and the number of its call; see :meth:`LockedTable.shrink`.
+            number: of the caller's calls.
 
         Returns:
             How many rows each table has dropped.
 
         Raises:
-            Unprepared: there is no such table.
             Busy: a save is being written, and does not end.
+        """
+        self.quiesce.await_cut()
+        removed = {}
+        with self.quiesce.paused():
+            for name in names or self.tables:
+                now = self.tables[name].now
+                self.recording.shrunk(name, now, days, threshold, number)
+                removed[name] = self.tables[name].shrink(days, threshold, now)
+        return removed
+
+    def check_tables(self, names: Sequence[str]) -> None:
+        """Returns if the plan has tables of these names.
+
+        Raises:
+            Unprepared: it has not.
         """
         unknown = set(names) - set(self.tables)
         if unknown:
             raise Unprepared(
                 f"the plan has no table {min(unknown)!r}; it has {', '.join(self.tables) or 'none'}"
             )
-        self.quiesce.await_cut()
-        with self.quiesce.paused():
-            return {
-                name: self._shrunk(name, days, threshold, call) for name in names or self.tables
-            }
-
-    def _shrunk(
-        self, name: str, days: float, threshold: float | None, call: tuple[str, int]
-    ) -> int:
-        table = self.tables[name]
-        now = table.now
-        if not table.has_shrunk(call):
-            self.recording.shrunk(name, now, days, threshold, call[1])
-        return table.shrink(days, threshold, call, now)
 
     # ---- what is loaded, and recorded: the caller keeps steps from changing anything ----
 

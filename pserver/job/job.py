@@ -287,13 +287,15 @@ class Job(JointCalls):
     # ---- files, tables, status, shutting down ----
 
     def shrink(self, request: wire.ShrinkRequest) -> wire.ShrinkReply:
-        """Applies time decay to tables and drops rows.  One trainer calls it, while none steps."""
-        self.member(request.session)
-        removed = self.installed().shrink(
-            request.tables,
-            request.days,
-            request.threshold if request.HasField("threshold") else None,
-            (request.session, request.number),
+        """Applies time decay to tables and drops rows, on all servers at one place in the job's
+        log: the call ends when one trainer has made it on all of them.
+        """
+        member, installed = self.member(request.session), self.installed()
+        installed.check_tables(request.tables)
+        threshold = request.threshold if request.HasField("threshold") else None
+        shrink = partial(installed.shrink, request.tables, request.days, threshold, request.number)
+        removed = installed.calls.carry_out(
+            member, "shrink", request.number, lambda record: shrink()
         )
         return wire.ShrinkReply(removed=removed)
 

@@ -111,12 +111,14 @@ def save(path: Named, installed: InstalledProgram, members: Membership) -> Named
             stays.
     """
     saving = Saving(str(path), installed, members, wait_seconds=CUT_SECONDS)
+    saving.cut()
     saving.write()
     return path
 
 
 class Saving:
-    """A save whose moment is fixed when this is made, and that is written by :meth:`write`.
+    """A save that is ready when this is made: :meth:`cut` fixes its moment, :meth:`write` writes
+    it, and :meth:`close` gives it up.
 
     Args:
         path: a directory or a URL.
@@ -152,13 +154,35 @@ class Saving:
             before = _base_of(base, installed) if base else None
             with _refusing(path):
                 self._writer = stack.enter_context(checkpoint.writing(path, before))
-            self._cut = ServerCut(installed, members, bool(base), continues or bool(base))
+            self._cut = ServerCut(installed, members)
             stack.callback(self._cut.close)
             self._stack = stack.pop_all()
-        if continues or base:
-            self._epochs = _epochs(installed)
-            installed.last_save = None  # until this one is written
-        self.pause_seconds, self.identity = self._cut.pause_seconds, ""
+        self._changed, self._marks = bool(base), continues or bool(base)
+        self.pause_seconds, self.identity = 0.0, ""
+
+    def cut(self, record: int | None = None) -> int:
+        """Fixes the moment; once.
+
+        Args:
+            record: of the job's log, as of which it is; None: the last one that is applied.
+
+        Returns:
+            The versions of the lanes together.
+        """
+        try:
+            self._cut.take(record, self._changed, self._marks)
+        except BaseException:
+            self.close()
+            raise
+        if self._marks:
+            self._epochs = _epochs(self._installed)
+            self._installed.last_save = None  # until this one is written
+        self.pause_seconds = self._cut.pause_seconds
+        return int(sum(self._cut.meta["versions"]))
+
+    def close(self) -> None:
+        """It is not written."""
+        self._stack.close()
 
     def write(self, wrote: Callable[[int], None] = lambda size: None) -> int:
         """Writes it; once.

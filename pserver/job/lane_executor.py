@@ -205,6 +205,10 @@ class LaneExecutor:
         """By trainer, the step that is decided and not applied."""
         return self._round.unapplied if self.lane.kind.waits_for_all else self._staged.unapplied
 
+    def has_applied(self, record: int) -> bool:
+        """Whether each decided step is applied whose record stands before this one."""
+        return self._round.has_applied(record) and self._staged.have_applied(record)
+
     def drop(self, member: Member) -> None:
         """A trainer is lost; what it has staged never counts."""
         if self._staged.drop(member) or self._round.drop(member.trainer):
@@ -255,19 +259,17 @@ class LaneExecutor:
         with self._job.condition:
             self._staged.wait_for_turn(staged)
         # not under the lock, and nobody else's turn
-        steps = staged.decided(self.index)
-        taken = self._job.or_fail(lambda: self._updates.take(steps))
+        taken = self._job.or_fail(lambda: self._updates.take(staged.decided(self.index)))
         with self._job.condition:
             # under the lock: workers take updates in their order
-            task = self._tasks.begin(
+            self._last_task = task = self._tasks.begin(
                 self.version,
                 partial(self._updates.update, taken.steps),
                 lambda: self._applied_one(staged, began),
                 staged.contribution.assigned,
                 self._last_task,
-                taken.begins,
+                taken,
             )
-            self._last_task = task
             self._staged.begin()
             return task
 
@@ -302,7 +304,7 @@ class LaneExecutor:
             self._taken = self._take_round(current)
             norms = partial(current.measure, self.updates, self.tables)
             measure = self._steps.traced("merge", lambda _: norms(), self.version + 1)
-            self._job.or_fail(lambda: measure(()))
+            self._job.or_fail(partial(measure, ()))
             with self._job.condition:
                 current.phase = Phase.MERGED
                 self._job.condition.notify_all()
@@ -378,7 +380,7 @@ class LaneExecutor:
                     update,
                     lambda: self._applied(current),
                     (*current.assignments, *taken.steps.buffers),
-                    begins=taken.begins,
+                    taken=taken,
                 )
                 self._job.condition.notify_all()
                 return current.task

@@ -42,6 +42,11 @@ class Taken:
     recording: Recording
     kept: Kept | None
 
+    @property
+    def record(self) -> int:
+        """That decides them."""
+        return self.steps.record
+
     def begins(self) -> None:
         """Their update begins; the caller holds the job's lock."""
         self.recording.applied(self.kept, self.steps.coefficients)

@@ -88,7 +88,6 @@ class LockedTable:
         # one message may be read for, while others wait and one is applied
         self._read = RowsRead(table.dim, np.dtype(table.computes_in).type, lane.send_queue_size + 2)
         self._clock = clock
-        self._last_shrink = ("", 0), 0  # the last numbered call, and how many rows it dropped
         self._lock = threading.Lock()  # guards all of the above; see [Note: the table's lock]
         self._cut_read = threading.Condition(self._lock)
         self._cut: LockedCut | None = None
@@ -281,38 +280,19 @@ class LockedTable:
         """Of the table's clock, in seconds."""
         return self._clock()
 
-    def has_shrunk(self, call: tuple[str, int]) -> bool:
-        """Whether a call, see :meth:`shrink`, is the last one, which has come again."""
-        with self._lock:
-            return bool(call[1]) and self._last_shrink[0] == call
-
-    def shrink(
-        self,
-        days: float,
-        threshold: float | None,
-        call: tuple[str, int] = ("", 0),
-        now: float | None = None,
-    ) -> int:
+    def shrink(self, days: float, threshold: float | None, now: float) -> int:
         """Applies time decay, then drops rows below the score threshold or past their time to live.
 
         Args:
             days: how many have passed.
             threshold: in place of the table's own; None: the table's.
-            call: the caller's session and the number of its call, so that a call which arrives
-                twice counts once.  Number 0: it is not numbered.
-            now: in seconds since 1970; None: the clock's.
+            now: in seconds since 1970.
 
         Returns:
             How many rows it has dropped.
         """
         with self._lock:
-            if not call[1] or self._last_shrink[0] != call:
-                now = self._clock() if now is None else now
-                self._last_shrink = (
-                    call,
-                    int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now)),
-                )
-            return self._last_shrink[1]
+            return int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now))
 
     def counters(self) -> dict[str, int]:
         """What was counted since the start, by name ("admitted", "evicted", ...)."""

@@ -5,11 +5,15 @@ waits until no step runs, and no step begins before the pause ends.  Values and 
 of one moment, between two steps.
 
 A save pauses for its cut only (server_cut.py), which it reads while steps go on.
+
+A call that has a place in the job's log holds the steps whose records stand behind it, until it has
+been carried out (logged_calls.py).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,16 +44,20 @@ class Quiesce:
         self._running = 0
         self._paused = False
         self._cut = False  # one is read
+        self._held = deque[int]()  # records behind which steps wait
 
     @contextmanager
-    def updating(self) -> Iterator[None]:
+    def updating(self, record: int = 0) -> Iterator[None]:
         """While it lasts a step changes tensors, and then its watermark.
+
+        Args:
+            record: of the step.
 
         Raises:
             PServerError: the job ended during a pause.
         """
         with self._job.condition:
-            while self._paused:
+            while self._paused or (self._held and record > self._held[0]):
                 self._job.check_running()
                 self._job.condition.wait(WAKE_SECONDS)
             self._running += 1
@@ -59,6 +67,23 @@ class Quiesce:
             with self._job.condition:
                 self._running -= 1
                 self._job.condition.notify_all()
+
+    # ---- the caller holds the job's lock ----
+
+    def hold_behind(self, record: int) -> None:
+        """Steps whose records stand behind this one wait until :meth:`let_go`."""
+        self._held.append(record)
+
+    @property
+    def held_behind(self) -> int:
+        """The first record behind which steps wait; 0: none does."""
+        return self._held[0] if self._held else 0
+
+    def let_go(self, record: int) -> None:
+        """Steps do not wait behind this record any more."""
+        if record in self._held:
+            self._held.remove(record)
+            self._job.condition.notify_all()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -129,6 +129,7 @@ class Reloading(Filing):
         members.changes = standing.last + len(standing.processes)  # more than anybody has heard of
         for each in standing.processes:
             process = each.process
+            installed.calls.stands(process, each.calls)
             if each.lost:
                 members.fence(process, each.lost)
             elif each.left:

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 
 class ServerCut:
-    """What a server holds at the moment in which this is made.
+    """What a server holds at the moment of :meth:`take`.
 
     The caller has reserved the quiesce's cut.  One thread uses it.
 
     Args:
-        installed: the program, whose steps wait while this is made.
+        installed: the program, whose steps go on while this is made.
         members: its trainers.
-        changed_since_save: of tables only the rows that changed since the last cut that marked.
-        marks: what changes in tables from here on is noted, for the next such cut.
 
     Attributes:
         meta: the metadata of a save: the plan's fingerprint, versions, watermarks and what tables
@@ -37,27 +35,37 @@ class ServerCut:
         pause_seconds: for how long steps waited.
     """
 
-    def __init__(
-        self,
-        installed: InstalledProgram,
-        members: Membership,
-        changed_since_save: bool = False,
-        marks: bool = False,
-    ) -> None:
+    def __init__(self, installed: InstalledProgram, members: Membership) -> None:
+        self._installed, self._members = installed, members
         self._tables: dict[str, LockedCut] = {}
         self._slices = SliceCopies(installed.slices)
+        self.meta: dict[str, Any] = {}
+        self.pause_seconds = 0.0
+
+    def take(
+        self, record: int | None = None, changed_since_save: bool = False, marks: bool = False
+    ) -> None:
+        """Fixes the moment; steps wait meanwhile.
+
+        Args:
+            record: of the job's log, as of which it is; None: the last one that is applied.
+            changed_since_save: of tables only the rows that changed since the last cut that marked.
+            marks: what changes in tables from here on is noted, for the next such cut.
+        """
+        installed = self._installed
         try:
             with installed.quiesce.paused():
                 began = time.monotonic()
                 self._slices.take()
                 for name, table in installed.tables.items():
                     self._tables[name] = table.cut(changed_since_save, marks)
-                self.meta: dict[str, Any] = {
+                place = installed.log_place
+                self.meta = {
                     "fingerprint": installed.plan.fingerprint(),
                     "versions": [lane.version for lane in installed.lanes],
-                    "watermarks": members.watermarks(),
+                    "watermarks": self._members.watermarks(),
                     "leases": installed.leases.plain(),
-                    "log": installed.log_place,
+                    "log": place if record is None else {**place, "record": record},
                     "lost": {t: [loss.steps, loss.rows] for t, loss in installed.lost.items()},
                     "tables": {name: cut.metadata for name, cut in self._tables.items()},
                 }

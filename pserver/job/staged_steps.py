@@ -111,6 +111,10 @@ class StagedSteps:
         """By trainer, the step that has its record and is not applied."""
         return {trainer: each.contribution for trainer, each in self._deciding.items()}
 
+    def have_applied(self, record: int) -> bool:
+        """Whether each step is applied whose record stands before this one."""
+        return all(each.record > record for each in self._deciding.values())
+
     def applied(self, staged: StagedStep) -> None:
         """A step has been applied."""
         del self._deciding[staged.member.trainer]

@@ -199,6 +199,10 @@ class SyncRound:
         """The contributions, once the record of the round stands."""
         return self.contributions if self.time else {}
 
+    def has_applied(self, record: int) -> bool:
+        """Whether nothing is left to be applied of a record that stands before this one."""
+        return not self.time or self.record > record
+
     def drop(self, trainer: int) -> bool:
         """A trainer was lost; what is decided stays.
 

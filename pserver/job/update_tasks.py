@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pserver.job.lane_updates import Taken
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.quiesce import Quiesce
 from pserver.job.update_batches import UpdateBatches
@@ -48,7 +49,7 @@ class UpdateTasks:
         applied: Callable[[], None],
         assigned: Iterable[str],
         after: UpdateTask | None = None,
-        begins: Callable[[], None] = lambda: None,
+        taken: Taken | None = None,
     ) -> UpdateTask:
         """A task that updates every batch and then calls ``applied``, which moves watermarks.  A
         large one begins in the workers; others run in the threads that wait for them.  See [Note:
@@ -60,14 +61,14 @@ class UpdateTasks:
             version: of the lane, before it.
             assigned: the slices that the step assigns; those that are never updated are a batch.
             after: the update before, if they come one by one.
-            begins: called when no save, load or shrink can come before it any more, under the job's
-                lock.
+            taken: what it applies, which is told when no save, load or shrink can come before it
+                any more, under the job's lock.
 
         Raises:
             PServerError: the job ended while a save, a load or a shrink ran.
         """
         update = self._steps.traced("update", update, version + 1)
-        updating = self._quiesce.updating()
+        updating = self._quiesce.updating(0 if taken is None else taken.record)
         updating.__enter__()
         began = now()
 
@@ -79,7 +80,8 @@ class UpdateTasks:
             updating.__exit__(None, None, None)
 
         with self._job.condition:
-            begins()
+            if taken is not None:
+                taken.begins()
             self.running += 1
             task = UpdateTask(
                 self._job.condition,

@@ -13,6 +13,10 @@ it.  A record of a loss stands before or behind that one, on all servers alike. 
 lost and goes on all the same, a zombie, is told so: what it stages is ignored, and its number may
 join again with another incarnation only.
 
+[Note: calls in the log]  A control call that changes what servers hold, or fixes a moment of it, is
+staged like a step: each server says that it is ready, and carries it out at the record that follows
+when all are.  So a save is of one record on every server, and so is a shrink.
+
 [Note: a server that comes back]  A server that is lost, and comes back with what a save has of it,
 has staged nothing: trainers send it again what was not answered.  So what the process before had
 staged does not count, but where it is decided already: that stays decided, and is lost on this
@@ -33,6 +37,7 @@ from operator import add
 from typing import Any
 
 from pserver.job_log.records import (
+    Call,
     Consumed,
     Decided,
     Joined,
@@ -90,6 +95,8 @@ class Coordinator:
         # by lane: steps that are not decided, with the servers that have staged them, and the rows
         # that they change there
         self._staged: list[dict[ProcessStep, dict[int, int]]] = [{} for _ in rounds]
+        self._calls: dict[Call, set[int]] = {}  # that are not in the log, with the ready servers
+        self._called: dict[Process, dict[str, int]] = {}  # by kind, the last number in the log
         self._consumed: dict[tuple[int, ProcessStep], Consumed] = {}  # by lane and staged step
         # by lane and trainer: the last step that was decided, and by server the rows in all of them
         self._decided: list[dict[Process, int]] = [{} for _ in rounds]
@@ -127,6 +134,7 @@ class Coordinator:
             for step in [each for each in staged if each.process == process]:
                 del staged[step]
                 self._consumed.pop((lane, step), None)
+        self._calls = {c: ready for c, ready in self._calls.items() if c.process != process}
         return [self._append(Lost(process, text), now)]
 
     def leave(self, process: Process, preempted_after: int | None = None) -> None:
@@ -164,6 +172,19 @@ class Coordinator:
             return self.complete(lane, now)
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
 
+    def call(self, server: int, call: Call, now: float) -> list[Record]:
+        """A server is ready for a control call.
+
+        Returns:
+            Its record, if all servers are.
+        """
+        called = self._called.get(call.process, {}).get(call.kind, 0)
+        if call.process in self.lost or call.number <= called:
+            return []
+        ready = self._calls.setdefault(call, set())
+        ready.add(server)
+        return [self._append(call, now)] if len(ready) == self._servers else []
+
     def complete(self, lane: int, now: float) -> list[Record]:
         """The record of a lane's round, if all who are awaited have staged it everywhere.  A step
         that is its trainer's last one is in the round, too, though nobody awaits its trainer.
@@ -180,6 +201,8 @@ class Coordinator:
         for staged in self._staged:
             for servers in staged.values():
                 servers.pop(server, None)
+        for ready in self._calls.values():
+            ready.discard(server)
 
     def standing(self, server: int) -> Standing:
         """Where the log stands, for a server that comes back."""
@@ -196,6 +219,7 @@ class Coordinator:
                     self.lost.get(process, ""),
                     process in self.left,
                     self.left.get(process),
+                    self._called.get(process, {}),
                 )
                 for process in {**self._begun, **self.lost}
             ),
@@ -236,6 +260,10 @@ class Coordinator:
                     self._decided[lane][each.process] = each.step
                     held = self._rows[lane].setdefault(each.process, [0] * self._servers)
                     self._rows[lane][each.process] = list(map(add, held, changed))
+            case Call(process, kind, number):
+                self._called.setdefault(process, {})[kind] = number
+                last = process, kind
+                self._calls = {c: r for c, r in self._calls.items() if (c.process, c.kind) != last}
 
     # ---- see [Note: a coordinator that comes back] ----
 
@@ -256,7 +284,8 @@ class Coordinator:
             rows = [list(each.rows) for each in known]
             left = [one.preempted_after] if one.left else None
             lost = one.lost if one.process in self.lost else None
-            processes.append([*astuple(one.process), begun, one.decided, rows, lost, left])
+            known_of = [*astuple(one.process), begun, one.decided, rows, lost, left]
+            processes.append([*known_of, dict(one.calls)])
         recent = _text(self._recent)
         return [["log", self.last, self._time, processes, recent]]
 
@@ -280,8 +309,9 @@ class Coordinator:
     ) -> None:
         self.last, self._time = last, time
         self._recent.extend(records_of(base64.b64decode(recent)))
-        for trainer, incarnation, begun, decided, rows, lost, left in processes:
+        for trainer, incarnation, begun, decided, rows, lost, left, calls in processes:
             process = Process(trainer, incarnation)
+            self._called[process] = calls
             if begun is not None:
                 self._begun[process] = tuple(begun)
             for lane, step in enumerate(decided):

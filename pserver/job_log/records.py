@@ -68,7 +68,22 @@ class Silence:
     text: str
 
 
-Notice = Staged | Silence
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A control call that all servers carry out at one place in the log: a server is ready for it;
+    as a record: all are.
+
+    Attributes:
+        kind: "save", "shrink".
+        number: of the process's calls of this kind, from 1.
+    """
+
+    process: Process
+    kind: str
+    number: int
+
+
+Notice = Staged | Silence | Call
 
 
 # ---- records ----
@@ -113,7 +128,7 @@ class Decided:
     consumed: tuple[Consumed, ...] = ()
 
 
-What = Joined | Lost | Decided
+What = Joined | Lost | Decided | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,8 @@ def notices_bytes(notices: Iterable[Notice]) -> bytes:
         if isinstance(notice, Staged):
             added.staged.lane, added.staged.rows = notice.lane, notice.rows
             _write(added.staged.step, notice.step)
+        elif isinstance(notice, Call):
+            _write_call(added.call, notice)
         else:
             added.silence.text = notice.text
             _write_process(added.silence.process, notice.process)
@@ -160,6 +177,8 @@ def notices_of(data: bytes) -> list[Notice]:
                 found.append(Staged(each.staged.lane, _step(each.staged.step), each.staged.rows))
             case "silence":
                 found.append(Silence(_process(each.silence.process), each.silence.text))
+            case "call":
+                found.append(_call(each.call))
             case _:
                 raise ValueError("expected a notice of this version")
     return found
@@ -184,6 +203,8 @@ def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
         elif isinstance(what, Joined):
             _write_process(added.joined.process, what.process)
             added.joined.steps.extend(what.steps)
+        elif isinstance(what, Call):
+            _write_call(added.called, what)
         else:
             _write_process(added.lost.process, what.process)
             added.lost.text = what.text
@@ -207,6 +228,8 @@ def records_of(data: bytes) -> list[Record]:
                 what = Joined(_process(each.joined.process), tuple(each.joined.steps))
             case "lost":
                 what = Lost(_process(each.lost.process), each.lost.text)
+            case "called":
+                what = _call(each.called)
             case _:
                 raise ValueError(f"record {each.number}: expected a record of this version")
         found.append(Record(each.number, each.time, what))
@@ -238,6 +261,10 @@ def _process(found: message.Process) -> Process:
     return Process(found.trainer, found.incarnation)
 
 
+def _call(found: message.Call) -> Call:
+    return Call(_process(found.process), found.kind, found.number)
+
+
 def _step(found: message.ProcessStep) -> ProcessStep:
     return ProcessStep(_process(found.process), found.step)
 
@@ -248,6 +275,11 @@ def _steps(found: Sequence[message.ProcessStep]) -> tuple[ProcessStep, ...]:
 
 def _write_process(to: message.Process, process: Process) -> None:
     to.trainer, to.incarnation = process.trainer, process.incarnation
+
+
+def _write_call(to: message.Call, call: Call) -> None:
+    _write_process(to.process, call.process)
+    to.kind, to.number = call.kind, call.number
 
 
 def _write(to: message.ProcessStep, step: ProcessStep) -> None:

@@ -13,7 +13,7 @@ are not in it at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pserver import job_log_pb2 as message
 from pserver.job_log.records import Process
@@ -30,6 +30,7 @@ class ProcessStanding:
         lost: why it was lost, a sentence; "": it was not.
         left: it has left the job.
         preempted_after: because its host was taken away, after this step; None: it was not.
+        calls: by kind, the number of its last control call in the log.
     """
 
     process: Process
@@ -39,6 +40,7 @@ class ProcessStanding:
     lost: str = ""
     left: bool = False
     preempted_after: int | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def present(self) -> bool:
@@ -70,6 +72,7 @@ class Standing:
                 lost=each.lost,
                 left=each.left,
                 preempted_after=each.preempted_after,
+                calls=each.calls,
             )
             added.process.trainer = each.process.trainer
             added.process.incarnation = each.process.incarnation
@@ -96,6 +99,7 @@ class Standing:
                     each.lost,
                     each.left,
                     each.preempted_after if each.HasField("preempted_after") else None,
+                    dict(each.calls),
                 )
                 for each in found.standing.processes
             ),

@@ -187,18 +187,22 @@ class Laws:
     # ---- saves ----
 
     def _cuts(self) -> Iterator[str]:
-        """A server's save is what the first so many updates of each lane make, and no others; its
-        leases count the samples of just these.
+        """All servers' parts of a save are of one record: what the updates before it make, and no
+        others; its leases count the samples of just these.
         """
         for path in (path for start in self._starts for path in start.saved):
+            cuts = set()
             for server in range(self._world.servers):
                 save = checkpoint.reading(f"{self._folder}/{path}/server-{server}")
+                cuts.add(cut := save.meta["log"]["record"])
                 most = save.meta["versions"]
                 replica = JobReplica(self._world, self._history, self._held)
-                replica.apply(self._logs[0], most)
+                replica.apply([each for each in self._logs[0] if each.number < cut])
                 yield from cut_differences(replica.servers[server], save)
                 if server == 0 and self._world.leases:
                     yield from self._lease_cut(save.meta["leases"], most[0])
+            if len(cuts) > 1:
+                yield f"a save has parts of records {sorted(cuts)}"
 
     def _lease_cut(self, kept: Mapping[str, Any], updates: int) -> Iterator[str]:
         found = sum(each["decided"] for each in kept["epochs"])

@@ -8,13 +8,14 @@ then a reader finds the checkpoint before.  While a save is under way no other o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,11 @@ class _Part:
                 self.state = saves.in_background(self.path, number)  # what changed is not known
         except PServerError as error:
             self.failure = error
+
+    def withdraw(self, number: int) -> None:
+        """The others cannot save: this one does not, unless it has begun."""
+        with contextlib.suppress(PServerError):  # then it saves nothing that counts
+            self.saves.withdraw(number)
 
     def wait(self, number: int) -> None:
         """Returns when it is written.
@@ -217,9 +223,7 @@ class PartSaves:
         job.saved, self._newest = None, ""  # until this one is complete
         self._number += 1
         parts = [self._part(client, name, base) for client in communicator.clients]
-        with ThreadPoolExecutor(len(parts), "save") as pool:
-            list(pool.map(lambda part: part.begin(self._number), parts))
-        failure = next((part.failure for part in parts if part.failure is not None), None)
+        failure = self._begin(parts)
         begun = _Begun(
             name, base, self._number, rest, parts, failure is not None, communicator, store
         )
@@ -229,6 +233,17 @@ class PartSaves:
         self._thread.start()
         if failure is not None:
             raise OSError(f"a server cannot save its part: {failure}") from failure
+
+    def _begin(self, parts: Sequence[_Part]) -> PServerError | None:
+        """All parts begin, at one place in the job's log, or none does; gives why."""
+        with ThreadPoolExecutor(len(parts), "save") as pool:
+            begins = {pool.submit(part.begin, self._number): part for part in parts}
+            failures = (begins[each].failure for each in as_completed(begins))
+            failure = next((each for each in failures if each is not None), None)
+            for future, part in begins.items() if failure is not None else ():
+                if not future.done():
+                    part.withdraw(self._number)
+        return failure
 
     def _part(self, client: Client, name: str, base: str) -> _Part:
         path, where = self._place_of(client.store, name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from trainer.job.current import distributed, present
 
@@ -87,7 +88,9 @@ def shrink(
     if job.communicator is None and job.tables is not None:
         removed.update(job.tables.shrink(days, threshold, tables or known))
     elif job.communicator is not None and job.is_first:
-        for client in job.communicator.clients:
-            removed.update(client.shrink(days, threshold, tables))
+        clients = job.communicator.clients
+        with ThreadPoolExecutor(len(clients), "shrink") as pool:
+            for found in pool.map(lambda each: each.shrink(days, threshold, tables), clients):
+                removed.update(found)
     optimizer.barrier("shrunk")
     return dict(sorted(removed.items()))

@@ -22,7 +22,9 @@ SECONDS = 20.0
 
 
 def begun(of: Any, path: Path, base: Path | None = None) -> Saving:
-    return Saving(str(path), of, MEMBERS, "" if base is None else str(base), continues=True)
+    saving = Saving(str(path), of, MEMBERS, "" if base is None else str(base), continues=True)
+    saving.cut()
+    return saving
 
 
 @pytest.mark.parametrize("memory_bytes", [None, 20_000], ids=["in memory", "in two tiers"])

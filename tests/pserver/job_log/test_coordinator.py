@@ -11,6 +11,7 @@ import pytest
 
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
+    Call,
     Decided,
     Joined,
     Lost,
@@ -52,6 +53,34 @@ def test_a_step_is_decided_when_every_server_has_staged_it() -> None:
     assert not job.say(0, step) + job.say(2, step) + job.say(2, step)
     assert whats(job.say(1, step)) == [Decided(1, (step.step,))]
     assert not job.say(1, step) + job.say(0, step)
+
+
+def test_a_call_is_in_the_log_when_every_server_is_ready() -> None:
+    """Once; one of a process that is lost, or older than one that is there, never is."""
+    coordinator = Job(servers=2).coordinator
+    first, second = Call(FIRST, "save", 1), Call(FIRST, "save", 2)
+
+    def say(server: int, call: Call) -> list[object]:
+        return whats(coordinator.call(server, call, 1.0))
+
+    assert not say(1, first) + say(1, first) + say(0, second)
+    assert say(1, second) == [second]
+    assert not say(0, first) + say(0, second) + say(1, second)  # too late, or again
+    other = Call(FIRST, "shrink", 1)
+    assert not say(0, other)
+    coordinator.lose(FIRST, "silent", 2.0)
+    assert not say(1, other) + say(0, other)
+    assert coordinator.standing(0).processes[0].calls == {"save": 2}
+
+
+def test_a_server_that_is_lost_is_ready_for_nothing() -> None:
+    """Until it says so again."""
+    coordinator, call = Job(servers=2).coordinator, Call(FIRST, "save", 1)
+    coordinator.call(1, call, 1.0)
+    coordinator.server_lost(1)
+
+    assert not coordinator.call(0, call, 1.0)
+    assert whats(coordinator.call(1, call, 1.0)) == [call]
 
 
 def test_one_server_decides_at_once() -> None:

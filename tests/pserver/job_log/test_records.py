@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pserver.job_log.records import (
+    Call,
     Decided,
     Joined,
     Lost,
@@ -28,6 +29,7 @@ def test_notices_travel() -> None:
     notices: list[Notice] = [
         Staged(3, ProcessStep(SECOND, 2**40)),
         Silence(FIRST, "no heartbeat for 3 s"),
+        Call(SECOND, "save", 2**40),
     ]
 
     assert notices_of(notices_bytes(notices)) == notices
@@ -41,6 +43,7 @@ def test_records_travel() -> None:
         Record(2, 1e9, Joined(SECOND, (3, 0))),
         Record(3, 1e9, Decided(1, (ProcessStep(FIRST, 1), ProcessStep(SECOND, 4)))),
         Record(4, 2e9, Lost(FIRST, "silent")),
+        Record(5, 2e9, Call(SECOND, "shrink", 7)),
     ]
 
     assert records_of(records_bytes(records)) == records

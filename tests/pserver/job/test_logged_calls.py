@@ -1,0 +1,314 @@
+"""Control calls that have a place in the job's log: a save's moment, a shrink."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pserver.checkpoint import checkpoint
+from pserver.errors import Draining, Refused, TrainerLost
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.logged_calls import LoggedCalls
+from pserver.job.membership import Member
+from pserver.job.quiesce import Quiesce
+from pserver.job_log.records import Call, Process
+from pserver.wire_pb2 import SaveReply, SaveRequest
+from tests.support.job_frames import DEADLINE
+from tests.support.reloading_jobs import World, until
+
+
+class Calls:
+    """One server's calls, with a lane whose steps a test applies, and a coordinator that is the
+    test.
+    """
+
+    def __init__(self) -> None:
+        self.job = Lifecycle()
+        self.quiesce = Quiesce(self.job)
+        self.applied = 0  # records of steps
+        self.ready: list[Call] = []
+        self.calls = LoggedCalls(self.job, self.quiesce, [self], self.ready.append)
+        self.member = Member(0, "a", "", 0.0)
+        self.run: list[int] = []  # records of calls that were carried out
+        self.pool = ThreadPoolExecutor(8)
+
+    def has_applied(self, record: int) -> bool:
+        return self.applied >= record - 1
+
+    def apply(self, record: int) -> None:
+        with self.job.condition:
+            self.applied = record
+            self.job.condition.notify_all()
+
+    def begin(self, number: int, kind: str = "shrink") -> Future[str | None]:
+        """A call comes; it is ready when this returns, or has ended."""
+        before = len(self.ready)
+        made = self.pool.submit(
+            self.calls.carry_out, self.member, kind, number, lambda record: self._run(record)
+        )
+        until(lambda: len(self.ready) > before or made.done())
+        return made
+
+    def _run(self, record: int) -> str:
+        self.run.append(record)
+        return f"at {record}"
+
+    def log(self, number: int, record: int, kind: str = "shrink") -> None:
+        with self.job.condition:
+            self.calls.logged(Call(Process(0, "a"), kind, number), record)
+            self.job.condition.notify_all()
+
+    def step(self, record: int) -> Future[None]:
+        """A step whose record stands."""
+
+        def step() -> None:
+            with self.quiesce.updating(record):
+                pass
+
+        return self.pool.submit(step)
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    made = Calls()
+    yield made
+    made.job.drain()
+    made.pool.shutdown()
+
+
+def test_a_call_comes_behind_the_steps_before_it_and_before_those_behind(calls: Calls) -> None:
+    """And holds none that is before it."""
+    made = calls.begin(1)
+    calls.log(1, 5)
+    behind, before = calls.step(6), calls.step(4)
+
+    before.result(DEADLINE)
+    assert not calls.run and not behind.done()
+    calls.apply(4)
+    assert made.result(DEADLINE) == "at 5"
+    behind.result(DEADLINE)
+
+
+def test_calls_take_turns_in_the_order_of_the_log(calls: Calls) -> None:
+    """Whichever came first."""
+    shrink, save = calls.begin(1), calls.begin(1, "save")
+    calls.log(1, 2, "save")
+    calls.log(1, 3)
+    behind = calls.step(4)
+    calls.apply(9)
+
+    assert (save.result(DEADLINE), shrink.result(DEADLINE)) == ("at 2", "at 3")
+    behind.result(DEADLINE)
+    assert calls.run == [2, 3]
+
+
+def test_a_call_that_comes_twice_is_carried_out_once(calls: Calls) -> None:
+    """Before and after it is done; an older one is refused."""
+    made, again = calls.begin(2), calls.pool.submit(calls.begin, 2)
+    calls.log(2, 1)
+
+    assert made.result(DEADLINE) == again.result(DEADLINE).result(DEADLINE) == "at 1"
+    assert calls.begin(2).result(DEADLINE) == "at 1" and calls.run == [1]
+    for number in (0, 1):
+        with pytest.raises(Refused, match=f"of a new shrink or of the last one, got {number}"):
+            calls.begin(number).result(DEADLINE)
+
+
+def test_what_fails_fails_for_whoever_asks_and_holds_nobody(calls: Calls) -> None:
+    """Steps go on."""
+
+    def fail(record: int) -> str:
+        raise Refused("the disk is full")
+
+    first = calls.pool.submit(calls.calls.carry_out, calls.member, "save", 1, fail)
+    until(lambda: bool(calls.ready))
+    calls.log(1, 1, "save")
+
+    for made in (first, calls.begin(1, "save")):
+        with pytest.raises(Refused, match="the disk is full"):
+            made.result(DEADLINE)
+    calls.step(2).result(DEADLINE)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "lost"])
+def test_a_call_that_is_given_up_is_never_carried_out(calls: Calls, how: str) -> None:
+    """Its record, which another server's readiness may still cause, holds nobody."""
+    made = calls.begin(1)
+    with calls.job.condition:
+        if how == "withdrawn":
+            calls.calls.withdraw(calls.member, "shrink", 1)
+        else:
+            calls.member.fenced = "trainer 0 is lost"
+            calls.calls.drop(calls.member)
+    assert not calls.calls.waiting
+    with pytest.raises((Refused, TrainerLost), match="withdrawn|is lost"):
+        made.result(DEADLINE)
+    calls.log(1, 1)
+
+    calls.step(2).result(DEADLINE)
+    assert not calls.run
+
+
+def test_what_is_in_the_log_is_not_given_up(calls: Calls) -> None:
+    """All servers do it, whatever becomes of who has called."""
+    made = calls.begin(1)
+    calls.log(1, 3)
+    with calls.job.condition:
+        calls.calls.withdraw(calls.member, "shrink", 1)
+        calls.calls.drop(calls.member)
+    calls.apply(2)
+
+    assert made.result(DEADLINE) == "at 3"
+
+
+def test_a_server_that_comes_back_repeats_no_call(calls: Calls) -> None:
+    """What was in the log before is over."""
+    calls.calls.stands(Process(0, "a"), {"shrink": 2})
+
+    assert calls.begin(2).result(DEADLINE) is None and not calls.ready
+    made = calls.begin(3)
+    calls.log(3, 8)
+    calls.apply(7)
+    assert made.result(DEADLINE) == "at 8"
+
+
+def test_the_end_of_the_job_ends_a_call(calls: Calls) -> None:
+    """In the log or not."""
+    waits, logged = calls.begin(1), calls.begin(1, "save")
+    calls.log(1, 5, "save")
+    calls.job.drain()
+
+    for made in (waits, logged):
+        with pytest.raises(Draining):
+            made.result(DEADLINE)
+    assert not calls.quiesce.held_behind
+
+
+# ---- two servers ----
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(data_dir=str(tmp_path / "saved"), write_ahead_log=str(tmp_path / "log"))
+    yield made
+    made.end()
+
+
+def asks(world: World, server: int, path: str = "a", **changed: Any) -> Callable[[], SaveReply]:
+    """Trainer 0 asks a server to save."""
+    part = world.trainers[0][server]
+    said = {"path": path, "background": True, "number": 1, **changed}
+    request = SaveRequest(session=part.session, **said)
+    return lambda: part.job.save(request)
+
+
+def calls_of(world: World, server: int) -> LoggedCalls:
+    return world.servers[server].job.installed().calls
+
+
+def has_saved(world: World, server: int) -> None:
+    until(lambda: not world.servers[server].job.saves.under_way)
+
+
+def test_a_save_is_of_one_record_though_servers_are_asked_at_different_moments(
+    world: World, tmp_path: Path
+) -> None:
+    """A step between the two is in both parts.  Nobody waits meanwhile."""
+    world.step(1, 1)
+    first = world.pool.submit(asks(world, 0))
+    until(lambda: bool(calls_of(world, 0).waiting))
+    world.step(1, 2)
+    second = world.pool.submit(asks(world, 1))
+    for each in (first, second):
+        each.result(DEADLINE)
+    world.step(1, 3)
+    for server in (0, 1):
+        has_saved(world, server)
+
+    parts = [checkpoint.reading(f"{tmp_path}/saved/a/server-{server}") for server in (0, 1)]
+    (record,) = {each.meta["log"]["record"] for each in parts}
+    assert record == world.zero.job.installed().decisions.last - 1
+    held = [value for each in parts for value in each.tensors().values()]
+    assert len(held) == 2 and all(torch.all(value == 1 - 2 * 0.5) for value in held)
+
+
+def test_a_server_that_cannot_save_has_the_others_save_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    """Once it is said to them; and the next save is whole."""
+    first = world.pool.submit(asks(world, 0))
+    until(lambda: bool(calls_of(world, 0).waiting))
+    with pytest.raises(Refused, match="below the data directory"):
+        asks(world, 1, "../a")()
+    world.zero.job.save(SaveRequest(session=world.trainers[0][0].session, number=1, withdraw=True))
+    with pytest.raises(Refused, match="withdrawn"):
+        first.result(DEADLINE)
+    for each in [world.pool.submit(asks(world, server, "b", number=2)) for server in (0, 1)]:
+        each.result(DEADLINE)
+
+    for server in (0, 1):
+        has_saved(world, server)
+        assert checkpoint.reading(f"{tmp_path}/saved/b/server-{server}").tensors()
+    with pytest.raises(OSError, match="checkpoint.json"):
+        checkpoint.reading(f"{tmp_path}/saved/a/server-0")
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_server_that_comes_back_takes_no_save_that_is_in_the_log(
+    world: World, tmp_path: Path, server: int
+) -> None:
+    """It has not the values of that moment.  The next one is whole."""
+    path = world.save(tmp_path, server)
+    for each in [world.pool.submit(asks(world, index)) for index in (0, 1)]:
+        each.result(DEADLINE)
+    has_saved(world, server)
+    world.lose(server)
+    world.again(path, server)
+    for number in (0, 1):
+        world.rejoin(number, server)
+    until(lambda: not world.zero.job.installed().decisions.away)
+
+    with pytest.raises(Refused, match="began before the server came back"):
+        asks(world, server)()
+    for each in [world.pool.submit(asks(world, index, "b", number=2)) for index in (0, 1)]:
+        each.result(DEADLINE)
+
+
+def test_a_server_that_is_lost_while_a_save_waits_is_ready_when_it_is_asked_again(
+    world: World, tmp_path: Path
+) -> None:
+    """What the process before had said does not count."""
+    path = world.save(tmp_path, 1)
+    first = world.pool.submit(asks(world, 1))
+    until(lambda: bool(calls_of(world, 1).waiting))
+    coordinator = world.zero.job.installed().decisions.coordinator
+    assert coordinator is not None
+    until(lambda: bool(coordinator._calls))
+    world.lose(1)
+    world.again(path, 1)
+    for number in (0, 1):
+        world.rejoin(number, 1)
+    until(lambda: not world.zero.job.installed().decisions.away)
+    second = world.pool.submit(asks(world, 0))
+    until(lambda: bool(calls_of(world, 0).waiting))
+
+    assert not second.done() and not first.done()
+    asks(world, 1, "b")()  # the process before, which is this one, still has the place
+    second.result(DEADLINE)
+
+
+def test_what_server_0_has_written_knows_the_calls(world: World, tmp_path: Path) -> None:
+    """Their numbers, as JSON has them."""
+    for each in [world.pool.submit(asks(world, server, number=7)) for server in (0, 1)]:
+        each.result(DEADLINE)
+    coordinator = world.zero.job.installed().decisions.coordinator
+    assert coordinator is not None
+    (entry,) = json.loads(json.dumps(coordinator.entries()))
+
+    assert [each[-1] for each in entry[3]] == [{"save": 7}, {}]
