@@ -235,7 +235,8 @@ class Job(JointCalls):
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
-        self._record(installed)
+        if self.reload is None:  # one that comes back records what it loads
+            self._record(installed)
         self._write_ahead(installed)
         deployment, decisions = installed.program.deployment, installed.decisions
         if self.links is not None and deployment is not None and deployment.plan.servers > 1:

@@ -19,6 +19,7 @@ from pserver.job.recorded_steps import StepEntries, entry_of_arrays, hparams_mes
 from pserver.job.recorder import Kept, Recorder, kept_of
 from pserver.job.sync_round import Hparams
 from pserver.job_log.records import Record, records_bytes
+from pserver.job_log.standing import Standing
 from pserver.job_log_pb2 import Entry, LoadedRows, LoadedValues, Opening, Records, ShrunkTable
 from transpiler.program_pb2 import Program
 
@@ -65,6 +66,12 @@ class Recording:
             self.recorder.append(
                 kept_of(Entry(records=Records.FromString(records_bytes([record]))))
             )
+
+    def stands(self, standing: Standing) -> None:
+        """This server has come back, and has loaded its save; records go on from here."""
+        if self.recorder is not None:
+            records = Records.FromString(standing.to_bytes())
+            self.recorder.append(kept_of(Entry(records=records)))
 
     def kept(self, steps: DecidedSteps) -> Kept | None:
         """Copies of steps whose update is about to begin; waits until there is room.  Not called

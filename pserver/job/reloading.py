@@ -62,6 +62,8 @@ class Reloading(Filing):
         """
         with self.condition:
             first, reload.began = not reload.began, True
+            if first:
+                self._record(installed)
         if not first:
             return False
         try:
@@ -116,6 +118,9 @@ class Reloading(Filing):
         assert reload is not None and installed is not None, "a server that comes back"
         found = reload.stands(standing)
         installed.lost = reload.lost
+        installed.recording.stands(standing)
+        for lane in installed.lanes:
+            lane.record = standing.last
         self._take_part(standing)
         self.lifecycle.state = JobState.SERVING
         self.log.say("reloaded", _said(reload.path, found))

@@ -111,7 +111,7 @@ class StartedProcesses:
             ("--min-trainers", cluster.least_trainers or None),
         ):
             self._flags += [] if value is None else [flag, str(value)]
-        if self.checkpoint and cluster.max_restarts and not cluster.record_log:
+        if self.checkpoint and cluster.max_restarts:
             Path(self.write_ahead_log).unlink(missing_ok=True)  # of another attempt
             self._flags += ["--await-servers", "--write-ahead-log", self.write_ahead_log]
         for number in cluster.here(cluster.servers):

@@ -6,7 +6,8 @@ In reading order::
     save_programs  ``pserver save --programs``: the same as programs of servers
     held_job       all servers of a job, between two steps
     replay         ``pserver replay``: a recorded log, applied again
-    recorded_log   the files of all servers, looked through
+    recorded_log   the files of all servers, by the server
+    recorded_part  what one process of a server has recorded, looked through
     starting_point a checkpoint, and as of which entries of the log it is
     replayed_server
                    a server whose steps come from a log

@@ -16,7 +16,8 @@ from pserver.checkpoint.strangers import some, strangers
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job_log.entries import Damaged, Place
 from pserver.operations.held_job import HeldJob
-from pserver.operations.recorded_log import RecordedLog, RecordedPart, recorded_log
+from pserver.operations.recorded_log import RecordedLog, recorded_log
+from pserver.operations.recorded_part import RecordedPart
 from pserver.operations.replayed_server import ReplayedServer
 from pserver.operations.save import write
 from pserver.operations.starting_point import StartingPoint, starting_point
@@ -88,12 +89,15 @@ def replay(
     with _progress(console) as told:
         log = recorded_log(folder, names, lambda size: told("looking through the log", size))
         last = _last(log, until, begin)
-        servers = [_replayed(log, part, begin, last, told) for part in log.parts]
+        servers = [
+            _replayed(log, index, begin, last, until is None, told)
+            for index in range(len(log.chains))
+        ]
         written = ""
         if target is not None:
             text = write(HeldJob(servers), target.path, REPLAYED_BY, lambda what: told(what, 0))
             written = f"; {text}: {target.path}"
-    steps = sum((server.steps for server in servers[:1]), Counter[int]())
+    steps = max((server.steps for server in servers), key=Counter.total)  # one may have lost some
     began = "the log's beginning" if begin is None else f"record {begin.record}"
     for warning in log.warnings():
         _say(console, f"warning: {warning}")
@@ -116,7 +120,8 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
         Refused: the log does not go so far, or does not go back so far.
     """
     last = log.until if until is None else until
-    for part in log.parts:
+    for index, chain in enumerate(log.chains):
+        part = chain[log.at(index, last, until is None)]
         if part.damage is not None and (until is None or until > part.whole_until):
             raise Refused(f"{part.damage}; --until {log.until} applies what stands before it")
     if last > log.until:
@@ -129,15 +134,28 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
 
 
 def _replayed(
-    log: RecordedLog, part: RecordedPart, begin: StartingPoint | None, last: int, told: Told
+    log: RecordedLog, index: int, begin: StartingPoint | None, last: int, ended: bool, told: Told
 ) -> ReplayedServer:
-    """What one server held."""
-    server, after = ReplayedServer(part), 0
+    """What one server held, in the end or as of a record.  See [Note: a server that comes back] in
+    recorded_part.py.
+    """
+    at, entry, begun = log.at(index, last, ended), 0, -1
     if begin is not None:
-        after = _entry_of(log, part, begin)
-        begin.load(part.server, server)
+        begun, entry = _entry_of(log, index, begin)
+        if begun > at:  # the checkpoint says that the server had come back
+            at = log.at(index, last, True)
+        if begun > at:
+            raise Refused(
+                f"{shown(begin.path)} is of server {index} as it had come back at record "
+                f"{log.chains[index][begun].returned}, and record {last} is before it"
+            )
+    part = log.chains[index][at]
+    server, after = ReplayedServer(part), 0
+    if begin is not None and begun == at:
+        after = _reached(part, entry, begin)
+        begin.load(index, server)
     wanted = _Wanted(after, last)
-    what, read = f"server {part.server} of {len(log.parts)}", 0
+    what, read = f"server {index} of {len(log.chains)}", 0
     with suppress(Damaged):  # behind all that is wanted
         for place in part.places():
             if wanted(place):
@@ -164,30 +182,39 @@ class _Wanted:
         return place.number > self._after and (steps or not self._later)
 
 
-def _entry_of(log: RecordedLog, part: RecordedPart, begin: StartingPoint) -> int:
-    """The entry of a part as of which the checkpoint is.
+def _entry_of(log: RecordedLog, server: int, begin: StartingPoint) -> tuple[int, int]:
+    """As of what the checkpoint is: which part of a server's chain, and which entry of that.
 
     Raises:
         FingerprintMismatch: it is of another log.
-        Refused: the part does not go so far.
     """
-    if len(begin.places) != len(log.parts):
+    if len(begin.places) != len(log.chains):
         raise FingerprintMismatch(
             f"{shown(begin.path)} is of a job with {len(begin.places)} servers, and the log of one "
-            f"with {len(log.parts)}"
+            f"with {len(log.chains)}"
         )
-    place = begin.places[part.server]
-    if place["recording"] != part.recording:
+    place, chain = begin.places[server], log.chains[server]
+    names = [part.recording for part in chain]
+    if place["recording"] not in names:
         raise FingerprintMismatch(
-            f"{shown(begin.path)}: expected a checkpoint of {part.recording}, got one of the "
+            f"{shown(begin.path)}: expected a checkpoint of {' or '.join(names)}, got one of the "
             f"recording {place['recording']}"
         )
-    if int(place["entry"]) > part.entries:
+    return names.index(place["recording"]), int(place["entry"])
+
+
+def _reached(part: RecordedPart, entry: int, begin: StartingPoint) -> int:
+    """The entry, which the part has.
+
+    Raises:
+        Refused: it does not go so far.
+    """
+    if entry > part.entries:
         raise Refused(
             f"{part.path.name} ends with entry {part.entries}, and {shown(begin.path)} is as of "
-            f"entry {place['entry']}"
+            f"entry {entry}"
         )
-    return int(place["entry"])
+    return entry
 
 
 def _say(console: Console, text: str) -> None:

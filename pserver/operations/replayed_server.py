@@ -18,7 +18,7 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Membership
 from pserver.job.recorded_steps import arrays_of, hparams_of, steps_of
 from pserver.job_log.entries import Place
-from pserver.operations.recorded_log import RecordedPart
+from pserver.operations.recorded_part import RecordedPart, standing_of
 
 
 class ReplayedServer:
@@ -71,6 +71,7 @@ class ReplayedServer:
             "values": self._values,
             "rows": self._rows,
             "shrunk": self._shrunk,
+            "records": self._stands,
         }
         if what not in acts:
             return
@@ -89,6 +90,11 @@ class ReplayedServer:
         for each in steps.steps:
             self.steps[each.process.trainer] += 1
             self._last[each.process.trainer] = max(self._last[each.process.trainer], each.step)
+
+    def _stands(self, place: Place) -> None:
+        standing = standing_of(place)
+        if standing is not None:  # the server has come back, and has loaded what is before this
+            self.record = standing.last
 
     def _values(self, place: Place) -> None:
         values = place.entry.values

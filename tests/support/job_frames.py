@@ -153,6 +153,7 @@ class Trainer:
         step: int,
         *,
         lr: float = 0.5,
+        momentum: float = 0.0,
         absent: tuple[str, ...] = (),
         overflow: bool = False,
         written: Mapping[str, int] = MappingProxyType({}),
@@ -160,7 +161,7 @@ class Trainer:
         **grads: torch.Tensor,
     ):
         self.post(Kind.GRADIENT, step, **grads)
-        rule = {"lr": lr, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+        rule = {"lr": lr, "momentum": momentum, "dampening": 0.0, "weight_decay": 0.0}
         commit = Commit(
             hparams=[GroupHparams(group=0, values=hparams_to_proto(rule))],
             absent=absent,

@@ -4,6 +4,7 @@ any mode, with dense parameters of several rules, buffers and tables.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -125,7 +126,7 @@ class RecordedJob:
             request = wire.JoinRequest(
                 protocol=PROTOCOL,
                 trainer_id=trainer,
-                incarnation=f"process{trainer}",
+                incarnation=f"process {trainer} {secrets.token_hex(8)}",  # of this job alone
                 fingerprint=self.job.fingerprint,
                 manifest=self.installed.plan.manifest(),
                 transports=["inprocess"],

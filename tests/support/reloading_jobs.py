@@ -29,11 +29,16 @@ ONES = {"w": torch.ones(2, 3), "b": torch.ones(3)}
 RULE = {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 
 
-def plan_of(mode: str = "async", trainers: int = 2) -> Plan:
+def plan_of(mode: str = "async", trainers: int = 2, momentum: float = 0.0) -> Plan:
     """Server 0 has "w", server 1 has "b"."""
     named = [("w", (2, 3), "float32", 0), ("b", (3,), "float32", 0)]
     return plan_parameters(
-        named, [Rule("sgd", RULE, {})], mode=mode, trainers=trainers, servers=2, clip=None
+        named,
+        [Rule("sgd", {**RULE, "momentum": momentum}, {})],
+        mode=mode,
+        trainers=trainers,
+        servers=2,
+        clip=None,
     )
 
 
@@ -73,8 +78,9 @@ class Part(Trainer):
 
     def take(self, step: int) -> torch.Tensor:
         """Takes a step with a gradient of ones; the slice afterwards."""
-        name = HELD[self.index]
-        _, values = self.step(step, **{name: ONES[name]})
+        name, momentum = HELD[self.index], self.plan.groups[0].hparams["momentum"]
+        assert isinstance(momentum, float)
+        _, values = self.step(step, momentum=momentum, **{name: ONES[name]})
         return values[name]
 
 
@@ -99,8 +105,9 @@ class Served:
 class World:
     """Two servers and the trainers of an asynchronous job."""
 
-    def __init__(self, mode: str = "async", **settings: object) -> None:
-        self.wire, self.clock, self.plan = Wire(), Clock(), plan_of(mode)
+    def __init__(self, mode: str = "async", momentum: float = 0.0, **settings: object) -> None:
+        self.wire, self.clock = Wire(), Clock()
+        self.plan = plan_of(mode, momentum=momentum)
         self.settings = settings
         self.started = [Served(self.wire, index, self.clock, **settings) for index in (0, 1)]
         self.zero, self.one = self.started

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import io
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -18,10 +17,6 @@ from rich.console import Console
 from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
 from pserver.errors import FingerprintMismatch, PServerError, Refused
-from pserver.job.events import EventLog, Events
-from pserver.job.recorder import Recorder
-from pserver.job.recording import Recording
-from pserver.job_log.records import Joined, Process, Record
 from pserver.launcher.status import more
 from pserver.operations.recorded_log import recorded_log
 from pserver.operations.replay import Target, replay
@@ -183,24 +178,6 @@ def test_a_killed_servers_log_is_replayed_to_its_last_whole_step(tmp_path: Path)
     server, said = replayed(tmp_path / "log")
     assert same(held, held_by(server.installed)) == []
     assert said.count("in the middle of an entry: the server was killed") == 1
-
-
-def test_what_a_server_records_that_has_come_back_is_left_out_and_said(tmp_path: Path) -> None:
-    """Its records begin in the middle of the log: before them stands what the others lack."""
-    job = recorded(tmp_path)
-    job.train(1)
-    held = held_by(job.installed)
-    back = Recorder(str(tmp_path / "log"), 0, EventLog(logging.getLogger(), Events()))
-    recording = Recording()
-    recording.begin(back, job.installed.program.to_proto())
-    recording.record(Record(7, 1.0, Joined(Process(1, "late"))))
-    recording.close()
-    assert back.wait(30.0)
-    job.end()
-
-    server, said = replayed(tmp_path / "log")
-    assert same(held, held_by(server.installed)) == []
-    assert "begins with record 7, as the server has come back" in said
 
 
 def test_a_damaged_log_is_refused_and_replayed_before_the_damage(tmp_path: Path) -> None:
