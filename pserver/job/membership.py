@@ -22,6 +22,7 @@ from pserver.errors import UnknownSession
 from pserver.job.stragglers import Pace
 from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process
+from pserver.job_log.standing import Applied
 from pserver.metrics.labels import public_name
 
 
@@ -171,7 +172,8 @@ class Membership:
         changes: how often trainers have joined, and gone before the job's end.
         away: trainers that take part in the job, and have not come to this server since it was
             started again; with their processes.
-        counted: of these, by process and lane, the rows that their decided steps have changed.
+        counted: by process and lane, the steps that were decided before that, and the rows that
+            these have changed.
     """
 
     def __init__(
@@ -190,7 +192,7 @@ class Membership:
         self.arriving: dict[int, float] = {}
         self.held: set[Process] = set()
         self.away: dict[int, Process] = {}
-        self.counted: dict[Process, Sequence[int]] = {}
+        self.counted: dict[Process, Sequence[Applied]] = {}
 
     def add(self, member: Member, steps: Sequence[int] = (), late: bool = False) -> None:
         """A trainer joins; it gets the watermarks that were saved of its incarnation.
@@ -208,13 +210,15 @@ class Membership:
         for lane, step in enumerate(steps or self._begin_at.get(member.trainer, ())):
             member.watermark(lane).applied = step
         process = Process(member.trainer, member.incarnation)
-        for lane, rows in enumerate(self.counted.get(process, ())):
-            member.watermark(lane).rows = rows
+        for lane, counted in enumerate(self.counted.get(process, ())):
+            member.watermark(lane).rows = counted.rows
         self._restore(member)
 
     def watermarks(self) -> Watermarks:
-        """The watermarks of all members, to be saved with the slices."""
-        return {
+        """The watermarks of all members, to be saved with the slices; of those that are away what
+        this server has counted as theirs.
+        """
+        found = {
             str(member.trainer): {
                 "incarnation": member.incarnation,
                 "lanes": {
@@ -224,6 +228,11 @@ class Membership:
             }
             for _, member in sorted(self.by_trainer.items())
         }
+        for trainer, process in sorted(self.away.items()):
+            known = map(Watermark.of, self.counted[process])
+            lanes = {str(lane): each.saved() for lane, each in enumerate(known)}
+            found[str(trainer)] = {"incarnation": process.incarnation, "lanes": lanes}
+        return found
 
     def steps(self, lanes: int) -> dict[int, tuple[int, ...]]:
         """The last step that was applied of each lane, by trainer."""
@@ -456,6 +465,7 @@ class Membership:
         member = self.by_trainer.get(process.trainer)
         if member is None:  # so that nobody waits for it
             member = Member(process.trainer, process.incarnation, "", self.since)
+            member.watermarks.update(enumerate(map(Watermark.of, self.counted.get(process, ()))))
             self.by_trainer[process.trainer] = member
         elif member.incarnation != process.incarnation:
             return None

@@ -22,7 +22,7 @@ from pserver.job.installed_program import InstalledProgram
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, MemberState
 from pserver.job.reload import Reload
-from pserver.job_log.standing import Loss, Standing
+from pserver.job_log.standing import Applied, Loss, Standing
 from pserver.storage.place import place_at
 from transpiler.files.local_path import shown
 
@@ -135,19 +135,19 @@ class Reloading(Filing):
         for each in standing.processes:
             process = each.process
             installed.calls.stands(process, each.calls)
+            members.counted[process] = list(map(Applied, each.decided, each.rows))
+            members.by_trainer.pop(process.trainer, None)  # an earlier process's place
             if each.lost:
                 members.fence(process, each.lost)
             elif each.left:
                 gone = Member(process.trainer, process.incarnation, "", members.since)
-                members.add(gone)
+                members.add(gone, each.decided)
                 if each.preempted_after is not None:
                     members.preempt(gone, each.preempted_after)
                 gone.state = MemberState.LEFT
             else:
-                members.by_trainer.pop(process.trainer, None)  # an earlier process's place
                 members.away[process.trainer] = process
                 installed.decisions.joined[process] = each.decided
-                members.counted[process] = each.rows
 
 
 def _root(path: str) -> str:

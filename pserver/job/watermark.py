@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pserver.finite import NonFiniteStep
 from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
+from pserver.job_log.standing import Applied
 from pserver.transport.push_norms import OutlierPush
 
 
@@ -56,6 +57,11 @@ class Watermark:
     loading: bool = False
     script_steps: int = 0
     histories: dict[str, NormHistory] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, applied: Applied) -> Watermark:
+        """Of a trainer that has taken these steps in another process of the server."""
+        return cls(applied=applied.step, rows=applied.rows)
 
     def take(self, step: int, rows: int) -> bool:
         """A step is in progress, which changes so many rows.

@@ -109,6 +109,32 @@ def test_it_comes_back_twice_and_counts_all_that_was_lost(world: World, tmp_path
     assert world.one.job.status(StatusRequest()).reload.steps == 3
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_it_saves_has_trainers_that_are_not_back(
+    world: World, tmp_path: Path, lost: bool
+) -> None:
+    """And those that were lost before it came back: their steps are not counted once more."""
+    for number in (0, 1):
+        world.step(number, 1)
+    first = world.save(tmp_path / "first")
+    world.step(1, 2)
+    if lost:
+        part = world.trainers[1][0]
+        with part.job.condition:
+            part.job._silent(process_of(part.job.member(part.session)), "trainer 1 is gone")
+    world.lose()
+    world.again(first)
+    world.rejoin(0)
+    second = world.save(tmp_path / "second")
+    world.step(0, 2)
+    world.lose()
+    world.again(second)
+    world.rejoin(0)
+
+    status = world.one.job.status(StatusRequest())
+    assert dict(status.reload.steps_by_trainer) == {0: 1, 1: 1}
+
+
 def test_it_knows_who_has_left(world: World, tmp_path: Path) -> None:
     """Nobody waits for a trainer that was preempted."""
     path = world.save(tmp_path)
