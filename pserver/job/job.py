@@ -194,6 +194,8 @@ class Job(JointCalls):
             FingerprintMismatch: the program was made for another plan than the one it joined with.
             PServerError: what has ended the job meanwhile.
         """
+        if self._has_installed(request):
+            return wire.InstallReply()
         reload = self._check_installs(request)
         message: ProgramMessage | None = request.program
         if request.parts:

@@ -59,14 +59,18 @@ class Reload:
         self._asked_at = now
         return self._sessions[-1]
 
+    def asks(self, session: str) -> bool:
+        """Whether a call is of a trainer that was asked for the program, which may be late."""
+        asked = [secrets.compare_digest(each.encode(), session.encode()) for each in self._sessions]
+        return any(asked)
+
     def check(self, session: str) -> None:
-        """Returns if a call is of a trainer that was asked for the program, which may be late.
+        """Returns if a call is of such a trainer.
 
         Raises:
             Refused: it is of another.
         """
-        asked = [secrets.compare_digest(each.encode(), session.encode()) for each in self._sessions]
-        if not any(asked):
+        if not self.asks(session):
             raise Refused("this server has come back, and takes its program from another trainer")
 
     def read(self, meta: Mapping[str, Any]) -> None:

@@ -34,6 +34,10 @@ class Reloading(Filing):
 
     _coordination: Coordination | None = None  # of the present job
 
+    def _has_installed(self, request: wire.InstallRequest) -> bool:
+        """Whether a call has come late, to a server that has come back and serves by now."""
+        return self.reload is not None and self.reload.done and self.reload.asks(request.session)
+
     def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
         """Who may install; gives what is known of a server that comes back.
 

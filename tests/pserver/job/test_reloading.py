@@ -234,6 +234,10 @@ def test_one_trainer_brings_the_program(world: World, tmp_path: Path) -> None:
     assert back.job.join(second.request()).wants_program
     back.job.install(first.program(asked.session))  # late, and the same program
     assert not back.job.join(second.request()).wants_program
+    until(lambda: back.job.join(second.request()).ready)
+    back.job.install(first.program(asked.session))  # once more, though it serves
+    with pytest.raises(UnknownSession):
+        back.job.install(second.program("x"))
 
 
 @pytest.mark.parametrize("awaits", [True, False])
