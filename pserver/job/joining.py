@@ -141,6 +141,8 @@ class Joining(Endings):
         process = Process(trainer, request.incarnation)
         if process in self._members.fenced:
             raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
+        if known is None and self._members.away.get(trainer, process) != process:
+            return None  # until it is back, or lost
         if known is not None and known.absent and self._goes_on:
             return None if known.steps_under_way else self._join_again(request)
         if known is not None and self.program is not None and not self.program.decisions.decides:

@@ -17,6 +17,7 @@ from pserver.wire_pb2 import (
     HeartbeatRequest,
     LeaseEpoch,
     LeaseRequest,
+    LeaveRequest,
     RendezvousRequest,
     ShrinkRequest,
     StatusRequest,
@@ -199,6 +200,23 @@ def test_a_trainer_that_has_died_meanwhile_is_lost(world: World, tmp_path: Path)
     assert any(each.startswith(text) for each in said)
     world.trainers[1] = world.trainer(1, "another")
     assert torch.equal(world.step(1, 2)[0], torch.zeros(2, 3))
+
+
+def test_another_process_waits_until_the_one_before_is_back_or_lost(
+    world: World, tmp_path: Path
+) -> None:
+    """It is not refused: what server 0 knows of the one before may be out of date."""
+    path = world.save(tmp_path, 0)
+    world.lose(0)
+    world.again(path, 0)
+    world.rejoin(0, 0)
+    other = Part(world.zero, world.plan, 1, "another")
+    assert not world.zero.job.join(other.request()).ready
+    left = LeaveRequest(session="", success=True, preempted=True, step=1)
+    left.session = world.rejoin(1, 0).session
+    world.zero.job.leave(left)
+
+    assert world.zero.job.join(other.request()).ready
 
 
 def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path: Path) -> None:
