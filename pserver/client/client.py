@@ -57,6 +57,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import (
     PServerError,
     TimedOut,
+    UnknownSession,
     Unreachable,
     from_wire,
 )
@@ -73,6 +74,7 @@ from pserver.wire_pb2 import (
     Hello,
     JoinReply,
     JoinRequest,
+    LeaveReply,
     LeaveRequest,
     RendezvousReply,
     RendezvousRequest,
@@ -450,10 +452,35 @@ class Client(Heartbeating):
                 request.success = not failure
                 if preempted_after is not None:
                     request.preempted, request.step = True, preempted_after
-                reply = self._control.leave(request)
+                reply = self._goodbye(request)
                 if reply.failure:
                     told = from_wire(reply.error, f"{self}: {reply.failure}")
         except PServerError as error:
             log.warning("could not say goodbye: %s", error)
         self._control.close()
         return told
+
+    def _goodbye(self, request: LeaveRequest) -> LeaveReply:
+        """Leaves a server.  One that is awaited, and is away when this trainer is preempted, would
+        wait for it for the heartbeat timeout: so this trainer waits, as long, for that server.
+        """
+        end = time.monotonic() + self._heartbeat_timeout
+
+        def check_time() -> None:
+            if time.monotonic() > end:
+                raise TimedOut(f"{self} has not come back")
+
+        while True:
+            try:
+                return self._control.leave(request)
+            except (Unreachable, TimedOut, UnknownSession) as error:
+                if not (request.preempted and self._return.seconds):
+                    raise
+                check_time()
+                if not isinstance(error, UnknownSession):
+                    time.sleep(POLL_SECONDS)
+                    continue
+            reply = self._ask_to_join(check_time)  # it has come back
+            if reply.install:  # it had heard this trainer, and its job is over
+                return LeaveReply()
+            request.session = reply.session

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from pserver.client.client import Client, Identity
 from pserver.client.retrying_stream import _final
 from pserver.client.server_return import ServerReturn
 from pserver.errors import (
@@ -17,7 +18,7 @@ from pserver.errors import (
     UnknownSession,
     Unreachable,
 )
-from pserver.wire_pb2 import Failure
+from pserver.wire_pb2 import Failure, JoinReply, JoinRequest, LeaveReply, LeaveRequest
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,47 @@ def test_an_unknown_session_ends_the_stream_of_a_server_that_is_awaited() -> Non
     assert isinstance(_final(failure, "server 1", awaited=False), UnknownSession)
     with pytest.raises(GarbledStream):
         _final(Failure(error="GarbledStream"), "server 1", awaited=False)
+
+
+class Returning:
+    """The control calls of a server that is away, and has come back when it is asked again."""
+
+    def __init__(self) -> None:
+        self.sessions: list[str] = []
+
+    def leave(self, request: LeaveRequest) -> LeaveReply:
+        """Of the first process, of nobody, and of the second."""
+        self.sessions.append(request.session)
+        if len(self.sessions) == 1:
+            raise Unreachable("nobody is there")
+        if request.session == "first":
+            raise UnknownSession("join first")
+        return LeaveReply()
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """The same trainer joins again."""
+        return JoinReply(ready=True, session="second")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("preempted_after", "awaited", "sessions"),
+    [(3, 5.0, ["first", "first", "second"]), (None, 5.0, ["first"]), (3, 0.0, ["first"])],
+)
+def test_a_preempted_trainer_leaves_a_server_that_is_away(
+    preempted_after: int | None, awaited: float, sessions: list[str]
+) -> None:
+    """When that has come back, so that nobody waits for the heartbeat timeout.  One that finishes
+    does not wait, nor where the server does not come back.
+    """
+    identity = Identity(0, "a", "f", {}, ["tcp"])
+    client = Client("127.0.0.1:1", 0, identity, 20.0, 20.0, [])
+    control = Returning()
+    client._control.close()
+    client._control, client._reply = control, JoinReply(session="first")  # type: ignore[assignment]
+    client._return.seconds = awaited
+    client.leave(preempted_after=preempted_after)
+
+    assert control.sessions == sessions
