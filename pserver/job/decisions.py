@@ -246,19 +246,18 @@ class Decisions:
         if self.coordinator is not None:
             self._append(self.coordinator.join(process, steps, self._clock()))
 
-    def begins_at(self, members: Iterable[Member]) -> tuple[int, ...]:
-        """By lane, the last step that counts of the slowest of these: where a later one begins.  On
-        the coordinator; the step may not be applied yet.
+    def begins_at(self, members: Membership) -> tuple[int, ...]:
+        """By lane, the last step that counts of the slowest one that takes part: where a later one
+        begins.  On the coordinator; the step may not be applied yet.
         """
         assert self.coordinator is not None, "the coordinator lets trainers in"
-        coordinator, joined = self.coordinator, list(members)
-        return tuple(
-            min(
-                (max(m.step(lane), coordinator.decided(process_of(m), lane)) for m in joined),
-                default=0,
-            )
+        coordinator, away = self.coordinator, members.away.values()
+        steps = [
+            [max(m.step(lane), coordinator.decided(process_of(m), lane)) for m in members.joined()]
+            + [coordinator.decided(each, lane) for each in away]
             for lane in range(len(self._rounds))
-        )
+        ]
+        return tuple(min(each, default=0) for each in steps)
 
     def left(self, process: Process, preempted_after: int | None = None) -> None:
         """A trainer has left: another process may take its number.

@@ -175,7 +175,8 @@ class Endings(ABC):
             installed.calls.drop(member)
         if installed is not None and (partial := installed.count_partial(member)):
             text += f"; {partial} steps of it are decided in lanes of one mode, and not of another"
-        if installed is None or not installed.outlives_trainers or not self._members.joined():
+        goes_on = bool(self._members.joined() or self._members.away)
+        if installed is None or not installed.outlives_trainers or not goes_on:
             self.lifecycle.lose(TrainerLost(text))
         else:
             self._go_on_without(member, text, installed.plan.keeps_places)
@@ -188,7 +189,8 @@ class Endings(ABC):
         """The job goes on; where steps need all trainers, it may keep the lost one's place for
         another process.  See [Note: kept places] in membership.py.
         """
-        left = ", ".join(str(each.trainer) for each in self._members.joined())
+        there = {*self._members.away, *(each.trainer for each in self._members.joined())}
+        left = ", ".join(map(str, sorted(there)))
         said = f"{text}; its decided steps count, and the job goes on with trainer {left}"
         if keeps_place and not (member.finished or member.leaving):
             seconds = self.config.start_timeout_seconds

@@ -181,7 +181,7 @@ class Joining(Endings):
                 return None
             until = self._clock() + self.config.start_timeout_seconds
             self._members.arriving[trainer] = until
-            decisions.join(process, decisions.begins_at(self._members.joined()))
+            decisions.join(process, decisions.begins_at(self._members))
         steps = decisions.joined.get(process)
         if steps is None or not self.program.between_rounds:
             return None  # its values are to be those of the step at which it begins

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pserver.errors import Refused, UnknownSession, Unprepared
+from pserver.job.decisions import process_of
 from pserver.job_log import write_ahead_log
 from pserver.wire_pb2 import (
     BarrierRequest,
@@ -217,6 +218,31 @@ def test_another_process_waits_until_the_one_before_is_back_or_lost(
     world.zero.job.leave(left)
 
     assert world.zero.job.join(other.request()).ready
+
+
+def test_who_joins_before_the_others_are_back_begins_where_they_are(
+    world: World, tmp_path: Path
+) -> None:
+    """And the job goes on where one is lost while another has not come back."""
+    path = world.save(tmp_path, 0)
+    for step in (1, 2):
+        world.step(0, step)
+    gone = process_of(world.zero.job.member(world.trainers[1][0].session))
+    with world.zero.job.condition:
+        world.zero.job._silent(gone, "trainer 1 is gone")
+    world.lose(0)
+    world.again(path, 0)
+    other = Part(world.zero, world.plan, 1, "another")
+    assert list(other.enter().steps) == [2]
+    with world.zero.job.condition:
+        member = world.zero.job.member(other.session)
+        world.zero.job._silent(process_of(member), "trainer 1 is gone again")
+    world.rejoin(0, 0)
+
+    assert torch.equal(world.step(0, 3)[1], torch.full((3,), 1 - 3 * 0.5))
+    said = [each.text for each in world.zero.job.status(StatusRequest()).events]
+    text = "trainer 1 is gone again; its decided steps count, and the job goes on with trainer 0"
+    assert text in said
 
 
 def test_who_asks_before_the_program_has_come_joins_first(world: World, tmp_path: Path) -> None:
