@@ -209,14 +209,13 @@ class Client(Heartbeating):
         if self._reply.awaits_servers and self._program is not None:
             self._return.seconds = self._start_timeout
         self._heartbeat.start()
+        said = timeout, str(self), self._return.seconds
         for lane, destination in enumerate(self._destinations):
             open_stream = partial(self._open, lane, False)
-            self.channels.append(Channel(open_stream, destination, timeout, str(self)))
+            self.channels.append(Channel(open_stream, destination, *said))
         if self._table_destination is not None:
             open_stream = partial(self._open, 0, True)
-            self.tables = Channel(open_stream, self._table_destination, timeout, str(self))
-        for channel in self.every_channel:
-            channel.awaits_seconds = self._return.seconds
+            self.tables = Channel(open_stream, self._table_destination, *said)
         self._joined, self.late = True, self._reply.late
         self.learn(Absences.of(self._reply.roll))
         return Joined.from_message(self._reply)

@@ -84,15 +84,13 @@ class RetryingStream:
         destination: where the values of a variable go; called in the inbox thread.
         timeout_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
+        awaits_seconds: for how long, beyond its silence, a server is awaited that may come back.
 
     Attributes:
-        awaits_seconds: for how long, beyond its silence, a server is awaited that may come back.
         bytes_out, bytes_in: of payload, since the start.
         reconnects: streams that were opened in place of a broken one.
         failure: what ended the channel, if something did.
     """
-
-    awaits_seconds = 0.0
 
     def __init__(
         self,
@@ -100,11 +98,12 @@ class RetryingStream:
         destination: Destination,
         timeout_seconds: float,
         name: str,
+        awaits_seconds: float = 0.0,
     ) -> None:
         self.bytes_out = self.bytes_in = self.reconnects = 0
         self.failure: PServerError | None = None
-        self._open_stream, self._destination = open_stream, destination
-        self._timeout_seconds, self._name = timeout_seconds, name
+        self._open_stream, self._destination, self._name = open_stream, destination, name
+        self._timeout_seconds, self._awaits_seconds = timeout_seconds, awaits_seconds
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
@@ -335,7 +334,7 @@ class RetryingStream:
         try:
             received = self._stream.receive(self._land)
             if received is not None and received[0].kind == Kind.FAILURE:
-                self.fail(_final(received[0].failure, self._name, self.awaits_seconds > 0))
+                self.fail(_final(received[0].failure, self._name, self._awaits_seconds > 0))
             return received
         except CorruptFrame as error:
             self._corrupt += 1
@@ -384,7 +383,7 @@ class RetryingStream:
         while not self._closing and self.failure is None:
             since, times = self._breaking or (time.monotonic(), 0)
             self._breaking = since, times + 1
-            if time.monotonic() - since > self._timeout_seconds + self.awaits_seconds:
+            if time.monotonic() - since > self._timeout_seconds + self._awaits_seconds:
                 self.fail(
                     ServerLost(
                         f"{self._name}: streams have broken for {self._timeout_seconds:g} s: "

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
+from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.retrying_stream import _final
 from pserver.client.server_return import ServerReturn
@@ -18,7 +23,18 @@ from pserver.errors import (
     UnknownSession,
     Unreachable,
 )
-from pserver.wire_pb2 import Failure, JoinReply, JoinRequest, LeaveReply, LeaveRequest
+from pserver.security.certificates import Bearer
+from pserver.transport.stream import Buffer, Stream
+from pserver.wire_pb2 import (
+    Failure,
+    Frame,
+    JoinReply,
+    JoinRequest,
+    Kind,
+    LeaveReply,
+    LeaveRequest,
+)
+from tests.support.job_frames import DEADLINE
 
 
 @pytest.mark.parametrize(
@@ -69,6 +85,63 @@ def test_an_unknown_session_ends_the_stream_of_a_server_that_is_awaited() -> Non
     assert isinstance(_final(failure, "server 1", awaited=False), UnknownSession)
     with pytest.raises(GarbledStream):
         _final(Failure(error="GarbledStream"), "server 1", awaited=False)
+
+
+class Ending:
+    """A stream whose server says at once that it knows no such session, or nothing."""
+
+    transport, peer, offer = "inprocess", "here", None
+    bearer: Bearer | None = None
+
+    def __init__(self, number: int) -> None:
+        self._ended = threading.Event()
+        self._says = number == 1
+
+    def receive(self, land: object = None) -> tuple[Frame, memoryview]:
+        """The failure, then nothing until the end."""
+        if self._says:
+            self._says = False
+            failure = Failure(error="UnknownSession", message="join first")
+            return Frame(kind=Kind.FAILURE, failure=failure), memoryview(b"")
+        self._ended.wait(DEADLINE)
+        raise Unreachable("it was cancelled")
+
+    def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
+        """Nobody hears it."""
+
+    def admit(self) -> None:
+        """Nobody asks."""
+
+    def cancel(self) -> None:
+        """Ends it."""
+        self._ended.set()
+
+    close = cancel
+
+
+@pytest.mark.parametrize("awaits", [True, False])
+def test_a_server_may_be_another_process_before_all_streams_are_open(awaits: bool) -> None:
+    """The first word on a stream is that it knows nobody: another stream is opened, where the
+    server is awaited.
+    """
+    opened: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def open_stream(number: int) -> Stream:
+        opened.put(number)
+        return Ending(number)
+
+    def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return blank()
+
+    channel = Channel(open_stream, destination, DEADLINE, "server 1", 5.0 if awaits else 0.0)
+    assert opened.get(timeout=DEADLINE) == 1
+    if awaits:
+        assert opened.get(timeout=DEADLINE) == 2
+    else:
+        with pytest.raises(UnknownSession, match="join first"):
+            channel.begin().result(DEADLINE)
+    assert (channel.failure is None) is awaits
+    channel.close(abruptly=True)
 
 
 class Returning:
