@@ -303,16 +303,24 @@ def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slot
 
 
 @kernel
-def claim(slots: Array, words: Array, epoch: int, begin: int, done: Array, claimed: Array) -> int:
-    """Marks as done those of the slots from ``begin`` on that are not, and writes them, each once;
-    where ``epoch`` is not -1, only those whose words are of this epoch.  Returns how many.
+def claim(
+    slots: Array, words: Array, epochs: tuple[int, int], begin: int, done: Array, claimed: Array
+) -> int:
+    """Marks as done those of the slots from ``begin`` on that are not, and writes them, each once.
+    Returns how many.
+
+    Args:
+        epochs: where the first is not -1, only slots whose words are of this epoch are written;
+            those whose words are of the second, unless that is -1, are done: they are passed over
+            without a look at ``done``, which is far away.
     """
     count = 0
+    wanted, after = epochs
     for i in range(len(slots)):
-        slot = slots[i]
-        if begin <= slot < len(done) and not done[slot]:
+        slot, epoch = slots[i], (words[i] >> EPOCH_SHIFT) & (EPOCHS - 1)
+        if epoch != after and begin <= slot < len(done) and not done[slot]:
             done[slot] = True
-            if epoch < 0 or ((words[i] >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch:
+            if wanted < 0 or epoch == wanted:
                 claimed[count] = slot
                 count += 1
     return count

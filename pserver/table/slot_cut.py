@@ -34,15 +34,20 @@ class SlotCut:
     Args:
         index: which tells of changes from here on, until :meth:`close`.
         epoch: only rows that were last changed in it; -1: all.
+        after: the epoch of all changes from here on, which no row has before; -1: there is none.
         copied: gives the chunk of the rows in some slots.
 
     Attributes:
         bytes_kept: of the copies that were not read yet.
     """
 
-    def __init__(self, index: Index, epoch: int, copied: Callable[[Array], Chunk]) -> None:
+    def __init__(
+        self, index: Index, epoch: int, after: int, copied: Callable[[Array], Chunk]
+    ) -> None:
         assert index.watcher is None, "one cut of a table at a time"
         self._index, self._epoch, self._copied = index, epoch, copied
+        # once epochs begin anew, rows may have any of them
+        self._after = after if after < EPOCHS else -1
         self._place = 0  # the reader has passed the slots before this
         self._done = np.zeros(index.used, np.bool_)  # what was copied, or was not there
         # whether each slot that is not done holds a row of the cut
@@ -54,8 +59,8 @@ class SlotCut:
     def changing(self, slots: Array, words: Array) -> None:
         """See :class:`pserver.table.index.Watcher`."""
         claimed = np.empty(len(slots), np.int64)
-        epoch = self._epoch % EPOCHS if self._epoch >= 0 else -1
-        claimed = claimed[: claim(slots, words, epoch, self._place, self._done, claimed)]
+        epochs = self._epoch % EPOCHS if self._epoch >= 0 else -1, self._after
+        claimed = claimed[: claim(slots, words, epochs, self._place, self._done, claimed)]
         if len(claimed):
             self._kept.append(self._copied(claimed))
             self.bytes_kept += sum(column.nbytes for column in self._kept[-1].values())

@@ -347,10 +347,11 @@ class SparseTable:
     ) -> TableCut:
         removed = self._rows.removed if changed_since_save else None
         metadata = self.metadata()
-        cut = TableCut(self._chunks, metadata, changed_since_save, removed, cold)
+        marks = marks or changed_since_save
+        cut = TableCut(self._chunks, metadata, changed_since_save, marks, removed, cold)
         if removed is not None:
             self._rows.removed = None  # the cut has it from here on
-        if marks or changed_since_save:
+        if marks:
             self.mark_saved()
         return cut
 

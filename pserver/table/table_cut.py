@@ -26,6 +26,7 @@ class TableCut:
         chunks: reads the table.
         metadata: the table's, at that moment.
         changed_since_save: only what changed since the last save.
+        marks: the table's next epoch begins with it.
         removed: the ids that were removed since; it does not change any more.
         cold: the rows that are not in memory, a chunk at a time, as at that moment.
 
@@ -38,6 +39,7 @@ class TableCut:
         chunks: TableChunks,
         metadata: Mapping[str, Any],
         changed_since_save: bool = False,
+        marks: bool = False,
         removed: Index | None = None,
         cold: Iterable[Chunk] = (),
     ) -> None:
@@ -45,9 +47,10 @@ class TableCut:
         self._chunks, self._changed = chunks, changed_since_save
         self._empty = chunks.arrays(changed_since_save=changed_since_save)
         epoch = chunks.epoch if changed_since_save else -1
+        after = chunks.epoch + 1 if marks else -1
         rows, waiting = chunks.indexes
-        self._rows = SlotCut(rows, epoch, self._row_chunk)
-        self._waiting = SlotCut(waiting, epoch, self._waiting_chunk)
+        self._rows = SlotCut(rows, epoch, after, self._row_chunk)
+        self._waiting = SlotCut(waiting, epoch, after, self._waiting_chunk)
         self._others = self._other_chunks(cold, removed)
 
     def _row_chunk(self, slots: Array) -> Chunk:

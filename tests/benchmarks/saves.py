@@ -118,7 +118,9 @@ def _compared(
             path = str(Path(folder) / str(number % 2))
 
             def save(path: str = path) -> None:
-                Saving(path, installed, members, continues=True).write()
+                saving = Saving(path, installed, members, continues=True)
+                saving.cut()
+                saving.write()
 
             writes = threading.Thread(target=save)
             writes.start()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pserver.table import slot_cut
+from pserver.table.index_kernels import EPOCHS
 from pserver.table.table_cut import TableCut
 from pserver.table.tiered_table import open_table
 from transpiler.ir.rules import Rule
@@ -106,12 +107,15 @@ def test_a_cut_is_the_table_of_its_moment(
     kind: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, whatever is pushed, made, evicted, shrunk or cleared while it is read in pieces;
-    and the metadata with it.  Also where more slots are free than a cut notes.
+    and the metadata with it.  Also where more slots are free than a cut notes, and after so many
+    saves that rows have old epochs' numbers again.
     """
-    for seed, noted in enumerate((slot_cut.FREE_SLOTS, 0, 5)):
+    settings = ((slot_cut.FREE_SLOTS, 0), (0, EPOCHS - 2), (5, EPOCHS - 1))
+    for seed, (noted, epoch) in enumerate(settings):
         monkeypatch.setattr(slot_cut, "FREE_SLOTS", noted)
         world = World(kind, rule, seed, tmp_path)
         world.step(int(world.random.integers(1, 40)))
+        world.table._rows.epoch += epoch
         for changed in (False, True, True):
             expected = world.scanned(changed)
             metadata = json.dumps(world.table.metadata())
