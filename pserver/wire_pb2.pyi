@@ -799,7 +799,7 @@ class LeaseReply(_message.Message):
     def __init__(self, ranges: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., batches: _Optional[int] = ..., over: _Optional[bool] = ..., left: _Optional[int] = ..., stripes: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
 
 class LeaseEpoch(_message.Message):
-    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last", "unit", "whole", "positions", "segments")
+    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last", "unit", "whole", "positions", "segments", "begun")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -811,6 +811,7 @@ class LeaseEpoch(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     number: int
     loader: str
     seed: str
@@ -822,7 +823,8 @@ class LeaseEpoch(_message.Message):
     whole: bool
     positions: int
     segments: int
-    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ..., unit: _Optional[str] = ..., whole: _Optional[bool] = ..., positions: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+    begun: int
+    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ..., unit: _Optional[str] = ..., whole: _Optional[bool] = ..., positions: _Optional[int] = ..., segments: _Optional[int] = ..., begun: _Optional[int] = ...) -> None: ...
 
 class LeaseEnd(_message.Message):
     __slots__ = ("epoch", "segment", "length")

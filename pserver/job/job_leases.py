@@ -293,6 +293,7 @@ def epoch_of(message: wire.LeaseEpoch) -> Epoch:
         message.whole,
         message.positions,
         message.segments,
+        message.begun,
     )
 
 

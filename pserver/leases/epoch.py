@@ -29,6 +29,8 @@ class Epoch:
         whole: two positions cannot be put together into one batch.
         positions: how many there are with these stripes; 0: as many as samples.
         segments: runs of positions of unknown lengths; 0: the number of samples is known.
+        begun: the first positions of each stripe (or of all, where leases are dealt on demand) that
+            are in steps already: those of a checkpoint that knows no leases.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Epoch:
     whole: bool = False
     positions: int = 0
     segments: int = 0
+    begun: int = 0
 
     def divided(self) -> Stripes:
         """How it is divided.

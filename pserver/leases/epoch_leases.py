@@ -52,10 +52,11 @@ class EpochLeases:
             runs = [divided.of(each) for each in range(epoch.stripes or 1)]
             self._extra = dict(enumerate(divided.extra)) if epoch.stripes else {}
             self._left_out = divided.left_out
+        left = {trainer: self._behind_begun(run, trainer) for trainer, run in enumerate(runs)}
         if epoch.stripes:
-            self._own = {trainer: Intervals([run]) for trainer, run in enumerate(runs)}
+            self._own = {trainer: Intervals(each) for trainer, each in left.items()}
         else:
-            self._free = Intervals(runs)
+            self._free = Intervals(run for each in left.values() for run in each)
 
     def go_on_as(self, epoch: Epoch) -> None:
         """Trainers of another number, or of another mode, go on with an epoch that was saved.  The
@@ -66,7 +67,7 @@ class EpochLeases:
                 before can go on with.
         """
         begun = self.epoch
-        same = replace(epoch, stripes=begun.stripes, positions=begun.positions)
+        same = replace(epoch, stripes=begun.stripes, positions=begun.positions, begun=begun.begun)
         if begun.segments and epoch.stripes != begun.stripes:
             raise ValueError(
                 f"epoch {epoch.number}: expected {begun.stripes} trainers that step together, as "
@@ -83,6 +84,17 @@ class EpochLeases:
             for own in self._own.values():
                 self._give_up(own, own.size)
             self._own = {}
+
+    def _behind_begun(self, run: Range, trainer: int) -> list[Range]:
+        """What is left of a stripe behind what steps have consumed already."""
+        start, stop = run
+        begun = min(start + self.epoch.begun, stop)
+        if stop - begun <= self._extra.get(trainer, 0):  # these are of the batch before
+            begun = stop if self.epoch.begun else begun
+        self._decided += begun - start
+        if self._segments is not None and begun > start:
+            self._segments.decided(start, begun)
+        return [(begun, stop)] if begun < stop else []
 
     # ---- dealing out ----
 

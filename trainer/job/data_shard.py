@@ -88,10 +88,11 @@ class Shard:
 
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """The batches of the pass of this number, without its first ones.  Where the samples are
-        known those are not read; where they are leased, the servers know which they were.
+        known those are not read.  Where they are leased, the servers know which they were, unless
+        the job before had no leases.
         """
         if (leases := self._leased_by()) is not None:
-            return self._leased(leases, number)
+            return self._leased(leases, number, batches)
         self._last, self._begun = self._pass(number), True
         if not isinstance(self._last, DataLoader):
             return islice(self._last, batches, None)
@@ -128,10 +129,10 @@ class Shard:
         """
         return self._dealt.possible(self._leases()) if torch.is_grad_enabled() else None
 
-    def _leased(self, leases: SampleLeases, number: int) -> Iterator[Any]:
+    def _leased(self, leases: SampleLeases, number: int, batches: int = 0) -> Iterator[Any]:
         """The batches of a pass, as leases give them."""
         loader, self.number = self._loader, number
-        data = self._dealt.begin(number, leases.stripes)
+        data = self._dealt.begin(number, leases.stripes, batches)
         self._last = loader if data.share is None else data.share
         if not _knows_its_samples(loader):
             self._last = self._pass(number)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,18 +142,19 @@ class _Passes:
         leases = self._leases()
         if leases is None:
             return self._dataset.batches(batches)
-        return self._leased(leases, number)  # the servers know which batches were trained on
+        # the servers know which batches were trained on, unless the job before had no leases
+        return self._leased(leases, number, batches)
 
     def skip(self) -> None:
         pass
 
-    def _leased(self, leases: SampleLeases, number: int) -> Iterator[Batch]:
+    def _leased(self, leases: SampleLeases, number: int, after: int = 0) -> Iterator[Batch]:
         dataset, self._number = self._dataset, number
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
         if leases.stripes:
-            return self._striped(leases, number, pieces)
+            return self._striped(leases, number, pieces, after)
         size, drop_last, prefetch = dataset.batching
         epoch = epoch_of(number, self._counts.name, pieces, size, drop_last)
         leases.begin(dataset, epoch)
@@ -164,15 +166,20 @@ class _Passes:
         return dataset.leased(number, batches)
 
     def _striped(
-        self, leases: SampleLeases, number: int, pieces: Sequence[Piece]
+        self, leases: SampleLeases, number: int, pieces: Sequence[Piece], after: int
     ) -> Iterator[Batch]:
-        """A pass of trainers that step together."""
+        """A pass of trainers that step together.
+
+        Args:
+            after: so many batches of each trainer, in a job without leases.
+        """
         dataset, (size, drop_last, prefetch) = self._dataset, self._dataset.batching
         counts = self._counts.of(dataset, pieces, *dataset.place)
         if not any(counts):
             return iter(())
         batching, name = (size, drop_last), self._counts.name
         epoch = striped_epoch(number, name, pieces, counts, batching, leases.stripes)
+        epoch = replace(epoch, begun=after * size)
         leases.begin(dataset, epoch)
 
         def batches(parses: Parses) -> Generator[Batch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
@@ -86,12 +86,20 @@ class LoaderLeases:
         self._warned = True
         return None
 
-    def begin(self, number: int, stripes: int) -> LeasedData:
+    def begin(self, number: int, stripes: int, batches: int = 0) -> LeasedData:
         """The data of the pass of this number.
+
+        Args:
+            batches: of each trainer that steps of a job without leases have consumed.
 
         Raises:
             ValueError: there are fewer samples than trainers; or another trainer has drawn others.
         """
+        data = self._whole(number, stripes)
+        each = batches * (1 if stripes else self._part.of)
+        return replace(data, epoch=replace(data.epoch, begun=each * data.epoch.batch_size))
+
+    def _whole(self, number: int, stripes: int) -> LeasedData:
         loader = self._loader
         if not self._knows:
             return self._counted(loader, loader, number, stripes, "")

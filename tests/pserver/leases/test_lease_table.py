@@ -31,6 +31,31 @@ def test_who_asks_more_often_gets_more() -> None:
     assert [each.ranges for each in fast] == [((5, 10),), ((10, 15),), ((15, 20),)]
 
 
+@pytest.mark.parametrize(
+    ("begun", "left"), [(0, 41), (5, 31), (15, 11), (20, 0), (10**9, 0)], ids=str
+)
+def test_what_a_job_without_leases_had_is_decided(begun: int, left: int) -> None:
+    """Of each stripe; the samples beyond a full batch are of the last one."""
+    epoch = Epoch(0, "", "0", samples=41, batch_size=5, stripes=2, begun=begun)
+    table = joined(0, 1)
+    leases = [table.lease(trainer, "a", LeaseAsked(1, epoch, 100, 0)) for trainer in (0, 1)]
+
+    assert sum(b - a for each in leases for a, b in each.ranges) == left
+    assert table.accounts[0].decided == 41 - left
+    later = Epoch(0, "", "0", samples=41, batch_size=5, stripes=2)  # who knows no checkpoint
+    table.lease(0, "a", LeaseAsked(2, later, 100))
+
+
+def test_what_was_had_of_data_without_a_known_end_is_no_later_end() -> None:
+    """The end is behind it."""
+    epoch = Epoch(0, "", "0", 0, 1, unit="batches", whole=True, segments=1, begun=7)
+    table = joined(0)
+
+    assert table.lease(0, "a", LeaseAsked(1, epoch, 1)).ranges == ((7, 8),)
+    with pytest.raises(ValueError, match="expected an end behind at least 7"):
+        table.lease(0, "a", LeaseAsked(2, epoch, 1, ended=((0, 0, 6),)))
+
+
 def test_what_a_lost_trainer_had_goes_to_the_others() -> None:
     """What its decided steps consumed does not."""
     table = joined(0, 1)

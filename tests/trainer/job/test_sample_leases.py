@@ -135,12 +135,14 @@ EACH_KIND = [
 ]
 
 
-def begin(server: Server, checkpoint: str | None = None, **settings: Any) -> Step:
-    """A job of one trainer: what trains on a batch, with a step."""
+def begin(server: Server | None, checkpoint: str | None = None, **settings: Any) -> Step:
+    """A job of one trainer, or a process alone: what trains on a batch, with a step."""
     strategy = DistributedStrategy()
     for name, value in settings.items():
         setattr(strategy, name, value)
-    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[server.endpoint])
+    role = None
+    if server is not None:
+        role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=[server.endpoint])
     every = None if checkpoint is None else 1e-6  # seconds: after each step
     fleet.init(role, strategy=strategy, checkpoint=checkpoint, every=every)
     model = fleet.distributed_model(nn.Linear(1, 1))
@@ -352,6 +354,35 @@ class Stopped(Exception):
     """The process is killed here."""
 
 
+def killed_and_started_again(
+    first: Server | None, second: Server | None, kind: str, mode: str, path: str
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The samples that a script trains on by epoch, before it is killed and after that."""
+
+    def script(server: Server | None, stop: int) -> list[list[int]]:
+        step = begin(server, checkpoint=path, **MODES[mode])
+        made = loader(shuffle=True) if kind == "samples" else KINDS[kind][0]()
+        batches = fleet.shard(made, seed=3)
+        trained: list[list[int]] = [[], [], []]
+        left = stop
+        for epoch in range(3):
+            for x in batches:
+                step(x)
+                left -= 1
+                if not left:
+                    raise Stopped(trained)
+                trained[epoch] += x.tolist()
+        return trained
+
+    with pytest.raises(Stopped) as stopped:
+        # it saves when it asks for a batch: the last step is in no checkpoint
+        script(first, 18 if kind == "batch sampler" else 9)
+    if first is not None:
+        present().optimizers[0].close("killed")
+    fleet.finish()
+    return stopped.value.args[0], script(second, 0)
+
+
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
@@ -367,31 +398,25 @@ def test_a_script_that_is_started_again_trains_on_the_rest(
     server: Server, mode: str, kind: str, tmp_path: Path
 ) -> None:
     """Of the epoch in which it was, in the same shuffle: what no saved step had."""
-
-    def script(stop: int) -> list[list[int]]:
-        step = begin(server, checkpoint=str(tmp_path), **MODES[mode])
-        made = loader(shuffle=True) if kind == "samples" else KINDS[kind][0]()
-        batches = fleet.shard(made, seed=3)
-        trained: list[list[int]] = [[], [], []]
-        left = stop
-        for epoch in range(3):
-            for x in batches:
-                step(x)
-                left -= 1
-                if not left:
-                    raise Stopped(trained)
-                trained[epoch] += x.tolist()
-        return trained
-
-    with pytest.raises(Stopped) as stopped:
-        script(
-            18 if kind == "batch sampler" else 9
-        )  # it saves when it asks for a batch: the last step is in no checkpoint
-    before = stopped.value.args[0]
-    present().optimizers[0].close("killed")
-    fleet.finish()
-    after = script(0)
+    before, after = killed_and_started_again(server, server, kind, mode, str(tmp_path))
 
     both = [sorted(a + b) for a, b in zip(before, after, strict=True)]
     assert before[1] and not before[2] and not after[0]
     assert both == [list(range(SAMPLES))] * 3
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["samples", "iterable data set", RARE("batch sampler")])
+def test_a_checkpoint_without_leases_says_what_is_left(
+    server: Server, kind: str, mode: str, tmp_path: Path
+) -> None:
+    """A process that has trained alone goes on with servers, in the middle of an epoch; and these
+    count what it had.
+    """
+    before, after = killed_and_started_again(None, server, kind, mode, str(tmp_path))
+
+    both = [sorted(a + b) for a, b in zip(before, after, strict=True)]
+    assert before[1] and not before[2] and not after[0]
+    assert both == [list(range(SAMPLES))] * 3
+    found = accounts(server)[1]
+    assert found.decided == found.samples and not found.skipped
