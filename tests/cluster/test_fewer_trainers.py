@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 
 import pytest
+from torch.distributed import TCPStore
 
-from pserver.launcher.free_port import free_port
 from tests.support.processes import Processes
 from tests.support.tiers import RARE
 
@@ -119,10 +119,14 @@ def test_a_job_goes_on_without_a_place_that_does_not_come_back(
 
 @pytest.mark.long
 def test_a_job_of_torchruns_agents_goes_on_without_a_host_that_dies(processes: Processes) -> None:
-    """With ``--nnodes MIN:MAX`` torch's own agents, one a host, start the others again."""
+    """With ``--nnodes MIN:MAX`` torch's own agents, one a host, start the others again.  Where they
+    meet is a host that lives.
+    """
     (processes.path / "fewer.py").write_text(SCRIPT)
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    quick = ("--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{store.port}")
+    times = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+    quick = ("--rdzv-conf", f"is_host=false,{times}")
     hosts = ("--nnodes", "2:3", "--nproc-per-node", "1", "--local-addr", "127.0.0.1")
     script = ("--max-restarts", "3", "fewer.py", "2 of 3 after 5", "agents")
     torchrun = ("-m", "torch.distributed.run", *hosts, *meeting, *quick, *script)
@@ -132,5 +136,5 @@ def test_a_job_of_torchruns_agents_goes_on_without_a_host_that_dies(processes: P
     ]
     statuses = sorted(agent.status(patience=200) for agent in agents)
 
-    assert statuses == [-9, 0, 0], agents
+    assert statuses == [-9, 0, 0], "\n".join(line for each in agents for line in each.lines)
     check([line for agent in agents for line in agent.lines], ["3", "2"])

@@ -23,6 +23,8 @@ from trainer import fleet
 
 strategy = fleet.DistributedStrategy()
 strategy.a_sync = sys.argv[1] == "async"
+if sys.argv[1] == "stop":
+    strategy.a_sync_configs = {{"lost_trainer": "stop"}}
 fleet.init(strategy=strategy)
 model = fleet.distributed_model(torch.nn.Linear(1, 1, bias=False))
 torch.nn.init.zeros_(model.weight)
@@ -83,9 +85,9 @@ def test_a_job_that_has_all_its_trainers_takes_no_more(processes: Processes) -> 
 
 
 @pytest.mark.long
-def test_a_sync_job_with_places_to_join_is_refused(processes: Processes) -> None:
-    """Each of its steps needs all trainers."""
-    first = launched(processes, free_port(), "127.0.0.1", "1:3", "sync")
+def test_a_job_that_stops_without_a_trainer_has_no_places_to_join(processes: Processes) -> None:
+    """It is refused: nobody may be missing."""
+    first = launched(processes, free_port(), "127.0.0.1", "1:3", "stop")
 
     assert first.status() == 1, first
     assert "expected a job that does without a trainer" in "\n".join(first.lines), first

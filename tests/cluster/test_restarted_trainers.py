@@ -20,6 +20,17 @@ from pathlib import Path
 from trainer import fleet
 
 mode, deaths, again = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+
+def wait_for(name):
+    deadline = time.monotonic() + 100
+    while again == "not awaited" and not Path(name).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+if Path("died-1").exists():
+    Path("started").touch()
+    wait_for("done")
 strategy = fleet.DistributedStrategy()
 strategy.a_sync_configs = mode
 fleet.init(strategy=strategy)
@@ -40,7 +51,9 @@ while optimizer.steps < {STEPS}:
         number = next(n for n in range(1, deaths + 1) if not Path(f"died-{{n}}").exists())
         Path(f"died-{{number}}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+wait_for("started")
 fleet.finish()
+Path("done").touch()
 print("weight", model.weight.item(), flush=True)
 """
 
