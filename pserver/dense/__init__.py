@@ -14,6 +14,7 @@ The files, in reading order:
 ``slice_update``     the update of one slice by its lane's mode; updates of small slices in one call
 ``slice_store``      all slices of one server, and their states by variable name
 ``slice_copies``     copies of all slices and states, as of one moment
+``unmerged_states``  the states that a checkpoint of whole tensors does not have
 ===================  ==============================================================================
 
 This room is pure: no thread, lock, socket, clock or environment.  It imports torch, ``transpiler``,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pserver.client.observer import Observer, Progress
+from pserver.dense.unmerged_states import unmerged_states
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.polling import poll
 from pserver.security.access import Access, always_open
@@ -123,7 +124,9 @@ class HeldJob:
     # ---- tensors ----
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every variable, and the states of its optimizer: ``model/NAME``, ``state/STATE/NAME``."""
+        """Every variable, and the states of its optimizer: ``model/NAME``, ``state/STATE/NAME``;
+        and, with which a replay begins, what these do not have: ``server/VARIABLE``.
+        """
         for placement in self.plan.placements:
             names = [self._states[each.server].get(each.name, {}) for each in placement.slices]
             arrived: list[dict[str, torch.Tensor]] = []
@@ -134,7 +137,10 @@ class HeldJob:
                 each[slice_.name] for each, slice_ in zip(arrived, placement.slices, strict=True)
             ]
             yield f"model/{placement.name}", _whole(parts, placement)
-            if self.plan.lane_of(placement).kind.steps_on_trainer:
+            outer = self.plan.lane_of(placement).kind.steps_on_trainer
+            held = {name: each for some in arrived for name, each in some.items()}
+            yield from unmerged_states(names, held, outer).items()
+            if outer:
                 continue
             for state in names[0]:
                 pieces = [

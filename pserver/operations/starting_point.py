@@ -11,6 +11,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Reader
+from pserver.dense.unmerged_states import PREFIX
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.operations.replayed_server import ReplayedServer
 from transpiler.files.local_path import shown
@@ -147,15 +148,19 @@ def _slices(
             own = {f"model/{placement.name}": slice_.name}
             for state, variable in states.get(slice_.name, {}).items():
                 own[f"state/{state}/{placement.name}"] = variable
+            outer = installed.plan.lane_of(placement).kind.outer_optimizer
             for name, variable in own.items():
-                if name in tensors:
+                of_server = tensors.get(f"{PREFIX}{variable}")
+                if of_server is not None:
+                    found[variable] = of_server
+                elif outer and name.startswith("state/"):  # a state of that name is a trainer's
+                    if stepped:
+                        raise Refused(
+                            f"{shown(path)}: expected {PREFIX}{variable}, the outer optimizer's "
+                            "state: begin with another checkpoint, or with the log itself"
+                        )
+                elif name in tensors:
                     found[variable] = _cut(tensors[name], slice_.begin, slice_.end, shape)
-                elif stepped and installed.plan.lane_of(placement).kind.outer_optimizer:
-                    raise Refused(
-                        f"{shown(path)}: expected {name!r}, the outer optimizer's state, which "
-                        "only servers have: begin with a checkpoint of which they have written "
-                        "their parts (--checkpoint), or with the log itself"
-                    )
     held = into.program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.STATE)
     shapes = {each.name: [int(extent) for extent in each.shape] for each in held}
     return {name: tensor.reshape(shapes[name]) for name, tensor in found.items()}

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.cluster.test_lost_servers import said, servers_of
-from tests.cluster.test_recorded_logs import check_same, run
+from tests.cluster.test_recorded_logs import check_same, held, run
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
@@ -70,7 +70,9 @@ print("waits for the kill", flush=True)
 while not Path("killed").exists():
     assert time.monotonic() < deadline
     time.sleep(0.01)
-steps(12)
+steps(4)
+fleet.save("back")
+steps(8)
 fleet.save("end")
 fleet.finish()
 """
@@ -103,8 +105,8 @@ def trained(processes: Processes, victim: int, configs: str) -> Started:
 def test_a_replay_gives_what_servers_hold_of_which_one_came_back(
     processes: Processes, victim: int, configs: str
 ) -> None:
-    """From the log's beginning, from the checkpoint from which it came back, and up to the record
-    after which it was lost.
+    """From the log's beginning, from the checkpoint from which it came back and from a later one,
+    and up to the record after which it was lost.
     """
     launch = trained(processes, victim, configs)
     text = "\n".join(launch.lines)
@@ -115,9 +117,13 @@ def test_a_replay_gives_what_servers_hold_of_which_one_came_back(
     run(processes, "later", "replay", "log", "--from", loss[1], "--to", "later")
     records = (processes.path / "before" / "checkpoint.json").read_text()
     record = max(each["record"] for each in json.loads(records)["meta"]["log"]["servers"])
+    run(processes, "back", "replay", "log", "--from", "back", "--to", "from-back")
     run(processes, "until", "replay", "log", "--until", str(record), "--to", "until")
 
     assert f"server {victim} was lost after record" in "\n".join(whole)
     check_same(processes.path / "end", processes.path / "whole")
     check_same(processes.path / "end", processes.path / "later")
+    check_same(processes.path / "end", processes.path / "from-back")
+    counts = [name for name in held(processes.path / "back") if name.startswith("server/")]
+    assert counts and all("@step" in name for name in counts)  # of steps: some are lost
     check_same(processes.path / "before", processes.path / "until")

@@ -57,6 +57,7 @@ def save(
     claims: checkpoint.Claims | None = None,
     place: Mapping[str, Any] | None = None,
     log: Mapping[str, Any] | None = None,
+    unmerged: Mapping[str, torch.Tensor] | None = None,
 ) -> checkpoint.Saved:
     """Writes the checkpoint, atomically; the optimizer's state is collected from the servers first,
     tables chunk by chunk.
@@ -73,6 +74,8 @@ def save(
         place: where the script is, of an automatic checkpoint: see
             :class:`trainer.job.script_place.ScriptPlace`.
         log: as of which entries of the servers' recorded log this is; None: there is none.
+        unmerged: further tensors, of servers, for a replay of that; see
+            :func:`pserver.dense.unmerged_states.unmerged_states`.
 
     Returns:
         The checkpoint, as the base of a later one.
@@ -85,6 +88,7 @@ def save(
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for optimizer in optimizers:
         named |= _states(optimizer)
+    named |= unmerged or {}
     meta = described(optimizers, scheduler, passes, place)
     if log is not None:
         meta["log"] = dict(log)

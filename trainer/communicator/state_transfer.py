@@ -16,10 +16,12 @@ from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
 from pserver.client.retrying_stream import Destination
 from pserver.dense.slice_optimizer import slice_state
+from pserver.dense.unmerged_states import unmerged_states
 from trainer.communicator.kstep_senders import warn_unserved
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.travelling_buffers import TravellingBuffers
+from transpiler.ir.graph import Role
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
@@ -57,6 +59,8 @@ class StateTransfer:
         self._tensors = tensors
         self._optimizers = optimizers
         self.slice_states = [slice_states(program.blocks) for program in programs]
+        kept = [each for program in programs for each in program.main.variables_of(Role.STATE)]
+        self._numbers = {each.name for each in kept if not each.shape}  # counts of steps
         # what arrives in new tensors: optimizer states, or values beside the live ones
         self._wanted: frozenset[str] = frozenset()
         self._collected: dict[str, torch.Tensor] = {}
@@ -232,12 +236,7 @@ class StateTransfer:
         """The servers' optimizer states, whole, by parameter name and state name: element-wise ones
         in the parameter's shape.
         """
-        collected = self._collect(
-            lambda server: (
-                [name for states in self.slice_states[server].values() for name in states.values()]
-                or None
-            )
-        )
+        collected = self._collect_states(lambda name, variable: True)
         placed = [
             p
             for p in self._plan.placements
@@ -248,6 +247,38 @@ class StateTransfer:
             for placement in placed
             if (states := self._assembled(placement, collected))
         }
+
+    def unmerged_states(self) -> dict[str, torch.Tensor]:
+        """Those of the servers' states that :meth:`states` does not give, as a checkpoint names
+        them.
+        """
+        found: dict[str, torch.Tensor] = {}
+        collected = self._collect_states(self._unmerged)
+        for placement in self._plan.placements:
+            if placement.group is not None:
+                names = [self.slice_states[each.server][each.name] for each in placement.slices]
+                outer = self._plan.lane_of(placement).kind.steps_on_trainer
+                found |= unmerged_states(names, collected, outer)
+        return found
+
+    def _unmerged(self, slice_name: str, variable: str) -> bool:
+        """Whether :meth:`states` may not give a state of a slice."""
+        placement, _ = self._slices.owner(slice_name)
+        return variable in self._numbers or self._plan.lane_of(placement).kind.steps_on_trainer
+
+    def _collect_states(self, wanted: Callable[[str, str], bool]) -> Mapping[str, torch.Tensor]:
+        """Receives those states for whose slice and variable ``wanted`` is true."""
+        return self._collect(
+            lambda server: (
+                [
+                    variable
+                    for name, states in self.slice_states[server].items()
+                    for variable in states.values()
+                    if wanted(name, variable)
+                ]
+                or None
+            )
+        )
 
     def _assembled(
         self, placement: Placement, collected: Mapping[str, torch.Tensor]

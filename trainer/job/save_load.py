@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer.checkpoint import resume
 from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
@@ -93,6 +95,9 @@ def write(
         OSError, ValueError: see :func:`save`.
     """
     log = None if job.communicator is None else _log_places(job.communicator)
+    unmerged: Mapping[str, torch.Tensor] = {}
+    if log is not None and job.communicator is not None:  # what a replay begins with, besides
+        unmerged = job.communicator.transfer.unmerged_states()
     tensors = job.tensors() | job.served()
     job.saved = resume.save(
         path,
@@ -105,6 +110,7 @@ def write(
         job.claims,
         place,
         log,
+        unmerged,
     )
 
 
