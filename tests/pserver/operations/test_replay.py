@@ -22,6 +22,7 @@ from pserver.operations.recorded_log import recorded_log
 from pserver.operations.replay import Target, replay
 from pserver.operations.replayed_server import ReplayedServer
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
+from tests.support.reloading_jobs import until
 from tests.support.tiers import RARE
 
 RULES = [("async", "sgd"), ("sync", "momentum"), ("async", "momentum"), ("sync", "adagrad")]
@@ -146,6 +147,7 @@ def test_a_full_disk_is_said_and_the_job_goes_on(
 
     recorder = job.installed.recording.recorder
     assert recorder is not None
+    until(lambda: recorder._written == recorder.entries)
     with monkeypatch.context() as patched:
         patched.setattr(os, "writev", full)
         job.train(1)
