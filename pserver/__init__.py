@@ -363,6 +363,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     memory/malloc.py                 holes
     memory/malloc.py                 one heap
     metrics/__init__.py              what metrics cost
+    operations/recorded_part.py      a server that comes back
     security/nonces.py               challenges that nobody keeps
     security/proof.py                what the port is for
     security/tls.py                  asked before gRPC

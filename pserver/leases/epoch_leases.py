@@ -52,11 +52,14 @@ class EpochLeases:
             runs = [divided.of(each) for each in range(epoch.stripes or 1)]
             self._extra = dict(enumerate(divided.extra)) if epoch.stripes else {}
             self._left_out = divided.left_out
-        left = {trainer: self._behind_begun(run, trainer) for trainer, run in enumerate(runs)}
-        if epoch.stripes:
-            self._own = {trainer: Intervals(each) for trainer, each in left.items()}
-        else:
-            self._free = Intervals(run for each in left.values() for run in each)
+        for trainer, (start, stop) in enumerate(runs):
+            begun = _behind_begun(start, stop, epoch.begun, self._extra.get(trainer, 0))
+            held = self._own.setdefault(trainer, Intervals()) if epoch.stripes else self._free
+            if begun < stop:
+                held.add(begun, stop)
+            self._decided += begun - start
+            if self._segments is not None and start < begun:
+                self._segments.decided(start, begun)
 
     def go_on_as(self, epoch: Epoch) -> None:
         """Trainers of another number, or of another mode, go on with an epoch that was saved.  The
@@ -66,35 +69,24 @@ class EpochLeases:
             ValueError: it is another epoch, or has no known end, which only as many trainers as
                 before can go on with.
         """
-        begun = self.epoch
-        same = replace(epoch, stripes=begun.stripes, positions=begun.positions, begun=begun.begun)
-        if begun.segments and epoch.stripes != begun.stripes:
+        own = self.epoch
+        same = replace(epoch, stripes=own.stripes, positions=own.positions, begun=own.begun)
+        if own.segments and epoch.stripes != own.stripes:
             raise ValueError(
-                f"epoch {epoch.number}: expected {begun.stripes} trainers that step together, as "
+                f"epoch {epoch.number}: expected {own.stripes} trainers that step together, as "
                 f"when its pass began, got {epoch.stripes}: data whose end nobody knows is divided "
                 "among as many as before"
             )
-        if same != begun:
+        if same != own:
             raise ValueError(
                 f"epoch {epoch.number}: expected {self.epoch}, as another trainer has it, got "
                 f"{epoch}: every trainer iterates over the same data with the same settings"
             )
         if epoch.stripes != self._stripes:
             self._stripes = epoch.stripes
-            for own in self._own.values():
-                self._give_up(own, own.size)
+            for each in self._own.values():
+                self._give_up(each, each.size)
             self._own = {}
-
-    def _behind_begun(self, run: Range, trainer: int) -> list[Range]:
-        """What is left of a stripe behind what steps have consumed already."""
-        start, stop = run
-        begun = min(start + self.epoch.begun, stop)
-        if stop - begun <= self._extra.get(trainer, 0):  # these are of the batch before
-            begun = stop if self.epoch.begun else begun
-        self._decided += begun - start
-        if self._segments is not None and begun > start:
-            self._segments.decided(start, begun)
-        return [(begun, stop)] if begun < stop else []
 
     # ---- dealing out ----
 
@@ -120,11 +112,9 @@ class EpochLeases:
             if self.over:
                 return Lease(over=True)
             dealt = self._deal(trainer, most, len(awaited))
-        if dealt.ranges:
+        for start, stop in dealt.ranges:
             self._idle.pop(trainer, None)
-            leased = self._leased.setdefault(trainer, Intervals())
-            for start, stop in dealt.ranges:
-                leased.add(start, stop)
+            self._leased.setdefault(trainer, Intervals()).add(start, stop)
         return dealt
 
     def _deal(self, trainer: int, most: int, trainers: int) -> Lease:
@@ -308,9 +298,7 @@ class EpochLeases:
         Raises:
             ValueError: one is not leased to the trainer.
         """
-        if self._segments is not None:
-            ranges = self._segments.existing(ranges)
-        ranges = list(ranges)
+        ranges = list(ranges if self._segments is None else self._segments.existing(ranges))
         for start, stop in ranges:
             self._leased.setdefault(trainer, Intervals()).remove(start, stop)
         self._return(trainer, ranges)
@@ -410,6 +398,17 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
         for own in leases._own.values():
             leases._give_up(own, own.size)
     return leases
+
+
+def _behind_begun(start: int, stop: int, begun: int, extra: int) -> int:
+    """Where a stripe goes on behind what steps have consumed of it already.
+
+    Args:
+        begun: positions that they have consumed.
+        extra: those that the last batch has beyond its size.
+    """
+    behind = min(start + begun, stop)
+    return stop if begun and stop - behind <= extra else behind
 
 
 def _finite(ranges: Iterable[Range]) -> int:
