@@ -43,7 +43,7 @@ class Quiesce:
         self._since = 0.0  # when the pause began
         self._running = 0
         self._paused = False
-        self._cut = False  # one is read
+        self._cut = self._reading = False  # one is to be taken; it is taken, and read
         self._held = deque[int]()  # records behind which steps wait
 
     @contextmanager
@@ -97,37 +97,46 @@ class Quiesce:
             self.resume()
 
     def begin_cut(self, seconds: float = 0.0) -> None:
-        """From here on until :meth:`end_cut` a cut is read, and nobody begins another.
+        """From here on until :meth:`end_cut` a cut is to be taken, and nobody begins another.
 
         Args:
-            seconds: for how long to wait for a cut that is read now.
+            seconds: for how long to wait for one that is not at its end.
 
         Raises:
-            Busy: it is read still.
+            Busy: it still is not.
         """
         with self._job.condition:
-            self.await_cut(seconds)
+            self._await(lambda: self._cut, seconds)
             self._cut = True
+
+    def read_cut(self) -> None:
+        """It is taken, and read from here on."""
+        with self._job.condition:
+            self._reading = True
 
     def end_cut(self) -> None:
         """The cut is not read any more."""
         with self._job.condition:
-            self._cut = False
+            self._cut = self._reading = False
             self._job.condition.notify_all()
 
     def await_cut(self, seconds: float = CUT_SECONDS) -> None:
         """Returns when no cut is read: for who changes more than a step does, of which a cut would
-        have to copy all.
+        have to copy all.  One that is to be taken may stand behind that in the job's log, so it is
+        not waited for.
 
         Raises:
             Busy: one is read still, after so many seconds.
         """
-        end = time.monotonic() + seconds
         with self._job.condition:
-            while self._cut:
-                if time.monotonic() >= end:
-                    raise Busy("a save is being written here: ask again when it is done")
-                self._job.condition.wait(WAKE_SECONDS)
+            self._await(lambda: self._reading, seconds)
+
+    def _await(self, busy: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while busy():
+            if time.monotonic() >= end:
+                raise Busy("a save is being written here: ask again when it is done")
+            self._job.condition.wait(WAKE_SECONDS)
 
     def pause(self) -> None:
         """Begins what :meth:`paused` does; :meth:`resume` ends it."""

@@ -56,6 +56,7 @@ class ServerCut:
         try:
             with installed.quiesce.paused():
                 began = time.monotonic()
+                installed.quiesce.read_cut()
                 self._slices.take()
                 for name, table in installed.tables.items():
                     self._tables[name] = table.cut(changed_since_save, marks)

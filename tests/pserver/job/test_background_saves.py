@@ -47,6 +47,24 @@ def test_a_save_is_of_the_moment_in_which_it_began(
     assert second.slices.held["w.block0"].tolist() == [5.0, 5.0] and second.lanes[0].version == 4
 
 
+def test_a_shrink_does_not_wait_for_a_save_behind_it(tmp_path: Path) -> None:
+    """One that is ready, and whose place in the job's log is behind that of the shrink; it waits
+    for one that is being written.
+    """
+    held = server(plan(), tmp_path / "a")
+    train(held, 6)
+    saving = Saving(str(tmp_path / "saved"), held, MEMBERS, continues=True)
+    held.quiesce.await_cut(0.0)
+    with pytest.raises(Busy, match="a save is being written here"):
+        Saving(str(tmp_path / "other"), held, MEMBERS)
+    saving.cut()
+    with pytest.raises(Busy, match="a save is being written here"):
+        held.quiesce.await_cut(0.0)
+    assert saving.write() > 0
+
+    held.quiesce.await_cut(0.0)
+
+
 def test_a_chain_of_saves_has_what_the_last_one_saw(tmp_path: Path) -> None:
     """A save with a base has only rows that changed since, and is loaded with those before it."""
     first, second = server(plan(), tmp_path / "a"), server(plan(), tmp_path / "b")
