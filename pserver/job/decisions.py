@@ -372,7 +372,8 @@ class Decisions:
         """Whether another server waits for server 0, which it has lost."""
         over = self._closed or self._job.failure is not None or self._job.draining
         waits = self.awaits and self.coordinator is None and self._returned is None
-        if over or not waits or isinstance(error, Draining) or self._dial is None or self.resumes:
+        refused = self.resumes and not isinstance(error, ServerLost)  # and not lost once more
+        if over or not waits or isinstance(error, Draining) or self._dial is None or refused:
             return False
         self.resumes = True  # the link says so
         self._link = self._dial()

@@ -214,6 +214,8 @@ class Endings(ABC):
     def _check_missing(self, now: float) -> None:
         """Fails the job where a trainer will not join any more."""
         for trainer in self._members.not_joined():
+            if trainer in self._members.away:
+                continue  # it has joined before this server came back: see _not_back
             if (lost := self._lost(trainer, self._members.began)) is not None:
                 self.lifecycle.lose(lost)
         start = self.config.start_timeout_seconds

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.errors import Refused, UnknownSession, Unprepared
+from pserver.errors import Refused, ServerLost, UnknownSession, Unprepared
 from pserver.job.decisions import process_of
 from pserver.job_log import write_ahead_log
 from pserver.wire_pb2 import (
+    AnnounceRequest,
     BarrierRequest,
     HeartbeatRequest,
     LeaseEpoch,
@@ -111,6 +112,19 @@ def test_it_comes_back_twice(world: World, tmp_path: Path) -> None:
     assert torch.equal(world.step(0, 3)[1], torch.full((3,), -0.5))
 
 
+def test_it_is_lost_again_before_the_other_has_heard_of_it(world: World, tmp_path: Path) -> None:
+    """Who follows it again, and has not been told where the log is, does so once more."""
+    world.step(0, 1)
+    path = world.save(tmp_path, 0)
+    world.lose(0)
+    end = world.one.job.installed().decisions
+    until(lambda: end.resumes)
+    end.cut(ServerLost("server 0 is gone once more"))
+    back(world, path)
+
+    assert torch.equal(world.step(0, 2)[1], torch.zeros(3))
+
+
 def test_both_servers_come_back_one_after_the_other(world: World, tmp_path: Path) -> None:
     """Each with what it had saved."""
     paths = [world.save(tmp_path, server) for server in (0, 1)]
@@ -201,6 +215,25 @@ def test_a_trainer_that_has_died_meanwhile_is_lost(world: World, tmp_path: Path)
     assert any(each.startswith(text) for each in said)
     world.trainers[1] = world.trainer(1, "another")
     assert torch.equal(world.step(1, 2)[0], torch.zeros(2, 3))
+
+
+def test_a_trainer_that_ends_before_it_is_back_does_not_end_the_job(
+    world: World, tmp_path: Path
+) -> None:
+    """Who has started it says so to server 0 before that knows its trainers, and once more."""
+    path = world.save(tmp_path, 0)
+    world.step(1, 1)
+    world.lose(0)
+    world.again(path, 0)
+    ended = AnnounceRequest(trainer_id=1, failure="killed")
+    world.zero.job.announce(ended)
+    world.rejoin(0, 0)
+    world.zero.job.tick()
+    assert torch.equal(world.step(0, 1)[0], torch.full((2, 3), 0.5))
+    world.zero.job.announce(ended)
+
+    states = [each.state for each in world.zero.job.status(StatusRequest()).trainers]
+    assert states == ["joined", "lost"] and world.zero.job.failure is None
 
 
 def test_another_process_waits_until_the_one_before_is_back_or_lost(
