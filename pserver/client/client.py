@@ -257,19 +257,20 @@ class Client(Heartbeating):
         )
 
     def _connect_joining(self) -> Stream:
-        """A stream, tried again for the heartbeat timeout; over another transport at once where the
-        trainer can use others.
+        """A stream, tried again for the heartbeat timeout, and for as long as a server is awaited;
+        over another transport at once where the trainer can use others.
         """
         text = f"waiting for {self} to open a stream over {self.transport}"
         broken = Unreachable(f"{self}: no stream over {self.transport}")
-        for _ in poll(log, lambda: text, self._heartbeat_timeout, POLL_SECONDS):
+        seconds = self._heartbeat_timeout + self._return.seconds
+        for _ in poll(log, lambda: text, seconds, POLL_SECONDS):
             try:
                 return self._connect()
             except Unreachable as error:
                 broken = error
             if len(self._transports) > 1:
                 self._take_another_transport(broken)
-            elif self.transport == "shm":  # no network that may recover
+            elif self.transport == "shm" and not self._return.seconds:  # no network may recover
                 break
             else:
                 self.check()
@@ -305,8 +306,9 @@ class Client(Heartbeating):
             elif time.monotonic() > end:
                 break
             if reply.wants_program and self._program is not None:
-                for part in install_requests(reply.session, self._program):
-                    self._control.install(part, self._start_timeout, meanwhile)
+                with suppress(UnknownSession):  # another process has taken the server's place
+                    for part in install_requests(reply.session, self._program):
+                        self._control.install(part, self._start_timeout, meanwhile)
             meanwhile()
         raise TimedOut(
             f"{self} is up, but trainer 0 has not started its job there within "

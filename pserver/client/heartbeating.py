@@ -37,6 +37,7 @@ from pserver.wire_pb2 import JoinReply
 
 log = logging.getLogger(__name__)
 
+BEAT_SECONDS = 1.0  # from one heartbeat to the next, at most; five of them in a heartbeat timeout
 LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
 
 
@@ -80,7 +81,7 @@ class Heartbeating(GroupedCalls):
 
     def _beat(self) -> None:
         """See [Note: silence]."""
-        interval = min(1.0, self._heartbeat_timeout / 5)
+        interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
         begun = answered = time.monotonic()
         unanswered = 0
         while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pserver.errors import Refused
+from pserver.errors import UnknownSession
 from pserver.job.membership import Watermarks
 from pserver.job_log.records import Process
 from pserver.job_log.standing import Applied, Loss, Standing, losses
@@ -68,10 +68,12 @@ class Reload:
         """Returns if a call is of such a trainer.
 
         Raises:
-            Refused: it is of another.
+            UnknownSession: it is of another; or was asked by another process of this server.
         """
         if not self.asks(session):
-            raise Refused("this server has come back, and takes its program from another trainer")
+            raise UnknownSession(
+                "this server has come back, and takes its program from another trainer"
+            )
 
     def read(self, meta: Mapping[str, Any]) -> None:
         """The save is read.

@@ -28,6 +28,8 @@ from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import (
     Failure,
     Frame,
+    InstallReply,
+    InstallRequest,
     JoinReply,
     JoinRequest,
     Kind,
@@ -35,6 +37,10 @@ from pserver.wire_pb2 import (
     LeaveRequest,
 )
 from tests.support.job_frames import DEADLINE
+from transpiler.distribute import plan_parameters, pserver_program
+from transpiler.ir.rules import Rule
+from transpiler.plan.plan import Deployment
+from transpiler.program import Program
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,14 @@ def test_an_unknown_session_ends_the_stream_of_a_server_that_is_awaited() -> Non
     assert isinstance(_final(failure, "server 1", awaited=False), UnknownSession)
     with pytest.raises(GarbledStream):
         _final(Failure(error="GarbledStream"), "server 1", awaited=False)
+
+
+def program_of_a_server() -> Program:
+    """Some program that a trainer can bring."""
+    named = [("w", (2, 3), "float32", 0)]
+    rule = Rule("sgd", {"lr": 0.5, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {})
+    plan = plan_parameters(named, [rule], mode="async", trainers=1, servers=1, clip=None)
+    return pserver_program(Deployment(plan, ("h:1",), server_index=0))
 
 
 class Ending:
@@ -186,3 +200,35 @@ def test_a_preempted_trainer_leaves_a_server_that_is_away(
     client.leave(preempted_after=preempted_after)
 
     assert control.sessions == sessions
+
+
+def test_a_server_that_is_another_process_by_now_asks_for_the_program_again() -> None:
+    """What it calls an unknown session is the one that the process before had given."""
+    sessions: list[str] = []
+
+    class Again:
+        """A server whose second process is there when the program comes."""
+
+        def join(self, request: JoinRequest) -> JoinReply:
+            """Asks for the program, until it has come."""
+            if sessions == ["asked 0", "asked 1"]:
+                return JoinReply(ready=True, session="joined")
+            return JoinReply(wants_program=True, session=f"asked {len(sessions)}")
+
+        def install(
+            self, request: InstallRequest, seconds: float, check: Callable[[], None]
+        ) -> InstallReply:
+            """The first one is for the process before."""
+            sessions.append(request.session)
+            if len(sessions) == 1:
+                raise UnknownSession("takes its program from another trainer")
+            return InstallReply()
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client._control.close()
+    client._control, client._program = Again(), program_of_a_server()  # type: ignore[assignment]
+
+    assert client._ask_to_join(lambda: None).session == "joined"
