@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,11 @@ import torch
 from pserver.client.channel import Channel
 from pserver.client.replies import Reply
 from pserver.job.decisions import Decisions
-from pserver.job_log.records import Lost, Record
+from pserver.job.installed_program import InstalledProgram
+from pserver.job.job_files import Saving
+from pserver.job.reloading import Reloading
+from pserver.job_log.records import Lost, Process, Record
+from pserver.job_log.standing import Loss, Standing
 from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable
@@ -48,10 +52,42 @@ class TableCalls:
     Attributes:
         updates: how many gradients it has taken.
         removals: ("shrink" or "expire", after how many gradients, the call's arguments).
+        cut: how many of the removals came before its last cut.
     """
 
     updates: int = 0
     removals: list[tuple[str, int, tuple[Any, ...]]] = field(default_factory=list)
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The moment that a server has saved.
+
+    Attributes:
+        held: by the server.
+        removals: by table, how many came before.
+    """
+
+    held: InstalledProgram
+    removals: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """What a server says that has come back.
+
+    Attributes:
+        held: by it, from here on.
+        last: the number of the last record before it serves.
+        lost: by trainer, of decided steps, in this process and those before.
+        said: a sentence.
+    """
+
+    held: InstalledProgram
+    last: int
+    lost: Mapping[int, Loss]
+    said: str
 
 
 class History:
@@ -61,12 +97,17 @@ class History:
         messages: by place, then by step.
         records: by a server's end of the log, by number: what has taken effect there.
         tables: by a server's part of a table.
+        cuts: by the directory in which a server saves one.
+        stood: by the job of a server that has come back.
     """
 
     def __init__(self) -> None:
         self.messages: dict[Place, dict[int, Message]] = {}
         self.records: dict[Decisions, dict[int, Record]] = {}
         self.tables: dict[SparseTable, TableCalls] = {}
+        self.cuts: dict[str, Cut] = {}
+        self.stood: dict[Reloading, Stood] = {}
+        self._dead: set[Decisions] = set()
         self._places: dict[Channel, Place] = {}
         self._changed = threading.Condition()  # guards all of the above
 
@@ -113,13 +154,34 @@ class History:
 
     def _took(self, decisions: Decisions, records: Iterable[Record]) -> None:
         with self._changed:
+            if decisions in self._dead:
+                return
             known = self.records.setdefault(decisions, {})
             for each in records:
                 known.setdefault(each.number, each)
             self._changed.notify_all()
 
-    def wait_for_loss(self, incarnation: str, ends: Iterable[Decisions], seconds: float) -> bool:
+    def dies(self, decisions: Decisions) -> None:
+        """A server is lost: what its threads do after that is no part of the history."""
+        with self._changed:
+            self._dead.add(decisions)
+
+    def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Waits until something is so, which follows from what is taken down here.
+
+        Returns:
+            Whether it is, in time.
+        """
+        with self._changed:
+            return self._changed.wait_for(done, seconds)
+
+    def wait_for_loss(
+        self, process: Process, ends: Callable[[], Iterable[Decisions]], seconds: float
+    ) -> bool:
         """Waits until servers have fenced a process.
+
+        Args:
+            ends: the ends of the log that the servers have now.
 
         Returns:
             Whether they have, in time.
@@ -128,14 +190,14 @@ class History:
         def lost() -> bool:
             return all(
                 any(
-                    isinstance(each.what, Lost) and each.what.process.incarnation == incarnation
+                    isinstance(each.what, Lost) and each.what.process == process
                     for each in self.records.get(end, {}).values()
                 )
-                for end in ends
+                or process in end._members.fenced  # before a server has come back
+                for end in ends()
             )
 
-        with self._changed:
-            return self._changed.wait_for(lost, seconds)
+        return self.wait_until(lost, seconds)
 
     def log(self, end: Decisions) -> list[Record]:
         """What has taken effect at a server's end of the log, in order."""
@@ -158,6 +220,9 @@ class History:
                 (Channel, "push_rows", self._push_rows),
                 (Channel, "commit", self._commit),
                 (Decisions, "_take", self._take),
+                (Reloading, "_stands", self._stands),
+                (Saving, "cut", self._save),
+                (SparseTable, "cut", self._cut),
                 *((SparseTable, name, self._update) for name in ("update", "add")),
                 *((SparseTable, name, self._remove) for name in ("shrink", "expire")),
             ):
@@ -193,6 +258,36 @@ class History:
             self._took(decisions, listed)
 
         return take
+
+    def _stands(self, name: str, right: Any) -> Any:
+        def stands(job: Reloading, standing: Standing) -> None:
+            right(job, standing)
+            held, reload = job.program, job.reload
+            assert held is not None and reload is not None, "it serves"
+            said = [each.text for each in job.lifecycle.events.all() if each.kind == "reloaded"]
+            with self._changed:
+                self.stood[job] = Stood(held, standing.last, dict(reload.lost), said[-1])
+                self._changed.notify_all()
+
+        return stands
+
+    def _save(self, name: str, right: Any) -> Any:
+        def cut(saving: Saving, *arguments: Any) -> Any:
+            found, held = right(saving, *arguments), saving._installed
+            removals = {name: self._calls(each.rows).cut for name, each in held.tables.items()}
+            with self._changed:
+                self.cuts[saving._path] = Cut(held, removals)
+            return found
+
+        return cut
+
+    def _cut(self, name: str, right: Any) -> Any:
+        def cut(table: SparseTable, *arguments: Any) -> Any:
+            calls = self._calls(table)
+            calls.cut = len(calls.removals)
+            return right(table, *arguments)
+
+        return cut
 
     def _update(self, name: str, right: Any) -> Any:
         def update(table: SparseTable, *arguments: Any, **named: Any) -> None:

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from pserver.checkpoint import checkpoint
-from pserver.job.installed_program import InstalledProgram
-from pserver.job_log.records import Decided, Joined, Lost, Process, Record
+from pserver.job_log.records import Call, Decided, Joined, Lost, Process, Record
 from trainer.checker.history import History
 from trainer.checker.processes import Process as Start
-from trainer.checker.reapplication import JobReplica, cut_differences, differences
+from trainer.checker.reapplication import cut_differences, differences
+from trainer.checker.returned_servers import loss_differences
+from trainer.checker.server_lives import Life, LivedReplicas, ServerLives, Timeline
 from trainer.checker.worlds import World
 
 
@@ -22,7 +24,7 @@ class Laws:
 
     Args:
         world, history: of the trial.
-        held: what the servers hold, in their order.
+        lives: of its servers.
         starts: every start of every trainer.
         folder: where servers have saved what they held.
     """
@@ -31,13 +33,15 @@ class Laws:
         self,
         world: World,
         history: History,
-        held: Sequence[InstalledProgram],
+        lives: ServerLives,
         starts: Sequence[Start],
         folder: str | None = None,
     ) -> None:
         self._folder = folder
-        self._world, self._history, self._held, self._starts = world, history, held, starts
-        self._logs = [history.log(each.decisions) for each in held]
+        self._world, self._history, self._starts = world, history, starts
+        self._lives, self._held = lives, lives.held
+        self._log = lives.log(history)
+        self._replicas = LivedReplicas(world, history, lives, self._log)
         self._decided: dict[Process, list[int]] = {}  # by lane, the last step
         self._begun: dict[Process, tuple[int, ...]] = {}
 
@@ -48,30 +52,47 @@ class Laws:
             yield from found
             if found:
                 return
-        replica = JobReplica(self._world, self._history, self._held)
-        replica.apply(self._logs[0])
+        replicas = self._replicas
+        replicas.live()
         found = [
             each
-            for server, held in zip(replica.servers, self._held, strict=True)
+            for server, held in zip(replicas.servers, self._held, strict=True)
             for each in differences(server, held)
         ]
-        yield from found or self._reads(replica)
+        found += [each for life in self._lives for each in self._losses(life)]
+        yield from found or self._reads(replicas.timelines)
         yield from self._cuts()
 
     # ---- the log ----
 
     def _one_log(self) -> Iterator[str]:
-        """Records have no gaps, and the servers' logs are beginnings of server 0's."""
-        for server, log in enumerate(self._logs):
-            numbers = [each.number for each in log]
-            if numbers != list(range(1, len(log) + 1)):
-                yield f"server {server}: records {numbers}"
-            for own, first in zip(log, self._logs[0], strict=False):
-                if own != first:
-                    yield f"server {server}: record {own}, and server 0 has {first}"
-            missing = [each for each in self._logs[0][len(log) :] if isinstance(each.what, Decided)]
-            if missing:
-                yield f"server {server} has not been told of {missing[0]}"
+        """Records have no gaps, and what servers are told are beginnings of server 0's log: of one
+        that has come back, of what is behind the record at which it stands.
+        """
+        for lives in self._lives.of:
+            for life, later in zip_longest(lives, lives[1:]):
+                yield from self._told(life, later)
+
+    def _told(self, life: Life, later: Life | None) -> Iterator[str]:
+        """Records that one process of a server has taken.
+
+        Args:
+            later: that has taken its place.
+        """
+        log, server = self._history.log(life.held.decisions), f"server {life.server}"
+        numbers = [each.number for each in log]
+        last = life.stands + len(log)
+        if numbers != list(range(life.stands + 1, last + 1)):
+            yield f"{server}, which stands at record {life.stands}: records {numbers}"
+        for own in log:
+            first = self._log[own.number - 1] if own.number <= len(self._log) else None
+            if own != first:
+                yield f"{server}: record {own}, and server 0 has {first}"
+        missing = [each for each in self._log[last:] if isinstance(each.what, Decided)]
+        if missing and later is None:
+            yield f"{server} has not been told of {missing[0]}"
+        if later is not None and last > later.stands:
+            yield f"{server} stands at record {later.stands}, and has taken record {last} before"
 
     def _steps(self) -> Iterator[str]:
         """Each process's decided steps follow one another from where it began; nothing of a fenced
@@ -79,7 +100,7 @@ class Laws:
         """
         present: dict[int, Process] = {}
         fenced: set[Process] = set()
-        for record in self._logs[0]:
+        for record in self._log:
             what = record.what
             if isinstance(what, Joined):
                 yield from self._joined(what, present)
@@ -175,16 +196,35 @@ class Laws:
     # ---- tables ----
 
     def _shrinks(self) -> Iterator[str]:
-        """Each call that was answered has dropped rows once, on every server."""
+        """Each call that was answered is in the log, once, and has dropped rows once on every
+        server.
+        """
+        shrinks = [e for e in self._log if isinstance(e.what, Call) and e.what.kind == "shrink"]
         asked = sum(each.shrinks for each in self._starts)
-        for server, held in enumerate(self._held):
-            for name, table in held.tables.items():
-                calls = self._history.tables.get(table.rows)
-                done = [each for each in calls.removals if each[0] == "shrink"] if calls else []
-                if len(done) != asked:
-                    yield f"server {server}: {name!r} has shrunk {len(done)} times, not {asked}"
+        if len(shrinks) != asked:
+            yield f"the log has {len(shrinks)} shrinks, and {asked} were answered"
+        for lives in self._lives.of:
+            for life, later in zip_longest(lives, lives[1:]):
+                last = len(self._log) if later is None else later.stands
+                due = len([each for each in shrinks if life.stands < each.number <= last])
+                for name, table in life.held.tables.items():
+                    calls = self._history.tables.get(table.rows)
+                    found = (
+                        [each for each in calls.removals if each[0] == "shrink"] if calls else []
+                    )
+                    # one that has died may not have come to the last of them
+                    if len(found) > due or (later is None and len(found) < due):
+                        what = f"server {life.server}: {name!r} has shrunk {len(found)} times"
+                        yield f"{what}, and {due} times by the log"
 
-    # ---- saves ----
+    # ---- saves, and what is lost ----
+
+    def _losses(self, life: Life) -> Iterator[str]:
+        """What a server says that it has lost is what was decided since its save."""
+        if life.stood is not None:
+            lost, before = self._replicas.lost(life), self._replicas.life_at(life.path)
+            since = len(lost - self._replicas.lost(before))
+            yield from loss_differences(life, self._history, lost, since)
 
     def _cuts(self) -> Iterator[str]:
         """All servers' parts of a save are of one record: what the updates before it make, and no
@@ -193,24 +233,21 @@ class Laws:
         for path in (path for start in self._starts for path in start.saved):
             cuts = set()
             for server in range(self._world.servers):
-                save = checkpoint.reading(f"{self._folder}/{path}/server-{server}")
-                cuts.add(cut := save.meta["log"]["record"])
-                most = save.meta["versions"]
-                replica = JobReplica(self._world, self._history, self._held)
-                replica.apply([each for each in self._logs[0] if each.number < cut])
-                yield from cut_differences(replica.servers[server], save)
+                directory = f"{self._folder}/{path}/server-{server}"
+                save = checkpoint.reading(directory)
+                cuts.add(save.meta["log"]["record"])
+                yield from cut_differences(self._replicas.saved(directory), save)
                 if server == 0 and self._world.leases:
-                    yield from self._lease_cut(save.meta["leases"], most[0])
+                    yield from self._lease_cut(directory, save.meta["leases"])
             if len(cuts) > 1:
                 yield f"a save has parts of records {sorted(cuts)}"
 
-    def _lease_cut(self, kept: Mapping[str, Any], updates: int) -> Iterator[str]:
+    def _lease_cut(self, directory: str, kept: Mapping[str, Any]) -> Iterator[str]:
         found = sum(each["decided"] for each in kept["epochs"])
         found += sum(decided for _, _, decided, *_ in kept["closed"])
-        decided = [e.what for e in self._logs[0] if isinstance(e.what, Decided)]
         expected = 0
-        for what in [each for each in decided if not each.lane][:updates]:
-            for step in what.steps:
+        for lane, step in self._replicas.counted(directory):
+            if not lane:
                 messages = self._history.messages[step.process.incarnation, 0, 0]
                 expected += sum(stop - start for _, start, stop in messages[step.step].leases)
         if found != expected:
@@ -218,15 +255,14 @@ class Laws:
 
     # ---- what trainers read ----
 
-    def _reads(self, replica: JobReplica) -> Iterator[str]:
+    def _reads(self, timelines: Mapping[str, Timeline]) -> Iterator[str]:
         """Each value is one that a slice had after some update; none is older than the one before,
-        or without the reader's own steps that were answered.
+        or without the reader's own steps that were answered, but for those that a server has lost.
         """
-        slices = {name: own for server in replica.servers for name, own in server.slices.items()}
         for start in self._starts:
             lowest: Counter[str] = Counter()
             for read in start.reads:
-                own = slices[read.slice]
+                own = timelines[read.slice]
                 least = lowest[read.slice]
                 for number, steps in enumerate(own.updates, 1):
                     mine = any(

@@ -6,13 +6,15 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from pserver.client.client import Client
+from pserver.client.save_calls import SaveState
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
 from pserver.leases.epoch import Epoch
 from pserver.table.gradient import RowGradient
@@ -86,7 +88,7 @@ class Process:
             self.tensors,
             connection=AnyTransport(
                 heartbeat_timeout_seconds=10.0,
-                start_timeout_seconds=10.0,
+                start_timeout_seconds=30.0 if world.loses_servers else 10.0,
                 transport=world.transport,
             ),
             incarnation=self.incarnation,
@@ -177,15 +179,39 @@ class Process:
             self._on_all(lambda client: client.shrink(days, None, []))
             self.shrinks += 1
 
-    def save(self) -> None:
-        """Has all servers save what they hold, while steps go on."""
+    def save(self) -> str:
+        """Has all servers save what they hold, while steps go on.
+
+        Returns:
+            Where they have, below their directories; "": the save was given up, as a server was
+            lost or another trainer's save was being written.
+        """
         self.saves += 1
-        path, number = f"{self.incarnation} {self.saves}", self.saves
+        path = f"{self.incarnation} {self.saves}"
+        try:
+            self._save(path, self.saves)
+        except PServerError:
+            if not self.world.loses_servers:
+                raise
+            return ""
+        self.saved.append(path)
+        return path
+
+    def _save(self, path: str, number: int) -> None:
+        # of the servers as they are now: one that comes back knows of no such save
+        calls = {client: client.saves for client in self.communicator.clients}
+
+        def ask(client: Client) -> SaveState:
+            return calls[client].in_background(path, number)
+
+        def withdraw(client: Client) -> None:
+            with suppress(PServerError):
+                calls[client].withdraw(number)
+
         end = time.monotonic() + TIMEOUT_SECONDS
         while True:
-            states = self._on_all(lambda client: client.saves.in_background(path, number))
+            states = self._on_all(ask, withdraw)
             if all(state.done for state in states):
-                self.saved.append(path)
                 break
             if time.monotonic() > end:
                 raise TimedOut(f"the save {path!r} did not end")
@@ -193,11 +219,22 @@ class Process:
         if failed := [state.failure for state in states if state.failure]:
             raise Refused(f"the save {path!r}: {failed[0]}")
 
-    def _on_all(self, call: Callable[[Client], T]) -> list[T]:
-        """Makes a call that has a place in the job's log, on all servers side by side."""
+    def _on_all(
+        self, call: Callable[[Client], T], withdraw: Callable[[Client], None] = lambda client: None
+    ) -> list[T]:
+        """Makes a call that has a place in the job's log, on all servers side by side.
+
+        Args:
+            withdraw: called for the others where one has failed.
+        """
         clients = self.communicator.clients
         with ThreadPoolExecutor(len(clients)) as pool:
-            return list(pool.map(call, clients))
+            begun = {pool.submit(call, client): client for client in clients}
+            failed = any(each.exception() for each in as_completed(begun))
+            for each, client in begun.items() if failed else ():
+                if not each.done():
+                    withdraw(client)
+        return [each.result() for each in begun]
 
     # ---- ends ----
 

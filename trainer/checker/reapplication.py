@@ -5,7 +5,6 @@ torch's own optimizers and by the pure code of tables.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,7 +97,7 @@ class TableReplica:
         self.rows = open_table(shaped, [rule for _, rule in applied], server, plan.servers)
         self._by_segment = [(segment.group, rule.hparams) for segment, rule in applied]
         self._removals = list(calls.removals)
-        self._updates = 0
+        self._updates = self._removed = 0
 
     def take(self, gradient: RowGradient, hparams: Hparams, now: float) -> None:
         """One gradient, merged and clipped."""
@@ -118,9 +117,16 @@ class TableReplica:
             values = np.negative(values)
         self.rows.update(ids, values, own, statistics, now)
 
-    def remove(self, updates: int | None = None) -> None:
-        """What was removed after so many gradients; None: after all."""
+    def remove(self, updates: int | None = None, most: int | None = None) -> None:
+        """What was removed after so many gradients; None: after all.
+
+        Args:
+            most: so many removals, with those before; None: all.
+        """
         while self._removals and (updates is None or self._removals[0][1] <= updates):
+            if self._removed == most:
+                break
+            self._removed += 1
             name, _, arguments = self._removals.pop(0)
             getattr(self.rows, name)(*arguments)
 
@@ -143,7 +149,8 @@ class ServerReplica:
     """
 
     def __init__(self, world: World, server: int, history: History, held: InstalledProgram) -> None:
-        self.server, self._history, plan = server, history, world.plan
+        self.server, self._history, self._plan = server, history, world.plan
+        plan = world.plan
         self.slices: dict[str, SliceReplica] = {}
         for placement in plan.placements:
             whole = world.initial(placement).view(-1)
@@ -151,10 +158,31 @@ class ServerReplica:
                 if part.server == server:
                     value = whole[part.begin : part.end]
                     self.slices[part.name] = SliceReplica(plan, placement, part, value)
-        self.tables: dict[str, TableReplica] = {}
-        for table in plan.tables:
-            calls = history.tables.get(held.tables[table.name].rows, TableCalls())
-            self.tables[table.name] = TableReplica(table, plan, server, calls)
+        self.tables = self._tables(held)
+
+    def _tables(self, held: InstalledProgram) -> dict[str, TableReplica]:
+        known, found = self._history.tables, {}
+        for table in self._plan.tables:
+            calls = known.get(held.tables[table.name].rows, TableCalls())
+            found[table.name] = TableReplica(table, self._plan, self.server, calls)
+        return found
+
+    def reload(self, held: InstalledProgram, save: Reader) -> None:
+        """Another process of this server begins with what the save has, which this one is as of.
+
+        Args:
+            held: by that process.
+        """
+        for own in self.slices.values():
+            own.passed, own.updates = [own.value.clone()], []
+        self.tables = self._tables(held)
+        for name, table in self.tables.items():  # whose rows lie as the files have them
+            table.rows.restore(json.loads(save.meta["tables"][name]))
+            for chunk in save.chunks(name):
+                if chunk.keys() == {"ids", "values"}:  # as a server reads rows without states
+                    table.rows.assign(chunk["ids"], chunk["values"])
+                else:
+                    table.rows.load(chunk)
 
     def message(self, lane: int, step: ProcessStep) -> Message:
         """What this server got of a step."""
@@ -205,47 +233,50 @@ class ServerReplica:
 
 
 class JobReplica:
-    """All servers of a job, by its log and by what trainers have sent.
+    """Servers of a job, by its log and by what trainers have sent.
 
     Args:
         world: of the trial.
         history: of the trial.
-        held: what the servers themselves have.
+        held: what the servers themselves have: all of them, where servers clip.
 
     Attributes:
-        servers: in their order.
+        servers: by their number.
+        taken: the steps that they have, with the lane of each.
     """
 
-    def __init__(self, world: World, history: History, held: Sequence[InstalledProgram]) -> None:
+    def __init__(
+        self, world: World, history: History, held: Mapping[int, InstalledProgram]
+    ) -> None:
         self._plan = world.plan
-        self.servers = [ServerReplica(world, s, history, each) for s, each in enumerate(held)]
+        self.servers = {s: ServerReplica(world, s, history, each) for s, each in held.items()}
+        self.taken: list[tuple[int, ProcessStep]] = []
 
-    def apply(self, records: Iterable[Record], most: Sequence[int] | None = None) -> None:
+    def apply(self, records: Iterable[Record], removals: Mapping[str, int] | None = None) -> None:
         """Applies what was decided, in the order of the log.
 
         Args:
-            most: by lane, so many updates; None: all.
+            removals: by table, so many; None: all.
         """
-        done: Counter[int] = Counter()
         for record in records:
             if isinstance(record.what, Decided):
-                lane = record.what.lane
-                done[lane] += 1
-                if most is None or done[lane] <= most[lane]:
-                    self._decided(lane, record.what.steps, record.time)
-        for server in self.servers:
-            for table in server.tables.values():
-                table.remove()
+                lane, steps = record.what.lane, record.what.steps
+                self.taken += [(lane, step) for step in steps]
+                self._decided(lane, steps, record.time)
+        for server in self.servers.values():
+            for name, table in server.tables.items():
+                table.remove(most=None if removals is None else removals[name])
 
     def _decided(self, lane: int, steps: Sequence[ProcessStep], time: float) -> None:
         kind = self._plan.lanes[lane].kind
         updates = [tuple(sorted(steps))] if kind.waits_for_all else [(step,) for step in steps]
         for together in updates:
-            merged = [s.merged(lane, together, kind.waits_for_all) for s in self.servers]
-            hparams = self.servers[0].message(lane, together[0]).hparams
+            servers = list(self.servers.values())
+            merged = [s.merged(lane, together, kind.waits_for_all) for s in servers]
+            hparams = servers[0].message(lane, together[0]).hparams
             if self._plan.clips_on_servers:
                 self._clip(merged)
-            for server, part in zip(self.servers, merged, strict=True):
+            for server, part in zip(servers, merged, strict=True):
                 server.update(part, hparams, together, time)
 
     def _clip(self, merged: Sequence[Merged]) -> None:
@@ -258,7 +289,7 @@ class JobReplica:
                 for rows in part.rows.values():
                     rows.rows.clamp_(clip.low, clip.high)
             return
-        pairs = list(zip(self.servers, merged, strict=True))
+        pairs = list(zip(self.servers.values(), merged, strict=True))
         factors = clip_coefficients(clip, [server.norms(part) for server, part in pairs])
         for server, part in pairs:
             for name, gradient in part.gradients.items():

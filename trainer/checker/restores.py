@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 
-from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
-from pserver.job.installed_program import InstalledProgram
 from pserver.testing.loads import load
 from trainer.checker.history import History
 from trainer.checker.processes import Process
-from trainer.checker.reapplication import JobReplica, restored_differences
+from trainer.checker.reapplication import restored_differences
+from trainer.checker.server_lives import LivedReplicas, ServerLives
 from trainer.checker.trial import TwinServer
 from trainer.checker.worlds import World
 
@@ -19,15 +18,16 @@ SECONDS = 20.0  # for one server to read its part
 
 
 def restored(
-    world: World, folder: str, path: str, history: History, held: Sequence[InstalledProgram]
+    world: World, folder: str, path: str, history: History, lives: ServerLives
 ) -> Iterator[str]:
     """Where a job of new servers, that has loaded a save, holds other bytes than the updates make
     that the save has; nothing: nowhere.
 
     Args:
         folder, path: where the servers of a trial have written it.
-        history, held: of that trial.
+        history, lives: of that trial.
     """
+    replicas = LivedReplicas(world, history, lives, lives.log(history))
     with ExitStack() as stack:
         transport = "grpc" if world.transport == "inprocess" else world.transport
         config = ServerConfig(transport=transport, min_trainers=1, data_dir=folder)
@@ -41,8 +41,5 @@ def restored(
         stack.callback(process.communicator.leave, "the trial is over")
         for client, server in zip(process.communicator.clients, servers, strict=True):
             load(client, path, SECONDS)
-            most = checkpoint.reading(f"{folder}/{path}/server-{client.index}").meta["versions"]
-            replica = JobReplica(world, history, held)
-            replica.apply(history.log(held[0].decisions), most)
-            own = replica.servers[client.index]
+            own = replicas.saved(f"{folder}/{path}/server-{client.index}")
             yield from restored_differences(own, server.job.installed())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 
 from pserver.config import ServerConfig, split_endpoint
 from pserver.errors import ServerLost
+from pserver.job.decisions import Decisions
+from pserver.job_log.records import Process as LogProcess
 from pserver.launcher import last_word
 from pserver.link.follower_link import FollowerLink
 from pserver.security.access import OPEN
@@ -20,14 +22,19 @@ from pserver.testing.rpc_faults import CallInjector, faulty_calls
 from pserver.testing.stream_faults import Partitions, injected
 from trainer.checker.history import History
 from trainer.checker.laws import Laws
+from trainer.checker.lost_servers import LostServers, quick_heartbeats
 from trainer.checker.processes import TIMEOUT_SECONDS, Process
 from trainer.checker.restores import restored
+from trainer.checker.server_lives import ServerLives
 from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
 from trainer.checker.worlds import LOSSES, Event, World
 from trainer.checker.written import written_differences
 
 ENDS = (*LOSSES, "leaves")
-FENCED_SECONDS = 10.0  # until all servers have a record of a loss
+# of servers, where one is lost: the trainer that is to bring its program may die, too
+HEARTBEAT_SECONDS = 8.0
+FENCED_SECONDS = 20.0  # until all servers have a record of a loss
+TOLD_SECONDS = 0.5  # between two words of it, where servers may be away
 
 
 @dataclass
@@ -53,8 +60,15 @@ class Outcome:
 class Trial:
     """One trial, with real servers in this process and trainers in threads."""
 
-    def __init__(self, world: World, servers: Sequence[TwinServer], partitions: Partitions) -> None:
+    def __init__(
+        self,
+        world: World,
+        servers: list[TwinServer],
+        partitions: Partitions,
+        folder: str | None = None,
+    ) -> None:
         self.world, self.servers, self._partitions = world, servers, partitions
+        self._folder = folder
         self.endpoints = tuple(server.endpoint for server in servers)
         self.history = History()
         self.starts: list[Process] = []
@@ -62,6 +76,9 @@ class Trial:
         self._ended: set[int] = set()  # numbers whose process has no samples left
         self._joining = 0  # another process is to take a number
         self._taken = Counter[int]()  # steps, by trainer
+        self._newest = ""  # save
+        self._saving = threading.Lock()  # one trainer at a time saves
+        self._lost: LostServers | None = None
         self._changed = threading.Condition()  # guards all of the above
         self._due = list(world.events)
         self.deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -84,7 +101,10 @@ class Trial:
         """
         world = self.world
         first = {n: self._start(n) for n in range(world.trainers) if n not in world.late}
-        self.held = [server.job.installed() for server in self.servers]
+        self.lives = ServerLives([server.job.installed() for server in self.servers])
+        self._lost = lost = LostServers(
+            self.servers, self.lives, self.history, self._partitions.names, self._loses
+        )
         pool = ThreadPoolExecutor(world.trainers, thread_name_prefix="trainer")
         try:
             self._all(
@@ -93,6 +113,10 @@ class Trial:
             )
         finally:
             pool.shutdown(wait=False)
+        lost.wait()
+
+    def _loses(self) -> None:
+        self.events["server_lost"] += 1
 
     def _all(self, submitted: Iterator[Future[None]]) -> None:
         running = list(submitted)
@@ -102,20 +126,22 @@ class Trial:
         if done.not_done:
             raise ViolatedInvariant(f"the trial did not end within {TIMEOUT_SECONDS:g} s")
 
-    def restored(self, folder: str | None) -> str:
+    def restored(self) -> str:
         """Has new servers load the last save.
 
         Returns:
             What they hold that they should not; "": all is as it was saved.
         """
         paths = [path for each in self.starts for path in each.saved]
-        if folder is None or not paths:
+        if self._folder is None or not paths:
             return ""
         self.events["restores"] += 1
-        return next(restored(self.world, folder, paths[-1], self.history, self.held), "")
+        return next(restored(self.world, self._folder, paths[-1], self.history, self.lives), "")
 
     def end(self, failure: str) -> None:
         """Whoever still takes part ends."""
+        if self._lost is not None:
+            self._lost.end()
         for process in self.starts:
             if not process.left:
                 process.communicator.leave(failure or "the trial is over")
@@ -170,7 +196,7 @@ class Trial:
                 end = next((each for each in due if each.kind in ENDS), None)
                 self._joining += end is not None and end.again
             for event in due:
-                self.events[event.kind] += 1
+                self.events[event.kind] += event.kind != "server_lost"
                 if event.kind in ENDS:
                     return self._goes(event, process)
                 self._befalls(event, process)
@@ -187,11 +213,14 @@ class Trial:
         elif event.kind == "shrink":
             process.shrink(1.0)
         elif event.kind == "saves":
-            process.save()
+            with self._saving:
+                self._newest = process.save() or self._newest
+        elif event.kind == "server_lost" and self._newest and self._lost is not None:
+            self._lost.lose(event, f"{self._folder}/{self._newest}")
 
     def _unlink(self, server: int) -> None:
         """A server takes server 0 for lost."""
-        link = self.held[server].decisions._link
+        link = self.lives.held[server].decisions._link
         assert isinstance(link, FollowerLink), "it follows since trainers have joined"
         link._lose(ServerLost("server 0 was not heard for a while"))
 
@@ -214,15 +243,29 @@ class Trial:
         return another
 
     def _tell(self, event: Event, process: Process) -> None:
-        """As launch tells a server that a process has ended; returns when all know."""
-        told = self.endpoints[event.server : event.server + 1]
-        last_word.tell(OPEN, told, [f"{process.number}=killed"])
-        ends = [each.decisions for each in self.held]
-        if not self.history.wait_for_loss(process.incarnation, ends, FENCED_SECONDS):
-            raise ViolatedInvariant(f"{process.incarnation} was not fenced everywhere")
+        """As launch tells a server that a process has ended; returns when all know.  Where servers
+        may be away, all are told that are there.
+        """
+        word, known = f"{process.number}=killed", LogProcess(process.number, process.incarnation)
+        one = self.endpoints[event.server]
+
+        def ends() -> list[Decisions]:
+            return [each.decisions for each in self.lives.held]
+
+        end = time.monotonic() + FENCED_SECONDS
+        last_word.tell(OPEN, self._reached if self.world.loses_servers else [one], [word])
+        while not self.history.wait_for_loss(known, ends, TOLD_SECONDS):
+            if time.monotonic() > end:
+                raise ViolatedInvariant(f"{process.incarnation} was not fenced everywhere")
+            if self.world.loses_servers:  # one has come back that was not told
+                last_word.tell(OPEN, self._reached, [word])
         if not event.again:  # otherwise steps that need all trainers wait for another process
-            words = [f"{process.number}=killed"]
-            last_word.tell(OPEN, self.endpoints, words, unreplaced=True)
+            last_word.tell(OPEN, self._reached, [word], unreplaced=True)
+
+    @property
+    def _reached(self) -> list[str]:
+        """The endpoints of the servers that are there."""
+        return [each.endpoint for each in self.servers if not each._stopping.is_set()]
 
     def _haunts(self, process: Process) -> None:
         said = process.goes_on()
@@ -241,7 +284,7 @@ def play_world(world: World) -> Outcome:
     with short_waits(), ExitStack() as stack:
         transport = "grpc" if world.transport == "inprocess" else world.transport
         least = world.trainers - len(world.late) if world.late else 0
-        place = stack.enter_context(TemporaryDirectory())
+        place = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
         folder, written = place if world.saves else None, f"{place}/written"
         config = ServerConfig(
             transport=transport,
@@ -250,10 +293,13 @@ def play_world(world: World) -> Outcome:
             await_servers=world.awaits,
             write_ahead_log=written if world.awaits else None,
         )
+        if world.loses_servers:
+            stack.enter_context(quick_heartbeats())
+            config = replace(config, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
         servers = [TwinServer(config) for _ in range(world.servers)]
+        stack.callback(_stop, servers)
         for server in servers:
             server.start()
-            stack.callback(server.stop, 0.0)
         names = {
             port: f"server {index}"
             for index, server in enumerate(servers)
@@ -264,18 +310,23 @@ def play_world(world: World) -> Outcome:
         calls = {split_endpoint(s.endpoint)[1]: f"server {i}" for i, s in enumerate(servers)}
         injector = CallInjector((), world.seed, world.call_rate, calls)
         stack.enter_context(faulty_calls(injector))
-        trial = Trial(world, servers, partitions)
+        trial = Trial(world, servers, partitions, folder)
         stack.enter_context(trial.history.taken_down())
         try:
             trial.run()
             if world.awaits:
-                outcome.failure = next(written_differences(world, written, trial.held[0]), "")
-            laws = Laws(world, trial.history, trial.held, trial.starts, folder)
-            outcome.failure = (
-                outcome.failure or next(laws.violations(), "") or trial.restored(folder)
-            )
+                held = trial.lives.held[0]
+                outcome.failure = next(written_differences(world, written, held), "")
+            laws = Laws(world, trial.history, trial.lives, trial.starts, folder)
+            outcome.failure = outcome.failure or next(laws.violations(), "") or trial.restored()
         except Exception as error:
             outcome.failure = f"{type(error).__name__}: {error}"
         trial.end(outcome.failure)
         outcome.faults, outcome.events = partitions.done + injector.done, trial.events
     return outcome
+
+
+def _stop(servers: Iterable[TwinServer]) -> None:
+    """Those that are there at the end."""
+    for server in reversed(list(servers)):
+        server.stop(0.0)

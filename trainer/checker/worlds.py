@@ -76,7 +76,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 LOSSES = ("dies", "zombie")
 EVENTS = (
     *(*LOSSES, "leaves", "partition", "link", "unlinked"),
-    *("shrink", "saves", "restores", "late"),
+    *("server_lost", "shrink", "saves", "restores", "late"),
 )
 
 
@@ -88,11 +88,12 @@ class Event:
         kind: one of ``EVENTS``.
         trainer: which one is concerned, or does it.
         step: before which of the steps of its number, from 1.
-        server: which one is told, or cut off.
+        server: which one is told, or cut off, or lost.
         commits: so many servers have the commit of one that dies in its step.
         again: another process of its number joins.
-        first: a zombie goes on before the other process has joined, rather than afterwards.
-        seconds: for how long something is cut off.
+        first: a zombie goes on before the other process has joined, rather than afterwards; a
+            server 0 that is lost dies at once, rather than when it has written its next record.
+        seconds: for how long something is cut off, or not there.
     """
 
     kind: str
@@ -111,6 +112,8 @@ class Event:
             "partition": f" from server {self.server} for {self.seconds} s",
             "link": f" of server {self.server} for {self.seconds} s",
             "unlinked": f": server {self.server} has lost server 0",
+            "server_lost": f": server {self.server} is away for {self.seconds} s"
+            f"{'' if self.first else ', from its next record on'}",
         }.get(self.kind, "")
         return f"{self.kind} {self.trainer} at {self.step}{more}{' +1' if self.again else ''}"
 
@@ -187,8 +190,13 @@ class World:
 
     @property
     def awaits(self) -> bool:
-        """Whether a server that has lost server 0 follows it again."""
-        return any(event.kind == "unlinked" for event in self.events)
+        """Whether servers wait for one that is lost."""
+        return any(event.kind in ("unlinked", "server_lost") for event in self.events)
+
+    @property
+    def loses_servers(self) -> bool:
+        """Whether a server is lost, and comes back."""
+        return any(event.kind == "server_lost" for event in self.events)
 
     @property
     def features(self) -> list[str]:
@@ -298,7 +306,7 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
         call_rate=draw.choice((0.0, 0.0, 0.1)),
         leases=mode not in TOGETHER or draw.random() < 0.5,
     )
-    return replace(shown, events=(*_events(draw, shown), *_unlinked(shown)))
+    return replace(shown, events=(*_events(draw, shown), *_unlinked(shown), *_servers_lost(shown)))
 
 
 def _events(draw: random.Random, world: World) -> tuple[Event, ...]:
@@ -340,6 +348,24 @@ def _unlinked(world: World) -> Iterator[Event]:
         steps = max(2, world.samples // world.batch // world.trainers)
         who, server = draw.randrange(world.trainers), draw.randrange(1, world.servers)
         yield Event("unlinked", who, draw.randint(1, steps), server)
+
+
+def _servers_lost(world: World) -> Iterator[Event]:
+    """A server that has saved dies, and comes back, once or twice, where the job outlives that."""
+    draw = random.Random(f"{world.seed} servers lost")
+    if not world.plan.outlives_servers or draw.random() > 0.4:
+        return
+    steps = max(2, world.samples // world.batch // world.trainers)
+    server, at = _any(draw, world), 1
+    for loss in range(draw.choice((1, 1, 1, 2))):
+        who = draw.randrange(world.trainers)
+        at = draw.randint(at, steps)
+        if not loss or draw.random() < 0.5:
+            yield Event("saves", who, at)
+        at = draw.randint(at, steps)
+        first, seconds = draw.random() < 0.5, draw.choice((0.02, 0.05, 0.15))
+        yield Event("server_lost", who, at, server, first=first, seconds=seconds)
+        server = draw.choice((server, _any(draw, world)))
 
 
 def _any(draw: random.Random, world: World) -> int:

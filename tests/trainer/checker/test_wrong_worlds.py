@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -10,7 +11,9 @@ import torch
 
 from pserver.client.client import Client
 from pserver.client.retrying_stream import RetryingStream
+from pserver.dense.slice_store import SliceStore
 from pserver.errors import Refused
+from pserver.job import reload
 from pserver.job.decisions import Decisions, process_of
 from pserver.job.job_leases import JobLeases
 from pserver.job.locked_table import LockedTable
@@ -171,6 +174,36 @@ def leases_are_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobLeases, "_wrote", lambda *arguments: None)
 
 
+def nothing_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """A server that has come back counts nothing as lost."""
+    patch.setattr(reload, "losses", lambda standing, saved: {})
+
+
+def lost_steps_once_more(patch: pytest.MonkeyPatch) -> None:
+    """Server 0 that comes back does not know the last record that it has written: a step is decided
+    once more, or another one has its number.
+    """
+    right, held = Coordinator.take, weakref.WeakKeyDictionary[Coordinator, Any]()
+
+    def take(coordinator: Coordinator, kind: str, *what: Any) -> None:
+        if kind == "record":
+            what, held[coordinator] = held.get(coordinator, ()), what
+        if what:
+            right(coordinator, kind, *what)
+
+    patch.setattr(Coordinator, "take", take)
+
+
+def begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """A server that comes back has the states of no optimizer, though its values are right."""
+    right = SliceStore.load
+
+    def load(slices: SliceStore, tensors: dict[str, torch.Tensor]) -> None:
+        right(slices, {name: each for name, each in tensors.items() if name in slices.values})
+
+    patch.setattr(SliceStore, "load", load)
+
+
 def shows(seed: int) -> bool:
     """Whether a world breaks a law; a trial that does not end may be one of a busy machine."""
     failure = play_world(world_of(seed)).failure
@@ -191,6 +224,9 @@ WRONG: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     numbers_from_1: 0,
     nothing_missed: 15,
     leases_are_not_written: 1,
+    nothing_is_lost: 1,
+    lost_steps_once_more: 1,
+    begins_anew: 1,
 }
 
 
