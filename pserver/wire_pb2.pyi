@@ -799,7 +799,7 @@ class LeaseReply(_message.Message):
     def __init__(self, ranges: _Optional[_Iterable[_Union[LeaseRange, _Mapping]]] = ..., batches: _Optional[int] = ..., over: _Optional[bool] = ..., left: _Optional[int] = ..., stripes: _Optional[int] = ..., table: _Optional[str] = ...) -> None: ...
 
 class LeaseEpoch(_message.Message):
-    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last", "unit", "whole", "positions", "segments", "begun")
+    __slots__ = ("number", "loader", "seed", "samples", "batch_size", "stripes", "drop_last", "unit", "whole", "positions", "segments", "begun", "uneven")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -812,6 +812,7 @@ class LeaseEpoch(_message.Message):
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
     number: int
     loader: str
     seed: str
@@ -824,7 +825,8 @@ class LeaseEpoch(_message.Message):
     positions: int
     segments: int
     begun: int
-    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ..., unit: _Optional[str] = ..., whole: _Optional[bool] = ..., positions: _Optional[int] = ..., segments: _Optional[int] = ..., begun: _Optional[int] = ...) -> None: ...
+    uneven: bool
+    def __init__(self, number: _Optional[int] = ..., loader: _Optional[str] = ..., seed: _Optional[str] = ..., samples: _Optional[int] = ..., batch_size: _Optional[int] = ..., stripes: _Optional[int] = ..., drop_last: _Optional[bool] = ..., unit: _Optional[str] = ..., whole: _Optional[bool] = ..., positions: _Optional[int] = ..., segments: _Optional[int] = ..., begun: _Optional[int] = ..., uneven: _Optional[bool] = ...) -> None: ...
 
 class LeaseEnd(_message.Message):
     __slots__ = ("epoch", "segment", "length")

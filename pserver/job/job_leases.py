@@ -294,6 +294,7 @@ def epoch_of(message: wire.LeaseEpoch) -> Epoch:
         message.positions,
         message.segments,
         message.begun,
+        message.uneven,
     )
 
 

@@ -39,6 +39,10 @@ them, in equally many batches each.  A replacement that was not waited for gives
 as the others have taken meanwhile, so that all stripes end with one step; these are divided at the
 end, too.
 
+Samples in memory are dealt out in the same way where trainers do not step together, as each has its
+own: such an epoch is ``uneven``.  Nobody gives up what it has missed then, and what is left at the
+end is divided as it comes.
+
 [Note: the end of an epoch]  A trainer that has nothing left asks once more, and waits: while steps
 of others are not decided, their samples may come back.  The epoch is over when nothing is left to
 deal, and all that is leased has been given to scripts that have taken no step since, and that

@@ -31,6 +31,8 @@ class Epoch:
         segments: runs of positions of unknown lengths; 0: the number of samples is known.
         begun: the first positions of each stripe (or of all, where leases are dealt on demand) that
             are in steps already: those of a checkpoint that knows no leases.
+        uneven: trainers do not step together, and have stripes all the same, of what each has in
+            memory: what a lost one leaves may be divided unevenly.
     """
 
     number: int
@@ -45,6 +47,7 @@ class Epoch:
     positions: int = 0
     segments: int = 0
     begun: int = 0
+    uneven: bool = False
 
     def divided(self) -> Stripes:
         """How it is divided.

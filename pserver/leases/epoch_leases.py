@@ -13,6 +13,7 @@ from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.intervals import Intervals, Range
 from pserver.leases.segments import OPEN, Segments
 
+KEPT = ("stripes", "positions", "begun", "uneven")  # of an epoch that others go on with
 SHARE = 4  # a lease on demand is at most this part of a trainer's equal share of what is left
 
 
@@ -70,7 +71,7 @@ class EpochLeases:
                 before can go on with.
         """
         own = self.epoch
-        same = replace(epoch, stripes=own.stripes, positions=own.positions, begun=own.begun)
+        same = replace(epoch, **{name: getattr(own, name) for name in KEPT})
         if own.segments and epoch.stripes != own.stripes:
             raise ValueError(
                 f"epoch {epoch.number}: expected {own.stripes} trainers that step together, as "
@@ -82,6 +83,7 @@ class EpochLeases:
                 f"epoch {epoch.number}: expected {self.epoch}, as another trainer has it, got "
                 f"{epoch}: every trainer iterates over the same data with the same settings"
             )
+        self.epoch = replace(own, uneven=epoch.uneven)
         if epoch.stripes != self._stripes:
             self._stripes = epoch.stripes
             for each in self._own.values():
@@ -175,19 +177,19 @@ class EpochLeases:
 
     def _divide(self, trainers: list[int]) -> None:
         """Divides what is left of others' stripes, in equally many batches for each trainer."""
-        for trainer, own in list(self._own.items()):
-            if trainer not in trainers:
-                self._give_up(own, own.size)
+        for own in [own for trainer, own in self._own.items() if trainer not in trainers]:
+            self._give_up(own, own.size)
         if not self._free.size or any(self._own[t].size for t in trainers if t in self._own):
             return
-        if len(trainers) > self._free.size:
+        if len(trainers) > self._free.size and not self.epoch.uneven:
             self._left_out += sum(b - a for a, b in self._free.take(self._free.size))
             return
         batch = self.epoch.batch_size
         full, rest = divmod(self._free.size, batch * len(trainers))
         if self.epoch.whole:  # what is left over joins no other batch: these are batches
             self._left_out, rest = self._left_out + rest, 0
-        joins = bool(full) and rest < len(trainers)  # too few for every trainer to have one
+        # too few for every trainer to have one
+        joins = bool(full) and rest < len(trainers) and not self.epoch.uneven
         each, more = divmod(rest, len(trainers))
         for place, trainer in enumerate(trainers):
             count = full * batch + each + (place < more)
@@ -271,7 +273,8 @@ class EpochLeases:
                 that :meth:`decided` does not know yet.
         """
         left = [self._batches_of(t, count) for t, count in others.items() if t not in self.quit]
-        if self.over or not (self._stripes and left):  # what is leased yet is no step of its own
+        # what is leased yet is no step of its own; and nobody waits for steps that are uneven
+        if self.over or self.epoch.uneven or not (self._stripes and left):
             return 0
         return self._batches_of(trainer) - max(left)
 
@@ -394,7 +397,8 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
     for trainer in list(leases._leased):
         leases.give_back(trainer)
     known = leases._segments is None or leases._segments.known
-    if known and len({leases._batches_of(trainer) for trainer in leases._own}) > 1:
+    left = {leases._batches_of(trainer) for trainer in leases._own}
+    if known and not leases.epoch.uneven and len(left) > 1:
         for own in leases._own.values():
             leases._give_up(own, own.size)
     return leases

@@ -16,10 +16,12 @@ from tests.support.processes import Processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-LENGTHS = (10, 3, 17, 1, 0, 25, 8, 8, 20, 9)  # of the files, in samples
+LENGTHS = (15, 3, 17, 6, 0, 25, 8, 13, 20)  # of the files, in samples
 SAMPLES, EPOCHS = sum(LENGTHS), 2
+LONG = pytest.mark.long
+SHORT = {("queue", "sync", 0), ("shuffled", "sync", 1)}  # which stand for the others
 SCRIPT = f"""
-import json, os, signal, subprocess, sys
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 import torch
 from trainer import fleet
@@ -41,16 +43,27 @@ if strategy.a_sync:
 fleet.init(strategy=strategy)
 model = fleet.distributed_model(Weights())
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-me, died, seen = fleet.worker_index(), Path("died"), Path("seen")
+me, died, again = fleet.worker_index(), Path("died"), Path("again")
+dies, awaited = sys.argv[3] == "dies", again if sys.argv[4] == "1" else died
 first = not died.exists()
-dataset = fleet.QueueDataset()
-dataset.init(batch_size=3, use_var=[fleet.Slot("n")], thread_num=2)
+kind = sys.argv[2]
+dataset = fleet.QueueDataset() if kind == "queue" else fleet.InMemoryDataset()
+dataset.init(batch_size=2 if kind == "queue" else 5, use_var=[fleet.Slot("n")], thread_num=2)
 dataset.set_filelist([f"part-{{n}}" for n in range({len(LENGTHS)})])
+if kind != "queue":
+    dataset.load_into_memory()
 for epoch in range({EPOCHS}):
+    if kind == "shuffled":
+        dataset.global_shuffle()
     for number, batch in enumerate(dataset, 1):
-        if me == 1 and first and epoch == 0 and number == 3:
+        if dies and me == 1 and first and number == 3:
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if me == 1 and not first:
+            again.touch()
+        while dies and strategy.a_sync and me != 1 and number == 2 and not awaited.exists():
+            time.sleep(0.01)  # the others leave it its part
+            optimizer.communicator.position.answer()
         model(batch["n"]).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -67,21 +80,11 @@ fleet.finish()
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "restarts"),
-    [
-        ("sync", 0),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in (("sync", 1), ("async", 0), ("async", 1))
-        ),
-    ],
-)
-def test_the_decided_steps_have_each_sample_of_the_files_once(
-    processes: Processes, mode: str, restarts: int
-) -> None:
-    """kill -9 of one of three trainers in its third step: what it leaves goes to the others, or to
-    the process that takes its place; the next epoch is whole, too.
+def run(
+    processes: Processes, kind: str, mode: str, fate: str, restarts: int
+) -> tuple[str, list[Counter[int]]]:
+    """A job of three trainers: what it says, and by epoch the samples of the steps that were
+    answered.
     """
     first = 0
     for file, length in enumerate(LENGTHS):
@@ -90,22 +93,57 @@ def test_the_decided_steps_have_each_sample_of_the_files_once(
         first += length
     (processes.path / "script.py").write_text(SCRIPT)
     flags = ("--servers", "2", "--trainers", "3", "--max-restarts", str(restarts))
-    started = processes.python("launch", "-m", "pserver", "launch", *flags, "script.py", mode)
-    status, lines = started.status(patience=200), started.lines
-    text = "\n".join(lines)
+    launch = ("-m", "pserver", "launch", *flags, "script.py", mode, kind, fate, str(restarts))
+    started = processes.python("launch", *launch)
+    status, text = started.status(patience=200), "\n".join(started.lines)
 
     assert status == 0, text
-    assert "trainer 1 failed with status 137" in text
     accounts = [json.loads(each)[-1] for each in re.findall(r"epochs (\[.*\])", text)]
     assert len(accounts) == EPOCHS, text
     for each in accounts:
-        assert each["samples"] == each["decided"] == SAMPLES, each
+        assert each["samples"] == each["decided"], each
+        assert each["unit"] != "samples" or each["samples"] == SAMPLES, each
         assert not (each["leased"] or each["skipped"] or each["left_out"]), each
+    steps = [json.loads(each) for each in re.findall(r"step (\[\d, \[.*\]\])", text)]
+    return text, [
+        Counter(n for number, batch in steps if number == epoch for n in batch)
+        for epoch in range(EPOCHS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "restarts"),
+    [
+        pytest.param(kind, mode, restarts, marks=[] if (kind, mode, restarts) in SHORT else LONG)
+        for kind in ("queue", "memory", "shuffled")
+        for mode in ("sync", "async")
+        for restarts in (0, 1)
+    ],
+)
+def test_the_decided_steps_have_each_sample_of_the_files_once(
+    processes: Processes, kind: str, mode: str, restarts: int
+) -> None:
+    """kill -9 of one of three trainers in its third step: what it leaves goes to the others, or to
+    the process that takes its place; the next epoch is whole, too.
+    """
+    text, counted = run(processes, kind, mode, "dies", restarts)
+
+    assert "trainer 1 failed with status 137" in text
     if mode == "async":
         weights = re.findall(r"weights \[(.*)\]", text)
         assert weights and set(weights) == {f"{float(EPOCHS)}"}, text
-        return
-    steps = [json.loads(each) for each in re.findall(r"step (\[\d, \[.*\]\])", text)]
-    for epoch in range(EPOCHS):
-        counted = Counter(n for number, batch in steps if number == epoch for n in batch)
-        assert counted == Counter(range(SAMPLES)), (epoch, text)
+    else:
+        assert counted == [Counter(range(SAMPLES))] * EPOCHS, text
+
+
+@pytest.mark.long  # test_leased_files.py stands for it, in one process
+@pytest.mark.parametrize("kind", ["memory", "shuffled"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_samples_in_memory_stay_there_while_nobody_is_lost(
+    processes: Processes, kind: str, mode: str
+) -> None:
+    """No trainer reads a file again: each has leases for what it has in memory."""
+    text, counted = run(processes, kind, mode, "lives", 0)
+
+    assert counted == [Counter(range(SAMPLES))] * EPOCHS, text
+    assert " again, which are leased" not in text

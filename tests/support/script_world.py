@@ -20,6 +20,7 @@ from pserver.job.membership import Member, Membership, MemberState
 from pserver.leases.epoch import Account, Epoch
 from pserver.leases.lease_table import LeaseTable
 from tests.support.lease_world import World
+from tests.support.memory_passes import memory_pass
 from tests.support.scripts import Desk, Script, Step, Waits, items_of
 from trainer.data.columns import Columns
 from trainer.data.lines import Parsed
@@ -29,7 +30,7 @@ from trainer.job.leased_files import LeasedFiles, epoch_of
 from trainer.job.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
 from trainer.job.striped_files import StripedFiles, striped_epoch
 
-KINDS = ("samples", "batches", "iterable", "files")
+KINDS = ("samples", "batches", "iterable", "files", "memory")
 
 
 class ScriptWorld(World):
@@ -50,6 +51,9 @@ class ScriptWorld(World):
             self.lengths = [draw.choice((0, 1, 5, 17, 40)) for _ in range(draw.randint(1, 7))]
             if together:  # fewer samples than trainers, or than drop_last needs, are an error
                 self.lengths.append(self.samples)
+        if kind == "memory":  # batches of which no trainer has more than it has samples
+            self.lengths = [draw.randint(20, 40) for _ in range(draw.randint(4, 7))]
+            self.batch, self.drop_last = max(4, self.batch), False
         self.lists = self._lists(draw)
 
     def _lists(self, draw: random.Random) -> list[list[int]]:
@@ -146,11 +150,14 @@ class ScriptWorld(World):
             )
             return LeasedPass(leases, epoch, reader)
         pieces = [Piece(f"{piece // 2}", piece) for piece in range(len(self.lengths))]
+        files, batching = [piece.begin // 2 for piece in pieces], (self.batch, self.drop_last)
+        if self.kind == "memory":
+            shuffled, all_files = self.random.random() < 0.5, (pieces, files, self.lengths)
+            return memory_pass(script, all_files, self.batch, self.trainers, shuffled, self._parses)
         if stripes:
-            batching = self.batch, self.drop_last
             epoch = striped_epoch(number, "", pieces, self.lengths, batching, stripes)
             return LeasedPass(
-                leases, epoch, StripedFiles(epoch, pieces, self.lengths, self._parses)
+                leases, epoch, StripedFiles(epoch, pieces, files, self.lengths, self._parses)
             )
         epoch = epoch_of(number, "", pieces, self.batch, self.drop_last)
         return LeasedFiles(leases, epoch, pieces, self._parses)
@@ -327,7 +334,7 @@ class ScriptWorld(World):
             )
         if not (account.skipped or account.left_out or self.breaks):
             assert not missing, (number, account, missing)
-        if self.kind != "batches" and account.samples:
+        if self.kind not in ("batches", "memory") and account.samples:
             assert account.samples == len(self.whole), (number, account)
             assert len(missing) == account.skipped + account.left_out, (number, account)
         if self.every == 1 and not self.breaks and not self.drop_last:

@@ -60,13 +60,12 @@ class Desk(SampleLeases):
     def _nothing() -> None:
         raise Waits
 
-    @property
-    def _most(self) -> int:
-        return 2**32 - 1 if self.stripes else self._world.random.randint(1, 9)
+    def _most(self, epoch: Epoch) -> int:
+        return 2**32 - 1 if epoch.stripes else self._world.random.randint(1, 9)
 
     def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
         """At once, or not at all."""
-        if self.stripes or self._world.random.random() < 0.5:
+        if epoch.stripes or self._world.random.random() < 0.5:
             return None
         future: Future[Lease] = Future()
         future.set_result(self.lease(epoch))

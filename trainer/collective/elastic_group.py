@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from pserver.errors import TrainerLost
 from trainer.collective.member_groups import Member, MemberGroups, place_of
+from trainer.collective.process_groups import ProcessGroups
 from trainer.environment.connection import Connection
 
 if TYPE_CHECKING:
@@ -102,13 +103,23 @@ class ElasticGroup:
         Raises:
             PServerError: one of them is gone, so that it has failed here.
         """
+        groups = self.groups()
+        group = groups.group("values", range(len(self.members)), CPU)
+        groups.wait(groups.begin(lambda: begin(group), what), what, CPU)
+
+    def groups(self) -> ProcessGroups:
+        """The groups of just :attr:`members`, for operations of one's own between :meth:`told` and
+        :meth:`confirmed`.
+
+        Raises:
+            PServerError: one of them is gone.
+        """
         if self._groups.members != self.members:
             named = " ".join(each.incarnation for each in self.members)
             self._groups.bring_up(self.members, f"the group of {named}")
         groups = self._groups.groups
         assert groups is not None, "it has come up"
-        group = groups.group("values", range(len(self.members)), CPU)
-        groups.wait(groups.begin(lambda: begin(group), what), what, CPU)
+        return groups
 
     def confirmed(self, failure: str, result: str = "") -> bool:
         """Whether what ran since :meth:`told` has worked for all that are left.  Afterwards

@@ -18,6 +18,7 @@ In reading order::
     file_dataset     what all datasets have: settings, files, passes
     queue_dataset    samples as they come from the files
     sample_hash      the numbers of samples, and orders by a hash of them
+    sample_places    where samples lie in the files, and which trainer has which
     exchange         samples change trainers
     load_bar         how far loading has come
     in_memory        samples in memory, and their shuffles

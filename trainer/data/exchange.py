@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pserver.errors import PServerError
+from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.process_groups import ProcessGroups
 from trainer.data.columns import Array, Column, Columns, Ragged, joined, samples_of, taken
 from trainer.data.sample_hash import checksum
 
 ROUND_SAMPLES = 2**18  # that a trainer sends at once
 CPU = torch.device("cpu")
+WHAT = "an exchange of samples"
 NUMBER = ""  # the column of the samples' numbers: no slot has this name
 
 
@@ -108,8 +111,7 @@ class SampleExchange:
         return table
 
     def _do(self, operation: Callable[[], torch.distributed.Work]) -> None:
-        what = "an exchange of samples"
-        self._groups.wait(self._groups.begin(operation, what), what, CPU)
+        self._groups.wait(self._groups.begin(operation, WHAT), WHAT, CPU)
 
     def _compare(self, had: Columns, found: Columns) -> None:
         facts = [(samples_of(each), checksum(np.asarray(each[NUMBER]))) for each in (had, found)]
@@ -122,6 +124,45 @@ class SampleExchange:
                 + (", others" if had_all[0] == found_all[0] else "")
                 + ": each trainer keeps those that it had"
             )
+
+
+def exchanged(
+    group: ElasticGroup, columns: Columns, to: Array, advance: Callable[[int], None]
+) -> Columns:
+    """Samples change trainers among those that are there.  What is to go to another trainer goes
+    nowhere: who gets a lease for it reads it again.
+
+    Args:
+        group: of the trainers that are there.
+        columns, to, advance: see :meth:`SampleExchange.exchange`.
+
+    Returns:
+        The samples that this trainer has then; those that it had, where the others have made this
+        exchange before it came.
+
+    Raises:
+        PServerError: what has ended the job.
+        RuntimeError: samples are missing, or have come twice.
+        ValueError: another trainer makes another call.
+    """
+    while True:
+        told = group.told(WHAT)
+        if group.is_past:
+            return columns
+        if others := sorted(trainer for trainer, text in told.items() if text != WHAT):
+            raise ValueError(f"expected {WHAT} on every trainer, got another call on {others[0]}")
+        places = {member.trainer: place for place, member in enumerate(group.members)}
+        there = np.array([places.get(each, -1) for each in range(max(places) + 1)], np.int64)
+        place = np.where(to < len(there), there[np.minimum(to, len(there) - 1)], -1)
+        going = np.flatnonzero(place >= 0)
+        failure, found = "", columns
+        try:
+            exchange = SampleExchange(group.groups())
+            found = exchange.exchange(taken(columns, going), place[going], advance)
+        except PServerError as error:  # one of them is gone: those that are left do it again
+            failure = str(error)
+        if group.confirmed(failure):
+            return found
 
 
 def _sums(counts: Array, parts: Array) -> Array:

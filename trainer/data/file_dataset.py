@@ -183,7 +183,12 @@ class FileDataset(ABC):
             OSError: a file cannot be read.
         """
         self._check_files()
-        return [piece for path in self._files for piece in self._format().pieces(path)]
+        return [piece for path in self.all_files for piece in self._format().pieces(path)]
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """Those of all trainers, in their order."""
+        return self._files
 
     def _check_files(self) -> None:
         if not self._files:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.data.batches import Batch, tensors_of
 from trainer.data.columns import Array, Column, bytes_of, joined, samples_of, taken
-from trainer.data.exchange import NUMBER, SampleExchange
+from trainer.data.exchange import NUMBER, SampleExchange, exchanged
 from trainer.data.file_dataset import FileDataset
 from trainer.data.load_bar import LoadBar
-from trainer.data.sample_hash import hashed, numbers_of, shuffled
+from trainer.data.pieces import Piece, files_of
+from trainer.data.sample_hash import numbers_of, shuffled
+from trainer.data.sample_places import (
+    LOCAL,
+    NEVER,
+    SamplePlaces,
+    SharedOrder,
+    Shuffles,
+    batch_bounds,
+    receivers,
+)
 from trainer.data.trainers import Trainers
-
-GLOBAL, LOCAL, NEVER = 1, 2, -1
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +43,17 @@ class InMemoryDataset(FileDataset):
         self._columns: dict[str, Column] | None = None
         self._order: Array | None = None  # in which they are given; None: as they are
         self._exchange: SampleExchange | None = None
-        self._counts: Array | None = None  # samples of each trainer
+        self._counts: list[int] | None = None  # samples of each trainer
+        self._read: dict[Piece, int] = {}  # of the loaded pieces, how many samples each had
+        self._known: tuple[list[Piece], list[int]] | None = None  # of all trainers' pieces
         self._forget()
 
     def _forget(self) -> None:
         self._shuffles, self._global, self._local = 0, NEVER, NEVER
         self._given = self._resumed = 0
-        self._counts = self._order = None
+        self._counts = self._order = self._known = None
+        self._loaded: tuple[str, ...] = ()
+        self._shared: tuple[tuple[int, Shuffles], SharedOrder] | None = None
 
     def load_into_memory(self, progress: bool = True) -> None:
         """Reads this trainer's files.
@@ -54,14 +66,16 @@ class InMemoryDataset(FileDataset):
             OSError: a file cannot be read.
         """
         began, pieces = time.perf_counter(), self._pieces()
-        blocks, samples = [{slot.name: slot.empty() for slot in self.slots}], 0
+        blocks, samples, read = [{slot.name: slot.empty() for slot in self.slots}], 0, []
         shown = progress and self._trainers.shows()
         with LoadBar("loading", len(pieces), shown) as bar:
             for done, parsed in enumerate(self._parsed(pieces), 1):
                 blocks += [dict(block) for block in parsed.blocks]
+                read.append(parsed.samples)
                 samples += parsed.samples
                 bar.at(done, samples)
         self._forget()
+        self._read, self._loaded = dict(zip(pieces, read, strict=True)), self._files
         self._columns = joined(blocks)
         self._columns[NUMBER] = numbers_of(self.place[0], samples)
         log.info(
@@ -84,7 +98,7 @@ class InMemoryDataset(FileDataset):
             RuntimeError: nothing is loaded.
         """
         own = samples_of(self._held())
-        return int(self._all_counts().sum()) if everywhere and self.shared else own
+        return sum(self._all_counts()) if everywhere and self.shared else own
 
     # ---- orders ----
 
@@ -112,16 +126,20 @@ class InMemoryDataset(FileDataset):
         Raises:
             RuntimeError: nothing is loaded, or this trainer has not joined the others, or samples
                 are missing, or have come twice.
-            TrainerLost: another trainer is gone.  After an error all samples are as before.
+            TrainerLost: another trainer is gone, and the job does not go on without it.  After an
+                error all samples are as before.
         """
         held, number = self._held(), self._next(epoch)
         _, of = self.place
         if self.shared:
-            numbers = np.asarray(held[NUMBER])
-            to = (hashed(numbers, self._seed, GLOBAL, number) % np.uint64(of)).astype(np.int64)
-            shown, samples = progress and self._trainers.shows(), len(numbers)
+            to = receivers(np.asarray(held[NUMBER]), self._seed, number, of)
+            shown, samples, group = progress and self._trainers.shows(), len(to), None
             with LoadBar("shuffling", samples, shown) as bar:
-                self._columns = self._meet().exchange(held, to, lambda n: bar.at(n, samples))
+                if (group := self._trainers.elastic()) is None:
+                    found = self._meet().exchange(held, to, lambda n: bar.at(n, samples))
+                else:
+                    found = dict(exchanged(group, held, to, lambda n: bar.at(n, samples)))
+            self._columns = found
         self._counts = None
         numbers = np.asarray(self._held()[NUMBER])
         self._order = shuffled(numbers, self._seed, LOCAL, number)
@@ -142,10 +160,70 @@ class InMemoryDataset(FileDataset):
             self._exchange = SampleExchange(self._trainers.groups())
         return self._exchange
 
-    def _all_counts(self) -> Array:
+    def _all_counts(self) -> list[int]:
         if self._counts is None:
-            self._counts = self._meet().gathered(samples_of(self._held()))[:, 0]
+            if self._where() is None:
+                self._counts = self._meet().gathered(samples_of(self._held()))[:, 0].tolist()
+            else:
+                self._counts = self.shared_order(self.place[1]).counts
         return self._counts
+
+    # ---- what leases deal out ----
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """See :attr:`FileDataset.all_files`; those of which some are in memory."""
+        return self._loaded
+
+    def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
+        """See :meth:`FileDataset.counted`; those that are loaded were counted then."""
+        for piece in pieces:
+            if piece in self._read:
+                yield self._read[piece]
+            else:
+                yield from super().counted([piece])
+
+    def _where(self) -> tuple[list[Piece], list[int]] | None:
+        if self._known is None:
+            self._known = self._trainers.counted(self)
+        return self._known
+
+    @property
+    def where(self) -> tuple[list[Piece], list[int]]:
+        """The pieces of all files, and how many samples each has."""
+        found = self._where()
+        assert found is not None, "leases deal its samples out"
+        return found
+
+    @property
+    def shuffles(self) -> Shuffles:
+        """Those that say where each sample is now."""
+        return Shuffles(self._seed, self._global, self._local)
+
+    def shared_order(self, trainers: int) -> SharedOrder:
+        """Which samples each of so many trainers has, and in which order."""
+        (pieces, counts), made = self.where, (trainers, self.shuffles)
+        if self._shared is None or self._shared[0] != made:
+            places = SamplePlaces(files_of(pieces, self._loaded), counts, trainers)
+            self._shared = made, SharedOrder(places, self.shuffles)
+        return self._shared[1]
+
+    @property
+    def held(self) -> Mapping[str, Column]:
+        """The samples in memory, with their numbers.
+
+        Raises:
+            RuntimeError: nothing is loaded.
+        """
+        return self._held()
+
+    def keep(self, columns: dict[str, Column]) -> None:
+        """Takes samples into memory that were read again: ``columns`` has those in memory first,
+        as they were.
+        """
+        self._columns = columns
+        if self._order is not None:
+            self._order = shuffled(np.asarray(columns[NUMBER]), self._seed, LOCAL, self._local)
 
     # ---- batches ----
 
@@ -168,20 +246,11 @@ class InMemoryDataset(FileDataset):
         """int64 [batches + 1]: where batches begin and end."""
         own, size = samples_of(self._held()), self._batch_size
         if not self.shared:
-            count = own // size if self._drop_last else -(-own // size)
-            return np.minimum(np.arange(count + 1) * size, own)
-        counts = self._all_counts()
-        if self._drop_last:
-            return np.arange(int(counts.min()) // size + 1) * size
-        most = int(-(-counts.max() // size))
-        if counts.min() < most:
-            least = int(counts.argmin())
-            raise ValueError(
-                f"expected {most} samples or more on every trainer, as the largest part has {most} "
-                f"batches, got {counts[least]} on trainer {least}: call global_shuffle(), or give "
-                "the trainers equally many samples in their files"
-            )
-        return np.arange(most + 1) * own // max(most, 1)
+            return batch_bounds([own], size, self._drop_last)[0]
+        counts, mine = self._all_counts(), self.place[0]
+        bounds = batch_bounds(counts, size, self._drop_last)[mine]
+        # other samples are in memory after a trainer was lost
+        return bounds if own == counts[mine] else np.arange(len(bounds)) * own // len(bounds[1:])
 
     # ---- position ----
 

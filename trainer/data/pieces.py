@@ -9,7 +9,7 @@ from __future__ import annotations
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -89,6 +89,12 @@ def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
             raise OSError(f"{shown(path)}: expected compressed bytes, got an empty file")
         return [Piece(path)]
     return [Piece(path, begin, min(begin + most, size)) for begin in range(0, size, most)]
+
+
+def files_of(pieces: Sequence[Piece], files: Sequence[str]) -> list[int]:
+    """The number of each piece's file; a file without a byte has no piece, and a number."""
+    numbers = {path: number for number, path in enumerate(files)}
+    return [numbers[each.path] for each in pieces]
 
 
 def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:

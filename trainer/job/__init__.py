@@ -29,6 +29,7 @@ In reading order::
     leased_files     the same of the files of a dataset
     file_order, striped_files
                      the same where trainers step together
+    striped_memory   the same of samples in memory
     sample_counts    how many samples the files have
     data_shard       this trainer's part of the data
     data_position    how far a pass over it has come

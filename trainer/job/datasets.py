@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.parallel_env import current_peers
 from trainer.collective.process_groups import ProcessGroups
 from trainer.data import in_memory, queue_dataset
 from trainer.data.batches import Batch, Prefetched
 from trainer.data.file_dataset import FileDataset, Parses
-from trainer.data.pieces import Piece
+from trainer.data.pieces import Piece, files_of
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker
 from trainer.job.collective_job import CollectiveJob
@@ -29,8 +30,15 @@ from trainer.job.progress_bar import counted
 from trainer.job.sample_counts import SampleCounts
 from trainer.job.sample_leases import SampleLeases
 from trainer.job.saved_batches import SavedBatches
-from trainer.job.shared_values import met
+from trainer.job.shared_values import gathered, met
 from trainer.job.striped_files import StripedFiles, striped_epoch
+from trainer.job.striped_memory import (
+    Division,
+    HeldSamples,
+    LeasedMemory,
+    Loaded,
+    batches_of,
+)
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the datasets of which a job has begun a pass, in the order in which a restarted script begins them
@@ -57,6 +65,21 @@ class JobTrainers:
         if job not in _groups:
             _groups[job] = _connected(job)
         return _groups[job]
+
+    def elastic(self) -> ElasticGroup | None:
+        """Those that are there, in a job that goes on without a lost one."""
+        there = present().communicator
+        if there is None or not there.plan.outlives_trainers:
+            return None
+        return gathered(there)
+
+    def counted(self, dataset: FileDataset) -> tuple[list[Piece], list[int]] | None:
+        """The pieces of a dataset's files, and their samples, where leases deal these out."""
+        job = _job()
+        if job is None or not dataset.divided_by_job or _job_leases(job) is None:
+            return None
+        pieces = dataset.all_pieces()
+        return pieces, _known(job, dataset).of(dataset, pieces, *dataset.place)
 
     def shows(self) -> bool:
         """Whether this process shows bars."""
@@ -150,6 +173,8 @@ class _Passes:
 
     def _leased(self, leases: SampleLeases, number: int, after: int = 0) -> Iterator[Batch]:
         dataset, self._number = self._dataset, number
+        if isinstance(dataset, InMemoryDataset):
+            return self._in_memory(leases, number, dataset, after)
         pieces = dataset.all_pieces()
         if not pieces:
             return iter(())
@@ -183,12 +208,43 @@ class _Passes:
         leases.begin(dataset, epoch)
 
         def batches(parses: Parses) -> Generator[Batch]:
-            items = StripedFiles(epoch, pieces, counts, parses)
+            files = files_of(pieces, dataset.all_files)
+            items = StripedFiles(epoch, pieces, files, counts, parses)
 
             def made(draws: Iterator[Any]) -> Iterator[Batch]:
                 return iter(Prefetched(lambda: items.batches(draws), prefetch))
 
             return leased_batches(LeasedPass(leases, epoch, items), made)
+
+        return dataset.leased(number, batches)
+
+    def _in_memory(
+        self, leases: SampleLeases, number: int, dataset: InMemoryDataset, after: int
+    ) -> Iterator[Batch]:
+        """A pass over samples in memory; see :meth:`_striped`."""
+        held, (pieces, counts) = dataset.held, dataset.where
+        _, trainers = dataset.place
+        size, drop_last, prefetch = dataset.batching
+
+        def divided(stripes: int) -> Division:
+            return Division(dataset.shared_order(stripes), size, drop_last)
+
+        division = divided(trainers)
+        if not division.batches:
+            return iter(())
+        known = Loaded(pieces, counts, dataset.shuffles, size, drop_last)
+        name, together = self._counts.name, bool(leases.stripes)
+        epoch = known.epoch(number, name, trainers, division.batches, together)
+        epoch = replace(epoch, begun=after)
+        leases.begin(dataset, epoch)
+
+        def batches(parses: Parses) -> Generator[Batch]:
+            places = dataset.shared_order(trainers).places
+            samples = HeldSamples(held, places, known, parses, dataset.keep)
+            mine = LeasedMemory(leases, epoch, divided, samples)
+            return leased_batches(
+                mine, lambda draws: iter(Prefetched(lambda: batches_of(draws), prefetch))
+            )
 
         return dataset.leased(number, batches)
 
@@ -198,10 +254,8 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
     job = _job()
     if job is None or not dataset.divided_by_job:
         return dataset.begin_pass()
-    known = _counts.setdefault(job, weakref.WeakKeyDictionary())
-    _begun[job] = _begun.get(job, 0) + (dataset not in known)
-    counts = known.setdefault(dataset, SampleCounts(f"dataset {_begun[job]}", _agree(job)))
-    mine: Any = _Passes(dataset, lambda: _leases(job, dataset), job.passes.begin, counts)
+    counts = _known(job, dataset)
+    mine: Any = _Passes(dataset, lambda: _leases(job), job.passes.begin, counts)
     if isinstance(job, CollectiveJob) and isinstance(dataset, QueueDataset) and dataset.shared:
         mine = LockstepBatches(mine, job.role.trainers, job.role.trainer_id)
     if job.saves is not None:
@@ -209,13 +263,25 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
     return iter(counted(mine, job, False))
 
 
-def _leases(job: Job, dataset: FileDataset) -> SampleLeases | None:
-    """What deals out the pieces of a dataset's files; None: each trainer has files of its own, as
-    in a pass without gradients, which is an evaluation.
+def _leases(job: Job) -> SampleLeases | None:
+    """What deals out the samples of a dataset; None: each trainer has its own, as in a pass without
+    gradients, which is an evaluation.
     """
-    if not (isinstance(dataset, QueueDataset) and job.splits_data and torch.is_grad_enabled()):
+    return _job_leases(job) if torch.is_grad_enabled() else None
+
+
+def _job_leases(job: Job) -> SampleLeases | None:
+    """A job's leases; None: each trainer has a fixed part, or all samples."""
+    if not job.splits_data:
         return None
     return job.samples.leases(job.communicator, job.strategy, job.saves)
+
+
+def _known(job: Job, dataset: FileDataset) -> SampleCounts:
+    """How many samples a dataset has, under the name that it has on every trainer."""
+    known = _counts.setdefault(job, weakref.WeakKeyDictionary())
+    _begun[job] = _begun.get(job, 0) + (dataset not in known)
+    return known.setdefault(dataset, SampleCounts(f"dataset {_begun[job]}", _agree(job)))
 
 
 def _agree(job: Job) -> Callable[[str, str], str | None]:

@@ -51,7 +51,7 @@ class SampleCounts:
             WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
             ValueError: another trainer has counted other numbers.
         """
-        paths = list(dict.fromkeys(each.path for each in pieces))
+        paths = dataset.all_files
         packed = [size_of(each.path) for each in pieces if each.end is None]
         what = f"samples of {self.name}: {in_words(pieces, packed, dataset.parsing)}"
         if self._known[0] == what:

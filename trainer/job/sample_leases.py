@@ -88,11 +88,11 @@ class SampleLeases:
 
     def lease(self, epoch: Epoch) -> Lease:
         """What is to be had now, of an epoch of which some batches are not given yet."""
-        return self._ask(epoch=epoch, most=self._most)
+        return self._ask(epoch=epoch, most=self._most(epoch))
 
     def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
         """Asks for the next lease in a thread; None where a trainer has its stripe already."""
-        if self.stripes:
+        if epoch.stripes:
             return None
         future: Future[Lease] = Future()
 
@@ -116,7 +116,7 @@ class SampleLeases:
         while True:
             unstepped = self.communicator.consumed.waiting(epoch.number)
             with self.communicator.position.waiting():
-                lease = self._ask(epoch=epoch, most=self._most, unstepped=unstepped)
+                lease = self._ask(epoch=epoch, most=self._most(epoch), unstepped=unstepped)
             if lease.ranges or lease.over:
                 return lease
             self.communicator.check()
@@ -140,9 +140,8 @@ class SampleLeases:
         """No batch will have these."""
         self._ask(skipped=tuple((epoch.number, start, stop) for start, stop in ranges))
 
-    @property
-    def _most(self) -> int:
-        return ALL if self.stripes else MOST
+    def _most(self, epoch: Epoch) -> int:
+        return ALL if epoch.stripes else MOST
 
     def _ask(self, **asked: Any) -> Lease:
         with self._asking:

@@ -63,14 +63,21 @@ class StripedFiles:
     Args:
         epoch: the pass.
         pieces: of all files.
+        files: of each piece, the number of its file.
         counts: of each piece, its samples.
         parses: gives the samples of pieces, in their order.
     """
 
     def __init__(
-        self, epoch: Epoch, pieces: Sequence[Piece], counts: Sequence[int], parses: Parses
+        self,
+        epoch: Epoch,
+        pieces: Sequence[Piece],
+        files: Sequence[int],
+        counts: Sequence[int],
+        parses: Parses,
     ) -> None:
-        self._epoch, self._pieces, self._counts, self._parses = epoch, pieces, counts, parses
+        self._epoch, self._pieces, self._files = epoch, pieces, files
+        self._counts, self._parses = counts, parses
         self._orders: dict[int, FileOrder] = {}
         self._reading: Generator[Parsed] | None = None
         self._order: FileOrder | None = None  # in which it reads
@@ -102,10 +109,8 @@ class StripedFiles:
 
     def _of(self, stripes: int) -> FileOrder:
         if stripes not in self._orders:
-            paths = dict.fromkeys(each.path for each in self._pieces)
-            numbers = {path: number for number, path in enumerate(paths)}
-            files = [numbers[each.path] for each in self._pieces]
-            self._orders[stripes] = FileOrder(self._epoch, files, self._counts, stripes)
+            made = FileOrder(self._epoch, self._files, self._counts, stripes)
+            self._orders[stripes] = made
         return self._orders[stripes]
 
     def _go_to(self, order: FileOrder, place: int, end: int) -> None:

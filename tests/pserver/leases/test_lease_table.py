@@ -89,6 +89,24 @@ def test_survivors_divide_the_stripe_of_who_does_not_come_back() -> None:
     assert table.lease(0, "a", LeaseAsked(2, STRIPED, 100, 0)).ranges == ((20, 40),)
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+def test_fewer_batches_than_survivors_are_left_out_where_they_step_together(uneven: bool) -> None:
+    """Otherwise some of the survivors have them."""
+    epoch = Epoch(0, "", "0", 7, 1, 3, unit="batches", positions=9, uneven=uneven)
+    table = LeaseTable(3)
+    for trainer in range(3):
+        table.join(trainer, "a")
+        table.lease(trainer, "a", LeaseAsked(1, epoch, 100))
+        left = int(trainer == 2)  # the last batch of the last one
+        table.decided(trainer, "a", [(0, 3 * trainer, 3 * trainer + 3 - left)])
+    table.remove(2, "a")
+    asked = [table.lease(each, "a", LeaseAsked(2, epoch, 100, 0)) for each in (0, 1)]
+    asked += [table.lease(0, "a", LeaseAsked(3, epoch, 100, 0))]
+
+    assert [each.ranges for each in asked] == [(), (), ((8, 9),) if uneven else ()]
+    assert table.accounts[0].left_out == (0 if uneven else 1)
+
+
 def test_a_replacement_that_was_not_waited_for_gives_up_what_it_missed() -> None:
     """So that all trainers that step together end with one step."""
     table = joined(0, 1)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from pserver.leases.epoch import Account
 from pserver.service.server import Server
 from trainer import fleet
 from trainer.data import multislot_lines, pieces
+from trainer.data.columns import taken
 from trainer.job.current import present
 from trainer.job.sample_counts import SampleCounts
 from transpiler import DistributedStrategy
@@ -69,6 +71,14 @@ def dataset(files: list[str], **settings: Any) -> fleet.QueueDataset:
     made = fleet.QueueDataset()
     made.init(batch_size=4, use_var=[fleet.Slot("n")], **settings)
     made.set_filelist(files)
+    return made
+
+
+def in_memory(files: list[str], **settings: Any) -> fleet.InMemoryDataset:
+    made = fleet.InMemoryDataset()
+    made.init(batch_size=4, use_var=[fleet.Slot("n")], **settings)
+    made.set_filelist(files)
+    made.load_into_memory(progress=False)
     return made
 
 
@@ -149,6 +159,60 @@ def test_an_evaluation_reads_all_files(server: Server, files: list[str]) -> None
     assert accounts(server) == {}
 
 
+@MODES
+def test_each_sample_in_memory_is_in_one_decided_step(
+    server: Server, files: list[str], a_sync: bool
+) -> None:
+    """In the order of the shuffles, which is that of a process that trains alone."""
+    alone = in_memory(files)
+    step = begin(server, a_sync=a_sync)
+    batches = in_memory(files)
+    for shuffle in ("load_into_memory", "global_shuffle", "local_shuffle"):
+        seen = []
+        for each in (alone, batches):
+            getattr(each, shuffle)()
+        for batch in batches:
+            step(batch["n"])
+            seen.append(batch["n"].tolist())
+        with torch.no_grad():
+            expected = [batch["n"].tolist() for batch in alone]
+
+        assert seen == expected and sorted(sum(seen, [])) == list(range(SAMPLES))
+    next(iter(batches))
+    whole = Account(13, 13, 0, 0, over=True, unit="batches")
+    assert [accounts(server)[number] for number in range(3)] == [whole] * 3
+
+
+@MODES
+def test_samples_that_are_not_in_memory_are_read_again(
+    server: Server, files: list[str], a_sync: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: a batch that is leased has the samples that it has on every trainer; the pass goes on
+    from there with them in memory.
+    """
+    step = begin(server, a_sync=a_sync)
+    batches = in_memory(files)
+    batches.global_shuffle()
+    with torch.no_grad():
+        expected = [batch["n"].tolist() for batch in batches]
+    held = batches.held
+    some = np.arange(0, SAMPLES, 3)
+    batches.keep(taken(held, some))  # as of one who has taken the place of a lost trainer
+    for _ in range(2):
+        seen = []
+        for batch in batches:
+            step(batch["n"])
+            seen.append(batch["n"].tolist())
+
+        assert seen == expected
+    assert caplog.text.count("reads 34 samples") == 1
+    assert batches.get_memory_data_size() == SAMPLES
+    batches.keep(taken(held, some))
+    Path(files[2]).write_text(Path(files[2]).read_text().replace("1 37\n", "1 3\n1 7\n"))
+    with pytest.raises(ValueError, match=r"part-2: expected 4 samples, as when.* got 5"):
+        list(batches)
+
+
 def test_where_a_lost_trainer_ends_the_job_each_has_files_of_its_own(
     server: Server, files: list[str]
 ) -> None:
@@ -192,17 +256,20 @@ class Stopped(Exception):
 
 
 @MODES
+@pytest.mark.parametrize("made", [dataset, in_memory])
 def test_a_script_that_is_started_again_reads_the_rest(
-    server: Server, files: list[str], tmp_path: Path, a_sync: bool
+    server: Server, files: list[str], tmp_path: Path, a_sync: bool, made: Callable[..., Any]
 ) -> None:
     """Of the pass in which it was: what no saved step had."""
 
     def script(stop: int) -> list[list[int]]:
         step = begin(server, checkpoint=str(tmp_path / "saved"), a_sync=a_sync)
-        batches = dataset(files)
+        batches = made(files)
         trained: list[list[int]] = [[], [], []]
         left = stop
         for epoch in range(3):
+            if isinstance(batches, fleet.InMemoryDataset):
+                batches.global_shuffle()
             for batch in batches:
                 step(batch["n"])
                 left -= 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pserver.errors import PServerError
@@ -17,6 +18,7 @@ from tests.support.script_world import ScriptWorld
 from tests.support.tiers import RARE
 from trainer.data.columns import Columns
 from trainer.data.lines import Parsed
+from trainer.data.sample_places import SamplePlaces
 from trainer.job.counted_reader import CountedReader
 from trainer.job.file_order import FileOrder
 from trainer.job.leased_files import LeasedFiles
@@ -26,7 +28,7 @@ SEEDS = [range(200), *(RARE(range(first, first + 400)) for first in range(200, 5
 CAUGHT_WITHIN = 500  # seeds
 WORLDS = [
     (kind, together)
-    for kind in ("samples", "batches", "iterable", "files")
+    for kind in ("samples", "batches", "iterable", "files", "memory")
     for together in (False, True)
 ]
 NAMES = [f"{kind}, {'sync' if together else 'async'}" for kind, together in WORLDS]
@@ -172,6 +174,35 @@ def begins_a_sample_late(patch: pytest.MonkeyPatch) -> None:
 
     made = FileOrder.__init__
     patch.setattr(FileOrder, "__init__", wrong)
+
+
+def reads_the_sample_before(patch: pytest.MonkeyPatch) -> None:
+    """Of a piece that is read again."""
+
+    def wrong(places: SamplePlaces, indices: Any) -> Any:
+        pieces, at = pieces_of(places, indices)
+        return pieces, np.maximum(at - 1, 0)
+
+    pieces_of = SamplePlaces.pieces
+    patch.setattr(SamplePlaces, "pieces", wrong)
+    numbers = SamplePlaces.numbers
+
+    def numbered(places: SamplePlaces, indices: Any) -> Any:
+        with pytest.MonkeyPatch.context() as right:
+            right.setattr(SamplePlaces, "pieces", pieces_of)
+            return numbers(places, indices)
+
+    patch.setattr(SamplePlaces, "numbers", numbered)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["async", "sync"])
+def test_schedules_find_samples_that_are_read_again_wrongly(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one sample."""
+    reads_the_sample_before(monkeypatch)
+
+    assert caught("memory", together)
 
 
 @pytest.mark.parametrize(

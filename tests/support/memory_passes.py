@@ -1,0 +1,49 @@
+"""Passes over samples in memory, as processes of :mod:`tests.support.script_world` have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.scripts import Script
+from trainer.data.exchange import NUMBER
+from trainer.data.file_dataset import Parses
+from trainer.data.pieces import Piece
+from trainer.data.sample_places import SamplePlaces, SharedOrder, Shuffles
+from trainer.job.striped_memory import Division, HeldSamples, LeasedMemory, Loaded
+
+
+def memory_pass(
+    script: Script,
+    files: tuple[Sequence[Piece], Sequence[int], Sequence[int]],
+    batch: int,
+    trainers: int,
+    shuffled: bool,
+    parses: Parses,
+) -> LeasedMemory:
+    """A pass.
+
+    Args:
+        files: pieces, the number of each one's file, and its samples.
+        batch: samples of a batch.
+        trainers: of the job.
+        shuffled: whether the trainer has in memory what the last shuffle gave it; otherwise it has
+            what it has loaded, as one that came later.
+        parses: gives the samples of pieces.
+    """
+    pieces, numbers, counts = files
+    shuffles = Shuffles(1, script.epoch, script.epoch)
+
+    def order(of: int, made: Shuffles) -> SharedOrder:
+        return SharedOrder(SamplePlaces(numbers, counts, of), made)
+
+    def divided(of: int) -> Division:
+        return Division(order(of, shuffles), batch, False)
+
+    places = order(trainers, shuffles).places
+    indices = order(trainers, shuffles if shuffled else Shuffles(1)).of(script.number)
+    columns: dict[str, Any] = {"n": indices, NUMBER: places.numbers(indices)}
+    loaded, together = Loaded(pieces, counts, shuffles, batch, False), bool(script.desk.stripes)
+    held = HeldSamples(columns, places, loaded, parses, lambda _: None)
+    epoch = loaded.epoch(script.epoch, "", trainers, divided(trainers).batches, together)
+    return LeasedMemory(script.desk, epoch, divided, held)

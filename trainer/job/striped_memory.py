@@ -1,0 +1,231 @@
+"""One pass over samples in memory, as leases deal it out: each trainer has the batches that it has
+in memory, and those of a lost trainer are read from the files again.
+
+A position is a batch: the positions of a trainer are its batches, in their order.  Which samples a
+batch has every trainer knows, also of the others' batches: see
+:mod:`trainer.data.sample_places`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from pserver.leases.epoch import Epoch, Lease
+from pserver.leases.intervals import Range
+from trainer.data.batches import Batch, tensors_of
+from trainer.data.columns import Array, Column, Columns, joined, taken
+from trainer.data.exchange import NUMBER
+from trainer.data.file_dataset import Parses
+from trainer.data.pieces import Piece
+from trainer.data.sample_places import SamplePlaces, SharedOrder, Shuffles, batch_bounds
+from trainer.job.leased_files import in_words
+from trainer.job.leased_pass import LeasedPass
+from trainer.job.sample_leases import SampleLeases
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a pass is over.
+
+    Attributes:
+        pieces: of all files.
+        counts: of each piece, its samples.
+        shuffles: that were made last.
+        size: of a batch.
+        drop_last: see :func:`batch_bounds`.
+    """
+
+    pieces: Sequence[Piece]
+    counts: Sequence[int]
+    shuffles: Shuffles
+    size: int
+    drop_last: bool
+
+    def epoch(self, number: int, name: str, trainers: int, batches: int, together: bool) -> Epoch:
+        """The pass, as the lease table knows it.
+
+        Args:
+            number: among the passes of the job.
+            name: of the dataset.
+            trainers: of the job.
+            batches: of each of them.
+            together: they step together.
+        """
+        more = tuple(self.counts), self.shuffles, self.size, self.drop_last
+        return Epoch(
+            number,
+            name,
+            in_words(self.pieces, *more),
+            sum(self.counts),
+            1,  # a position is a batch
+            trainers,
+            unit="batches",
+            positions=trainers * batches,
+            uneven=not together,
+        )
+
+
+class Division:
+    """The batches of a pass, as so many trainers have them.
+
+    Args:
+        order: of the samples.
+        size: of a batch.
+        drop_last: see :func:`batch_bounds`.
+
+    Raises:
+        ValueError: a trainer has fewer samples than there are batches.
+
+    Attributes:
+        batches: of each trainer.
+    """
+
+    def __init__(self, order: SharedOrder, size: int, drop_last: bool) -> None:
+        self._order, self._bounds = order, batch_bounds(order.counts, size, drop_last)
+        self.batches = len(self._bounds[0]) - 1
+        self._of: dict[int, Array] = {}  # samples of a trainer
+
+    def samples(self, ranges: Iterable[Range]) -> Array:
+        """int64 [samples]: the indices of the samples at positions, in their order."""
+        found = [np.empty(0, np.int64)]
+        for start, stop in ranges:
+            while start < stop:
+                trainer, batch = divmod(start, self.batches)
+                until = min(stop, (trainer + 1) * self.batches)
+                bounds = self._bounds[trainer]
+                own = self._samples_of(trainer)
+                found.append(own[bounds[batch] : bounds[batch + until - start]])
+                start = until
+        return np.concatenate(found)
+
+    def _samples_of(self, trainer: int) -> Array:
+        if trainer not in self._of:
+            self._of[trainer] = self._order.of(trainer)
+        return self._of[trainer]
+
+
+class HeldSamples:
+    """The samples of a pass: those in memory, and those that are read again.
+
+    Args:
+        columns: that are in memory, with the samples' numbers.
+        places: of the samples, as this job's trainers number them.
+        loaded: what the pass is over.
+        parses: gives the samples of pieces, in their order.
+        keep: told of the columns with what was read.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        places: SamplePlaces,
+        loaded: Loaded,
+        parses: Parses,
+        keep: Callable[[dict[str, Column]], None],
+    ) -> None:
+        self._places, self._pieces, self._counts = places, loaded.pieces, loaded.counts
+        self._parses, self._keep = parses, keep
+        self._take(dict(columns))
+
+    def _take(self, columns: dict[str, Column]) -> None:
+        self._columns = columns
+        found = self._places.indices(np.asarray(columns[NUMBER]))
+        self._rows = np.argsort(found, kind="stable")
+        self._sorted = found[self._rows]
+
+    def columns(self, indices: Array, wanted: Callable[[], Array]) -> Columns:
+        """Samples, in this order.
+
+        Args:
+            wanted: where one of them is not in memory: all that will be asked for.
+
+        Raises:
+            WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.read`.
+            ValueError: a piece has more samples than were counted, or fewer.
+        """
+        if len(self._missing(indices)):
+            self._read(self._missing(np.concatenate((indices, wanted()))))
+        rows = self._rows[np.searchsorted(self._sorted, indices)]
+        slots = {name: column for name, column in self._columns.items() if name != NUMBER}
+        return taken(slots, rows)
+
+    def _missing(self, indices: Array) -> Array:
+        """Those that are not in memory, in order, each once."""
+        at = np.minimum(np.searchsorted(self._sorted, indices), max(len(self._sorted) - 1, 0))
+        held = self._sorted[at] == indices if len(self._sorted) else np.zeros(len(indices), bool)
+        missing: Array = np.unique(indices[~held])
+        return missing
+
+    def _read(self, indices: Array) -> None:
+        """Takes samples from the files."""
+        pieces, places = self._places.pieces(indices)
+        named = np.unique(pieces)
+        log.warning(
+            "reads %d samples of %d pieces of files again, which are leased to this trainer and "
+            "not in its memory: the trainer that had them is lost",
+            len(indices),
+            len(named),
+        )
+        found: list[Columns] = [self._columns]
+        with closing(self._parses(self._pieces[each] for each in named)) as parsed:
+            for piece, each in zip(named.tolist(), parsed, strict=True):
+                if each.samples != self._counts[piece]:
+                    raise ValueError(
+                        f"{self._pieces[piece].shown}: expected {self._counts[piece]} samples, as "
+                        f"when they were counted, got {each.samples}: a file must not change "
+                        "while a job reads it"
+                    )
+                mine = pieces == piece
+                columns = taken(joined(each.blocks), places[mine])
+                found.append(columns | {NUMBER: self._places.numbers(indices[mine])})
+        self._take(joined(found))
+        self._keep(self._columns)
+
+
+class LeasedMemory(LeasedPass):
+    """One pass, as this trainer has it.
+
+    Args:
+        leases: of this trainer.
+        epoch: the pass.
+        division: gives the batches of so many trainers.
+        held: gives the samples.
+    """
+
+    def __init__(
+        self,
+        leases: SampleLeases,
+        epoch: Epoch,
+        division: Callable[[int], Division],
+        held: HeldSamples,
+    ) -> None:
+        super().__init__(leases, epoch, self)
+        self._division, self._held = division, held
+        self._divided: dict[int, Division] = {}
+        self._coming: list[Range] = []  # leased last
+
+    def at(self, batch: Sequence[Range], stripes: int) -> Columns:
+        """See :class:`trainer.job.leased_pass.Items`."""
+        division = self._of(stripes)
+        return self._held.columns(division.samples(batch), lambda: division.samples(self._coming))
+
+    def _of(self, stripes: int) -> Division:
+        if stripes not in self._divided:
+            self._divided[stripes] = self._division(stripes)
+        return self._divided[stripes]
+
+    def _take(self, lease: Lease) -> bool:
+        self._coming = list(lease.ranges) or self._coming
+        return super()._take(lease)
+
+
+def batches_of(draws: Iterator[Columns]) -> Iterator[Batch]:
+    """Tensors of what was drawn."""
+    return map(tensors_of, draws)
