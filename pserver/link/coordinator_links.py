@@ -19,7 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
-from pserver.errors import FingerprintMismatch, PServerError, Refused, ServerLost, Unreachable
+from pserver.errors import (
+    FingerprintMismatch,
+    PServerError,
+    Refused,
+    ServerLost,
+    UnknownSession,
+    Unreachable,
+)
 from pserver.link.link_end import LinkEnd
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import FollowRequest, Hello, Kind
@@ -234,7 +241,7 @@ class CoordinatorLinks:
             if not follower.session or not secrets.compare_digest(
                 follower.session.encode(), hello.session.encode()
             ):
-                raise Refused(f"this session of server {index} is not known here")
+                raise UnknownSession(f"this session of server {index} is not known here")
             follower.end.last_heard = self._clock()
             first, follower.linked, follower.listens = not follower.linked, True, True
         if first:

@@ -35,6 +35,7 @@ from pserver.errors import (
     PServerError,
     ServerLost,
     TimedOut,
+    UnknownSession,
     Unreachable,
     from_wire,
 )
@@ -275,7 +276,10 @@ class FollowerLink:
                 self._garbled = 0
                 if header.kind == Kind.FAILURE:
                     failure = header.failure
-                    raise from_wire(failure.error, f"{self._name}: {failure.message}")
+                    error = from_wire(failure.error, f"{self._name}: {failure.message}")
+                    if isinstance(error, UnknownSession):  # another process has the place
+                        raise ServerLost(str(error))
+                    raise error
                 if header.kind in (Kind.BYE, Kind.DRAIN):
                     raise _going(self._name, header)
                 if header.kind not in (Kind.RECORD, Kind.PROBE):

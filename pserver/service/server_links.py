@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pserver.config import ServerConfig
-from pserver.errors import Refused
+from pserver.errors import UnknownSession
 from pserver.job.decisions import Decisions, Link
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.link.follower_link import FollowerLink
@@ -92,11 +92,11 @@ class ServerLinks:
         """Serves a following server's stream until it ends.
 
         Raises:
-            Refused: this server coordinates no job.
+            UnknownSession: this server coordinates no job.
             PServerError: the error that the peer is to be sent.
         """
         if self._links is None:
-            raise Refused("this server coordinates no job now")
+            raise UnknownSession("this server coordinates no job now")
         self._links.serve(stream, hello)
 
     def tick(self) -> None:

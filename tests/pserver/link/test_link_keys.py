@@ -112,7 +112,8 @@ def test_a_servers_certificate_opens_no_other_stream(
     hello = Hello(session="guessed", follower=follower, server_index=1, fingerprint=PLAN)
     said = answers(stream, [Frame(kind=Kind.HELLO, hello=hello)])
 
-    assert [frame.failure.error for frame in said] == ["Refused" if follower else "Untrusted"]
+    error = "UnknownSession" if follower else "Untrusted"
+    assert [frame.failure.error for frame in said] == [error]
 
 
 @pytest.mark.parametrize("kind", Kind.keys())

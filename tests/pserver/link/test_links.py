@@ -234,7 +234,8 @@ def test_a_follower_notices_that_another_process_is_the_coordinator(
         first, coordinator.links = coordinator.links, coordinator.new_links()
         coordinator.links.expect(PLAN, 3, again=True)
         follower.link._end.cancel()
-        assert "not known" in str(follower.lost.get(timeout=SECONDS))
+        error = follower.lost.get(timeout=SECONDS)
+        assert isinstance(error, ServerLost) and "not known" in str(error)
         coordinator.links.broadcast(b"missed")
         with Follower(coordinator, last=7) as again:
             assert [coordinator.joined.get(timeout=SECONDS) for _ in range(2)] == [1, 1]
