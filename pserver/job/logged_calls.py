@@ -114,8 +114,14 @@ class LoggedCalls:
         return result
 
     def withdraw(self, member: Member, kind: str, number: int) -> None:
-        """Another server cannot carry out a call: it is given up, unless it is in the log."""
-        own = self._calls.get((Process(member.trainer, member.incarnation), kind))
+        """Another server cannot carry out a call: it is given up, unless it is in the log.  It may
+        come after that.
+        """
+        key = process, _ = Process(member.trainer, member.incarnation), kind
+        own = self._calls.get(key)
+        last = max(self._logged.get(key, 0), 0 if own is None else own.call.number)
+        if number > last:
+            self._calls[key] = own = LoggedCall(Call(process, kind, number))
         if own is not None and own.call.number == number:
             self._give_up(own, Refused(f"the {kind} with number {number} was withdrawn"))
 

@@ -173,6 +173,10 @@ class StartedProcesses:
             return []
         return [self.trainers[number] for number in sorted(self._away)]
 
+    def away(self, trainer: Process) -> bool:
+        """Whether a trainer was started again, and has not joined."""
+        return any(self.trainers[number] is trainer for number in self._away)
+
     def _start_trainer(self, number: int, attempt: int) -> None:
         command = [sys.executable, self.cluster.script, *self.cluster.arguments]
         role = self._roles[number]

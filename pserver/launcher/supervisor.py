@@ -172,6 +172,11 @@ class Supervisor:
         number = self.started.number_of(process)
         if number is None and self._server_returns(process):
             return
+        if number is not None and self._came_late(process):
+            self.say(f"{process.name} came too late: the job is done without it")
+            self.ended.remove(process)
+            self.lost.append(process)
+            return
         preempted = process.preempted_after is not None
         # the others may have finished before its process has ended
         there = (None, 0) if preempted else (None,)
@@ -190,6 +195,19 @@ class Supervisor:
             self.started.start_again(number)
         else:
             self.lost.append(process)
+
+    def _came_late(self, trainer: Process) -> bool:
+        """Whether one that was started again has failed as the job was done: the others have ended
+        well, and so do the servers.
+        """
+        others = [each for each in self._trainers if each not in (trainer, *self.lost)]
+        servers = self.started.servers
+        if not (self.started.away(trainer) and servers and all(t.status == 0 for t in others)):
+            return False
+        self._until(
+            lambda: all(s.status is not None for s in servers), LEAVE_SECONDS, failures=False
+        )
+        return all(server.status == 0 for server in servers)
 
     def _server_returns(self, server: Process) -> bool:
         """Whether a server that has failed is started again, while the job goes on."""

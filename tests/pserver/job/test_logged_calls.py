@@ -155,6 +155,19 @@ def test_a_call_that_is_given_up_is_never_carried_out(calls: Calls, how: str) ->
     assert not calls.run
 
 
+def test_a_call_that_comes_after_it_was_withdrawn_is_refused(calls: Calls) -> None:
+    """The next one is not."""
+    with calls.job.condition:
+        calls.calls.withdraw(calls.member, "shrink", 1)
+    with pytest.raises(Refused, match="was withdrawn"):
+        calls.begin(1).result(DEADLINE)
+    assert not calls.ready and not calls.calls.waiting
+    made = calls.begin(2)
+    calls.log(2, 1)
+
+    assert made.result(DEADLINE) == "at 1"
+
+
 def test_what_is_in_the_log_is_not_given_up(calls: Calls) -> None:
     """All servers do it, whatever becomes of who has called."""
     made = calls.begin(1)
