@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pserver.errors import PServerError, Refused
+from pserver.errors import Busy, PServerError, Refused
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.events import EventLog
 from pserver.job.job_files import Saving
 from pserver.memory.malloc import trim_memory
 from transpiler.files.local_path import shown
+
+BEGIN_SECONDS = 20.0  # that a save waits for one that has not begun everywhere
 
 
 @dataclass(slots=True)
@@ -88,10 +90,13 @@ class BackgroundSaves:
             took: told the seconds that it took, where it has not failed.
 
         Raises:
-            Busy: another save is being written.
+            Busy: another save is being written, or waits for the other servers.
             Refused: the number is not above that of the last save; and what ``begin`` raises.
         """
-        with self._beginning:  # a call that came twice finds the save that the first began
+        # a call that came twice finds the save that the first began
+        if not self._beginning.acquire(timeout=BEGIN_SECONDS):
+            raise Busy("a save waits for the other servers here: ask again when they are ready")
+        try:
             with self._condition:
                 last = self.last
                 again = last is not None and session == self._session
@@ -110,6 +115,8 @@ class BackgroundSaves:
                 target=self._write, args=(saving, progress, took), name="save", daemon=True
             ).start()
             return self.present or progress
+        finally:
+            self._beginning.release()
 
     @property
     def present(self) -> SaveProgress | None:

@@ -7,6 +7,7 @@ of the caller.  ``lifecycle.py`` draws the job's states and says what its lock g
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -295,6 +296,10 @@ class Job(JointCalls):
         """
         member, installed = self.member(request.session), self.installed()
         installed.check_tables(request.tables)
+        if not (math.isfinite(request.days) and request.days >= 0):
+            raise Refused(f"shrink: days: expected a finite number from 0 on, got {request.days}")
+        if not math.isfinite(request.threshold):
+            raise Refused(f"shrink: threshold: expected a finite number, got {request.threshold}")
         threshold = request.threshold if request.HasField("threshold") else None
         shrink = partial(installed.shrink, request.tables, request.days, threshold, request.number)
         removed = installed.calls.carry_out(

@@ -43,6 +43,7 @@ class EpochLeases:
         self._decided = self._skipped = self._left_out = self._handed_back = 0
         self.over = False
         self.quit: set[int] = set()
+        self._read = False  # from a checkpoint, and nobody has asked yet
         self._stripes = epoch.stripes  # of the trainers that there are now
         self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
         if self._segments is not None:
@@ -70,20 +71,7 @@ class EpochLeases:
             ValueError: it is another epoch, or has no known end, which only as many trainers as
                 before can go on with.
         """
-        own = self.epoch
-        same = replace(epoch, **{name: getattr(own, name) for name in KEPT})
-        if own.segments and epoch.stripes != own.stripes:
-            raise ValueError(
-                f"epoch {epoch.number}: expected {own.stripes} trainers that step together, as "
-                f"when its pass began, got {epoch.stripes}: data whose end nobody knows is divided "
-                "among as many as before"
-            )
-        if same != own:
-            raise ValueError(
-                f"epoch {epoch.number}: expected {self.epoch}, as another trainer has it, got "
-                f"{epoch}: every trainer iterates over the same data with the same settings"
-            )
-        self.epoch = replace(own, uneven=epoch.uneven)
+        self.epoch, self._read = _gone_on(self.epoch, epoch, self._read), False
         if epoch.stripes != self._stripes:
             self._stripes = epoch.stripes
             for each in self._own.values():
@@ -393,6 +381,7 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
     """For trainers that all start again: nothing is leased, and they have as many batches each.
     Where one was gone, they have other numbers left, and these are divided anew.
     """
+    leases._read = True
     leases._idle.clear()
     for trainer in list(leases._leased):
         leases.give_back(trainer)
@@ -402,6 +391,35 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
         for own in leases._own.values():
             leases._give_up(own, own.size)
     return leases
+
+
+def _gone_on(own: Epoch, epoch: Epoch, read: bool) -> Epoch:
+    """What an epoch is for trainers that go on with it.
+
+    Args:
+        own: the epoch as it began.
+        epoch: as they say it.
+        read: it is of a checkpoint, and nobody has asked yet.
+
+    Raises:
+        ValueError: see :meth:`EpochLeases.go_on_as`.
+    """
+    if read and own.samples and own.stripes <= 1:  # positions are places, in any batches
+        own = replace(own, batch_size=epoch.batch_size)
+    same = replace(epoch, **{name: getattr(own, name) for name in KEPT})
+    if own.segments and epoch.stripes != own.stripes:
+        raise ValueError(
+            f"epoch {epoch.number}: expected {own.stripes} trainers that step together, as "
+            f"when its pass began, got {epoch.stripes}: data whose end nobody knows is divided "
+            "among as many as before"
+        )
+    if same != own:
+        raise ValueError(
+            f"epoch {epoch.number}: expected {own}, as another trainer or the checkpoint "
+            f"has it, got {epoch}: every trainer iterates over the same data with the same "
+            "settings, and so does a job that goes on with a pass of trainers that step together"
+        )
+    return replace(own, uneven=epoch.uneven)
 
 
 def _behind_begun(start: int, stop: int, begun: int, extra: int) -> int:

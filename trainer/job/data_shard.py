@@ -86,6 +86,12 @@ class Shard:
         assert self._last is not None, "a pass has begun"
         return iter(self._last)
 
+    @property
+    def size(self) -> int:
+        """Samples of a full batch; 0: nobody knows."""
+        made = getattr(self._loader, "batch_sampler", None)
+        return int(made.batch_size) if type(made) is BatchSampler else 0
+
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """The batches of the pass of this number, without its first ones.  Where the samples are
         known those are not read.  Where they are leased, the servers know which they were, unless

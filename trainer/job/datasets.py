@@ -152,6 +152,10 @@ class _Passes:
     def number(self) -> int:
         return self._dataset.number if self._number is None else self._number
 
+    @property
+    def size(self) -> int:
+        return self._dataset.batching[0]
+
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # what has no length says so
 

@@ -41,6 +41,11 @@ class LockstepBatches:
         """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
         return int(self._batches.number)  # type: ignore[attr-defined]
 
+    @property
+    def size(self) -> int:
+        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        return int(self._batches.size)  # type: ignore[attr-defined]
+
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
         return self._together(self._batches.after(batches, number))  # type: ignore[attr-defined]

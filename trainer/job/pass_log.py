@@ -9,11 +9,14 @@ those that were saved.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -29,6 +32,7 @@ class Pass:
         skipped: how many were given, and trained on, before the script was started again; None:
             all, it is over.
         live: it was under way when its job saved.
+        size: samples of a full batch of this trainer; 0: nobody knows.
     """
 
     loader: str
@@ -38,6 +42,23 @@ class Pass:
     trained: int = 0
     skipped: int | None = 0
     live: bool = False
+    size: int = 0
+
+    def of_size(self, size: int) -> None:
+        """The script's batches have so many samples now: counts in those, up to the batch in which
+        it was.  0: nobody knows.
+        """
+        if self.live and self.size and size and size != self.size:
+            self.skipped = (self.skipped or 0) * self.size // size
+            self.given = self.trained = self.skipped
+            log.warning(
+                "the checkpoint's batches have %d samples, and the script's %d: the pass that was "
+                "under way goes on behind batch %d of this trainer",
+                self.size,
+                size,
+                self.skipped,
+            )
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +80,15 @@ class SavedPasses:
         return {
             "loaders": dict(self.loaders),
             "begun": dict(self.begun),
-            "under_way": [[p.loader, p.number, p.drawn, p.trained] for p in self.under_way],
+            "under_way": [[p.loader, p.number, p.drawn, p.trained, p.size] for p in self.under_way],
         }
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SavedPasses:
         """What :meth:`plain` gave."""
         under_way = [
-            Pass(loader, number, drawn, trained, trained, trained, live=True)
-            for loader, number, drawn, trained in plain["under_way"]
+            Pass(loader, number, drawn, trained, trained, trained, True, *size)
+            for loader, number, drawn, trained, *size in plain["under_way"]
         ]
         return cls(plain["loaders"], plain["begun"], tuple(under_way))
 

@@ -16,9 +16,11 @@ class Resumable(Protocol):
 
     Attributes:
         number: of the last pass among those of the job, by which its order was drawn.
+        size: samples of a full batch; 0: nobody knows.
     """
 
     number: int
+    size: int
 
     def __len__(self) -> int:
         """How many there are."""
@@ -52,6 +54,7 @@ class SavedBatches:
     def __iter__(self) -> Iterator[Any]:
         self._saves.between(None)
         begun = self._saves.begin(self._name)
+        begun.of_size(self._batches.size)
         if begun.skipped is None:
             self._batches.skip()
             return iter(())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from pserver.errors import Busy, Refused
-from pserver.job import job_files
+from pserver.job import background_saves, job_files
 from pserver.job.background_saves import BackgroundSaves, SaveProgress
 from pserver.job.events import EventLog, Events
 from pserver.job.job_files import Saving
@@ -222,6 +223,32 @@ def test_a_repeated_call_begins_nothing_and_tells_how_far_it_is(held: Saves) -> 
     saving.goes_on.set()
     assert held.saves.wait(SECONDS) and held.begin(1, saving, "another").number == 1
     assert held.saves.wait(SECONDS) and held.begun == 3
+
+
+def test_a_save_that_does_not_begin_makes_others_wait_for_a_while(
+    held: Saves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that other servers are not ready for, as they were never asked: then it is said."""
+    monkeypatch.setattr(background_saves, "BEGIN_SECONDS", 0.05)
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> Any:
+        begins.set()
+        assert goes_on.wait(SECONDS)
+        raise Refused("withdrawn")
+
+    args = "s", 1, "/data/x", wait, held.took.append
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(held.saves.begin, *args)
+        assert begins.wait(SECONDS)
+        with pytest.raises(Busy, match="waits for the other servers"):
+            held.begin(2, SlowSaving())
+        goes_on.set()
+        with pytest.raises(Refused, match="withdrawn"):
+            first.result(SECONDS)
+    saving = SlowSaving()
+    saving.goes_on.set()
+    assert held.begin(2, saving).number == 2 and held.saves.wait(SECONDS)
 
 
 @pytest.mark.parametrize("failure", [Refused("cannot save: disk"), MemoryError("no room")])

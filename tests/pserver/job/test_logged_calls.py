@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from pserver.job.logged_calls import LoggedCalls
 from pserver.job.membership import Member
 from pserver.job.quiesce import Quiesce
 from pserver.job_log.records import Call, Process
-from pserver.wire_pb2 import SaveReply, SaveRequest
+from pserver.wire_pb2 import SaveReply, SaveRequest, ShrinkRequest
 from tests.support.job_frames import DEADLINE
 from tests.support.reloading_jobs import World, until
 
@@ -325,3 +326,22 @@ def test_what_server_0_has_written_knows_the_calls(world: World, tmp_path: Path)
     (entry,) = json.loads(json.dumps(coordinator.entries()))
 
     assert [each[-1] for each in entry[3]] == [{"save": 7}, {}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"days": math.nan}, {"days": math.inf}, {"days": -1.0}, {"threshold": math.nan}],
+    ids=str,
+)
+def test_a_shrink_of_no_number_of_days_is_refused(world: World, asked: dict[str, float]) -> None:
+    """Before any server is ready for it; the next one is carried out."""
+    parts = world.trainers[0]
+    with pytest.raises(Refused, match="expected a finite number"):
+        parts[0].job.shrink(ShrinkRequest(session=parts[0].session, number=1, **asked))
+    requests = [ShrinkRequest(session=part.session, number=1, days=1.0) for part in parts]
+    done = [
+        world.pool.submit(part.job.shrink, request)
+        for part, request in zip(parts, requests, strict=True)
+    ]
+
+    assert [dict(each.result(DEADLINE).removed) for each in done] == [{}, {}]

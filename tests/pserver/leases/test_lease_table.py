@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -249,6 +250,30 @@ def test_a_saved_table_goes_on_with_any_number_of_trainers(trainers: int) -> Non
             again.decided(trainer, "b", [(0, a, b) for a, b in lease.ranges])
 
     assert sorted(found) == list(range(10, 40))
+
+
+def test_a_saved_table_goes_on_in_batches_of_another_size() -> None:
+    """As where a script divides its batch size by the number of trainers.  Not where trainers that
+    step together had divided the pass, nor where one of several says another size.
+    """
+    table = joined(0)
+    table.remove(1, "")
+    table.lease(0, "a", LeaseAsked(1, ON_DEMAND, 2))
+    table.decided(0, "a", [(0, 0, 5)])
+    for stripes in (0, 2):
+        other = LeaseTable.of(json.loads(json.dumps(table.plain())), 2)
+        other.join(0, "b")
+        smaller = replace(ON_DEMAND, batch_size=2, stripes=stripes)
+        got = other.lease(0, "b", LeaseAsked(1, smaller, 1, 0)).ranges
+        assert got == (() if stripes else ((5, 7),))
+        with pytest.raises(ValueError, match="or the checkpoint has it"):
+            other.lease(0, "b", LeaseAsked(2, replace(smaller, batch_size=3), 1))
+    together = joined(0, 1)
+    together.lease(0, "a", LeaseAsked(1, STRIPED, 1))
+    other = LeaseTable.of(together.plain(), 2)
+    other.join(0, "b")
+    with pytest.raises(ValueError, match="goes on with a pass of trainers that step together"):
+        other.lease(0, "b", LeaseAsked(1, replace(STRIPED, batch_size=2), 1))
 
 
 def test_trainers_that_begin_again_have_equally_many_batches() -> None:

@@ -310,8 +310,8 @@ def test_what_a_checkpoint_says_of_the_script(tmp_path: Path) -> None:
     place = content["meta"]["place"]
 
     ((trainer, mine),) = place["trainers"]
-    ((loader, number, drawn, trained_on),) = mine["passes"]["under_way"]
-    assert (trainer, number, drawn, trained_on) == (0, 2, 1, 1)
+    ((loader, number, drawn, trained_on, size),) = mine["passes"]["under_way"]
+    assert (trainer, number, drawn, trained_on, size) == (0, 2, 1, 1, 3)
     assert "epochs" in loader and mine["passes"]["begun"] == {loader: 2}
     assert list(place["schedulers"]) == ["0 StepLR"]
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000004", "step-000005"]

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tests.trainer.job.test_automatic_saves import ALWAYS, DATA, Script, Steps, adam, net, run
 from tests.trainer.job.test_automatic_saves import trained as train
 from trainer import fleet
+from trainer.job.pass_log import Pass, SavedPasses
 from trainer.job.script_place import ScriptPlace
 
 
@@ -76,6 +77,25 @@ def test_batches_go_on_to_be_counted_by_another_number_of_trainers(
     found = place.passes(0, now).find("a", 3)
 
     assert (found.skipped, found.given, found.trained) == (batch, batch, batch)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(8, 5), (4, 10), (3, 13), (0, 5)])
+def test_batches_of_another_size_go_on_at_the_same_sample(size: int, batch: int) -> None:
+    """As where a script divides its batch size by the number of trainers."""
+    saved = Pass("a", 3, 2, trained=5, size=8)
+    found = SavedPasses.of(SavedPasses({}, {"a": 3}, (saved,)).plain()).find("a", 3)
+    found.of_size(size)
+
+    assert (found.skipped, found.given, found.trained) == (batch, batch, batch)
+
+
+def test_a_checkpoint_of_an_earlier_version_knows_no_sizes() -> None:
+    """Its batches are those of the script."""
+    plain = {"loaders": {}, "begun": {"a": 3}, "under_way": [["a", 3, 2, 10]]}
+    found = SavedPasses.of(plain).find("a", 3)
+    found.of_size(4)
+
+    assert found.skipped == 10
 
 
 def one_optimizer(steps: Steps) -> nn.Module:
