@@ -175,9 +175,8 @@ def test_only_what_the_server_had_not_saved_is_lost(processes: Processes, victim
     assert min(missing) > 0
     text = "\n".join(launch.lines)
     assert "starts the job again" not in text and "(restart 2 of 3)" in text, launch
-    for trainer in (0, 1):
-        awaited = rf"trainer {trainer} *\| waits for server {victim} at .*, which does not"
-        assert re.search(awaited, text)
+    # said by whoever has waited for a while: a server may be back before that
+    assert re.search(rf"trainer \d *\| waits for server {victim} at .*, which does not", text)
     assert len(re.findall(f"server {victim} has come back; the job goes on", text)) == 2
 
 
