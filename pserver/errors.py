@@ -17,6 +17,7 @@
     |   |-- Busy               the server has another job
     |   |-- NotAllowed         no key, another job's, or one whose role may not
     |   |-- FingerprintMismatch    two processes of a job run different programs
+    |   |   `-- PartialPlan    one has not made all optimizers of the job yet
     |   |-- Untrusted          a certificate is missing, foreign, expired, revoked, or another's
     |   |-- Unprepared         not yet installed, or no such variable here
     |   `-- UnknownSession     the server knows no such trainer: it may have been started again
@@ -106,6 +107,12 @@ class FingerprintMismatch(Refused):
     """Two processes of one job run different programs."""
 
     status = "FAILED_PRECONDITION"
+
+
+class PartialPlan(FingerprintMismatch):
+    """A trainer asks to join a job under way, and has fewer parameter groups than the job: its
+    script may make further optimizers.
+    """
 
 
 class Untrusted(Refused):

@@ -369,7 +369,7 @@ def distributed_optimizer(
         job.optimizers.append(job.distribute(optimizer, grad_clip, compression))
         job.dump(job.optimizers[0], strategy)
         _note_reader(strategy, job)
-        _save_by_itself(job)
+        job.follow()
         return job.optimizers[0]
     if job.role.role is Role.PSERVER:
         raise RuntimeError("this process is a server: call fleet.run_server()")
@@ -380,15 +380,9 @@ def distributed_optimizer(
     made = job.join(optimizer, strategy, grad_clip, compression)
     job.dump(made, strategy)
     _note_reader(strategy, job)
-    job.passes.ask()
-    _save_by_itself(job)
+    if job.early is None:
+        job.follow()
     return made
-
-
-def _save_by_itself(job: Job) -> None:
-    """An optimizer was distributed: the job may take up a checkpoint, and its steps be saved."""
-    if job.saves is not None:
-        job.saves.joined()
 
 
 def finish() -> None:

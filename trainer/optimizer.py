@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pserver.errors import PartialPlan
 from pserver.tracing.spans import SPANS, now
 from trainer.gradients.averaged_step import close_and_finish
 from trainer.gradients.clipping import clip_in_place
@@ -44,12 +45,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the user's.
         names: every parameter's name in the job.
         connect: joins the servers and calls :meth:`attach`; a process that trains alone joins none.
+            Where it joins a job under way that has further optimizers, it sets :attr:`early`.
         grad_clip: applied to the merged gradient, as a single node would.
         overlap: the script promises one backward per step and not to touch ``p.grad`` before
             ``step()``: each gradient leaves as soon as it is complete, while backward goes on.
         tables: the job's, where a model has embeddings of ours.
         merge: adds up the gradients of several steps, for one update; None: every step makes one.
         dgc: compresses large gradients; None: they leave as they are.
+
+    Attributes:
+        early: why it has not joined yet, and takes no step: the job's other trainers have further
+            optimizers, with which it joins.  None: it has joined, or trains alone.
 
     Raises:
         ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on
@@ -87,7 +93,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._share()
         self._changes: GradientChanges | None = None
         self.dump: ModuleDump | None = None
-        self._communicator: Communicator | None = None
+        self._connection: Communicator | None = None
+        self.early: PartialPlan | None = None
         self.lanes: tuple[int, ...] = ()  # those of the plan that take its steps
         self._first_group = 0
         connect(self)
@@ -102,7 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             number: of this optimizer in the plan; its steps are those of its lanes.
             first_group: the number in the plan of its first parameter group.
         """
-        self._communicator, self._first_group = communicator, first_group
+        self._connection, self._first_group, self.early = communicator, first_group, None
         self.lanes = communicator.plan.lanes_of(number)
 
     def _share(self) -> None:
@@ -115,8 +122,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def communicator(self) -> Communicator | None:
-        """The connection to the servers; None in a process that trains alone."""
-        return self._communicator
+        """The connection to the servers; None in a process that trains alone.
+
+        Raises:
+            PartialPlan: it is :attr:`early`.
+        """
+        if self.early is not None:
+            raise self.early
+        return self._connection
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -174,17 +187,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             SPANS.add("step", began, now())
         if SPANS.watcher is not None:
             SPANS.watcher(self)
-        if self._communicator is not None:
-            self._communicator.end_if_asked()
+        if self.communicator is not None:
+            self.communicator.end_if_asked()
         return loss
 
     def _update(self, loss: Any, overflow: bool) -> None:
         """Takes the step with what stands in ``p.grad``."""
-        if self._communicator is None:
+        if self.communicator is None:
             overflow = self._step_alone(overflow)
         else:
-            self._communicator.check()  # before a k-step lane steps by itself
-            overflow = self._step_together(self._communicator, overflow)
+            self.communicator.check()  # before a k-step lane steps by itself
+            overflow = self._step_together(self.communicator, overflow)
         if self.loss_scaling is not None:
             self.loss_scaling.update(overflow)
         self._end_step(loss)
@@ -255,9 +268,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _send_early(self) -> None:
         """From now on each gradient leaves when backward has finished with it."""
-        if self._communicator is not None:
+        if self._connection is not None:
             trained = {p: name for name, p in self.trained().items() if p.requires_grad}
-            send_early(trained, lambda: self._communicator, self.grad_clip, self._left)
+            send_early(trained, lambda: self._connection, self.grad_clip, self._left)
 
     def _step_here(self, gradients: Gradients) -> None:
         """The user's own optimizer steps these parameters, and no others."""
@@ -270,8 +283,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             i: dict(rule_of(self._inner, group).hparams)
             for i, group in enumerate(self._inner.param_groups, self._first_group)
         }
-        if self.dgc is not None and self._communicator is not None:
-            found |= self.dgc.hparams(self._communicator.plan, self.names)
+        if self.dgc is not None and self.communicator is not None:
+            found |= self.dgc.hparams(self.communicator.plan, self.names)
         return found if self._tables is None else found | self._tables.hparams()
 
     def _seen_by_schedulers(self) -> None:
@@ -288,13 +301,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: the job has taken a step already; parameters are placed once.
         """
-        if "_communicator" not in self.__dict__:  # torch's constructor adds the present groups
+        if "_connection" not in self.__dict__:  # torch's constructor adds the present groups
             super().add_param_group(param_group)
             return
-        if self._communicator is not None and self._communicator.step:
+        if self._connection is not None and self._connection.step:
             raise ValueError(
                 "add_param_group: expected before the first step, got it after step "
-                f"{self._communicator.step}"
+                f"{self._connection.step}"
             )
         self._inner.add_param_group(param_group)
         self._connect(self)
@@ -308,9 +321,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def _collect(self) -> None:
-        if self._communicator is None:
+        if self.communicator is None:
             return
-        held = self._communicator.states()  # the other optimizers', too
+        held = self.communicator.states()  # the other optimizers', too
         for name, parameter in self.trained().items():
             if name in held:
                 self.state[parameter] = {  # torch keeps all of a state but its count of steps there
@@ -328,8 +341,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.forget()
         if self.loss_scaling is not None and "loss_scaling" in state_dict:
             self.loss_scaling.load(state_dict["loss_scaling"])
-        if self._communicator is not None:
-            self._communicator.push([self._inner])
+        if self.communicator is not None:
+            self.communicator.push([self._inner])
 
     def forget(self) -> None:
         """Leaves out what waits of earlier gradients: parameters and states are others now."""
@@ -340,8 +353,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """Waits until the servers have applied every step sent, and receives their parameters."""
-        if self._communicator is not None:
-            self._communicator.flush()
+        if self.communicator is not None:
+            self.communicator.flush()
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
         """Waits for every trainer that has not left.
@@ -352,8 +365,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns:
             What trainers have told, by trainer; those that told nothing are not in it.
         """
-        if self._communicator is not None:
-            return self._communicator.barrier(name, text)
+        if self.communicator is not None:
+            return self.communicator.barrier(name, text)
         return {0: text} if text else {}
 
     def end(self) -> None:
@@ -365,19 +378,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def finish(self) -> None:
         """Leaves the servers when every trainer of the job has finished."""
         self.end()
-        if self._communicator is not None:
-            self._communicator.finish()
+        if self.communicator is not None:
+            self.communicator.finish()
 
     def close(self, failure: str = "") -> None:
         """Leaves the servers, without waiting for the other trainers."""
         self.end()
-        if self._communicator is not None:
-            self._communicator.leave(failure)
+        if self.communicator is not None:
+            self.communicator.leave(failure)
 
     def __repr__(self) -> str:
         where = (
-            "alone"
-            if self._communicator is None
-            else f"on {self._communicator.plan.servers} servers"
+            "alone" if self._connection is None else f"on {self._connection.plan.servers} servers"
         )
         return f"DistributedOptimizer {where} of {self._inner!r}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
-from pserver.errors import Busy, FingerprintMismatch, Refused
+from pserver.errors import Busy, FingerprintMismatch, PartialPlan, Refused
 from pserver.limits import Limits
 from transpiler.plan.plan import Plan, differences
 
@@ -56,29 +56,36 @@ class JobIdentity:
     @property
     def lanes(self) -> int:
         """How many lanes the plan has."""
-        keys = (key.partition(":")[0] for key in self.manifest if key.startswith("lane "))
-        return len(set(keys))
+        return _numbered("lane", self.manifest)
 
-    def check(self, request: wire.JoinRequest, trainers: int) -> None:
+    def check(self, request: wire.JoinRequest, trainers: int, late: bool = False) -> None:
         """Returns if the trainer that asks runs this job.
 
         Args:
             trainers: how many the job has.
+            late: the others have begun already.
 
         Raises:
             Busy: trainer 0 brings another program than it brought before.
+            PartialPlan: it is late, and its program has fewer parameter groups than the job's.
             FingerprintMismatch: a trainer runs another program than trainer 0, or than the server
                 was started with; the message says in what it differs.
             Refused: the plan has no such trainer, or places this server elsewhere.
         """
         trainer = request.trainer_id
         if request.fingerprint != self.fingerprint:
+            other = differences(request.manifest, self.manifest, self.of)
+            fewer = _numbered("group", request.manifest) < _numbered("group", self.manifest)
+            if late and fewer:
+                raise PartialPlan(
+                    f"trainer {trainer} asks to join a job that has further parameter groups: "
+                    f"{other}"
+                )
             if trainer == 0 and self.of == "trainer 0":
                 raise Busy(
                     "the server has a job with another program; start another server for a second "
                     "job"
                 )
-            other = differences(request.manifest, self.manifest, self.of)
             raise FingerprintMismatch(
                 f"trainer {trainer} runs another program than {self.of}: {other}"
             )
@@ -90,6 +97,12 @@ class JobIdentity:
                 f"takes it for part {request.server_index}: give every process the endpoints in "
                 "the same order"
             )
+
+
+def _numbered(kind: str, manifest: Mapping[str, str]) -> int:
+    """How many lanes or groups there are in a manifest."""
+    keys = (key.partition(":")[0] for key in manifest if key.startswith(f"{kind} "))
+    return len(set(keys))
 
 
 def number_in(manifest: Mapping[str, str], key: str) -> int:

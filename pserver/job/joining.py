@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from pserver import wire_pb2 as wire
-from pserver.errors import Busy, Draining, FingerprintMismatch, TrainerLost
+from pserver.errors import Busy, Draining, FingerprintMismatch, PartialPlan, Refused, TrainerLost
 from pserver.job import job_files, reports
 from pserver.job.decisions import process_of
 from pserver.job.endings import Endings
@@ -59,10 +59,11 @@ class Joining(Endings):
 
         Raises:
             Refused: another protocol version, a trainer number that the plan does not have, no
-                transport in common.
+                transport in common; or it comes late, to trainers that let nobody in.
             Busy: a running job has this trainer already, or a failed one's values are kept.
             FingerprintMismatch: the trainer runs another program; the message says in what it
                 differs.
+            PartialPlan: likewise; it may become the job's, with further optimizers.
             Draining: the server is shutting down.
             TrainerLost: trainer 0, which would begin the job, has ended.
         """
@@ -103,7 +104,7 @@ class Joining(Endings):
 
     def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
         """A server that comes back takes its program from one of the trainers that ask."""
-        self._identity.check(request, self._members.expected)
+        self._identity.check(request, self._members.expected, late=True)
         self._coordinator = request.coordinator or self._coordinator
         timeout = self.config.heartbeat_timeout_seconds
         session = reload.asked(request.incarnation, self._clock(), timeout)
@@ -152,8 +153,12 @@ class Joining(Endings):
                 f"trainer {trainer} takes part in the server's job already; start another server "
                 "for a second job"
             )
+        under_way = self.program is not None and bool(self._members.joined())
+        late = bool(self._members.least) and under_way  # the others may be far already
         try:
-            self._identity.check(request, self._members.expected)
+            self._identity.check(request, self._members.expected, late)
+        except PartialPlan:
+            raise  # it asks again when its script has made its other optimizers
         except FingerprintMismatch as error:
             self.log.say("refused", f"refused: {error}")
             raise
@@ -161,8 +166,8 @@ class Joining(Endings):
             return None
         if self.reload is not None:
             return self._join_again(request)
-        if self._members.least and self.program is not None and self._members.joined():
-            return self._join_again(request)  # the others may be far already
+        if late:
+            return self._join_again(request)
         return self._add(request)
 
     @property
@@ -173,7 +178,12 @@ class Joining(Endings):
     def _join_again(self, request: wire.JoinRequest) -> Member | None:
         """A trainer joins while others train: it begins at the step of the slowest one."""
         assert self.program is not None, "a trainer is lost alone where a program is installed"
-        self._identity.check(request, self._members.expected)
+        self._identity.check(request, self._members.expected, late=True)
+        if not self.program.plan.lets_in_late:
+            raise Refused(
+                f"trainer {request.trainer_id} comes late: trainers that take the steps of several "
+                "optimizers together let nobody in while they train"
+            )
         decisions, trainer = self.program.decisions, request.trainer_id
         process = Process(trainer, request.incarnation)
         if decisions.decides and process not in decisions.joined:

@@ -129,7 +129,7 @@ class AutomaticSaves:
     # ---- going on from a checkpoint ----
 
     def joined(self) -> None:
-        """An optimizer was distributed: with the last one of the checkpoint's the job takes its
+        """Optimizers were distributed: with the last one of the checkpoint's the job takes its
         values.
 
         Raises:
@@ -153,8 +153,9 @@ class AutomaticSaves:
         self._calls += 0 if there is None else there.joint.made
         self._steps = self._taken()
         self._schedule.begin(self._steps)
-        hooks = [job.optimizers[-1].register_step_pre_hook(lambda *_: self._stepping())]
-        if len(job.optimizers) == 1:
+        further = self._script.further()
+        hooks = [each.register_step_pre_hook(lambda *_: self._stepping()) for each in further]
+        if len(further) == len(job.optimizers):
             hooks += [m.register_forward_pre_hook(lambda *_: self._own_loop()) for m in job.models]
         for hook in hooks:
             job.undo.callback(hook.remove)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pserver.checkpoint.checkpoint import Claims, Saved
+from pserver.errors import PartialPlan
 from trainer.collective.dense_steps import DenseSteps
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
@@ -38,8 +39,12 @@ from trainer.job.reported import Reported
 from trainer.job.sample_leases import JobSamples
 from trainer.job.saves import Saves
 from trainer.modules.dump import ModuleDump
-from trainer.modules.loss_scaling import loss_scaling_of
-from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
+from trainer.modules.loss_scaling import check_overlap, loss_scaling_of
+from trainer.modules.sync_batch_norm import (
+    check_batch_norms,
+    check_steps_together,
+    connect_batch_norms,
+)
 from trainer.optimizer import DistributedOptimizer
 from transpiler.clip import GradClip
 from transpiler.ir.module_types import module_types
@@ -69,8 +74,6 @@ class Job:
         first: that of ``fleet.init`` as it was there.
         models: that were registered, in order.
         optimizers: once they are distributed, in order.
-        communicator: the connection to the servers; None before there is one, and in a process that
-            trains alone.
         passes: over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
         claims: the paths that it writes checkpoints to.
@@ -82,6 +85,8 @@ class Job:
         position: in the data of ``fleet.shard``.
         saves: follows the script, and writes checkpoints, where the job does that by itself.
         samples: how they are dealt out to the trainers.
+        early: why this trainer has not joined yet: see [Note: further optimizers of a job under
+            way] in joint_plan.py.
     """
 
     divided = False
@@ -92,7 +97,8 @@ class Job:
         self.first = copy.deepcopy(strategy)  # which the script may change
         self.models: list[nn.Module] = []
         self.optimizers: list[DistributedOptimizer] = []
-        self.communicator: Communicator | None = None
+        self.early: PartialPlan | None = None
+        self._communicator: Communicator | None = None
         self.saved: Saved | None = None
         self.claims = Claims()
         self.tables: Tables | None = None
@@ -129,6 +135,14 @@ class Job:
             optimizer.dump = dump
             self.undo.callback(dump.close)
 
+    def follow(self) -> None:
+        """An optimizer was distributed, and has joined: the job may take up a checkpoint, and its
+        steps be saved.
+        """
+        self.passes.ask()
+        if self.saves is not None:
+            self.saves.joined()
+
     def restore(self) -> None:
         """The process is again as it was before the job."""
         self.undo.close()
@@ -138,6 +152,18 @@ class Job:
     def place_in_data(self) -> tuple[int, int]:
         """Which part of the data this trainer gets, and of how many parts."""
         return (self.role.trainer_id, self.role.trainers) if self.splits_data else (0, 1)
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The connection to the servers; None before there is one, and in a process that trains
+        alone.
+
+        Raises:
+            PartialPlan: the job's other trainers have further optimizers.
+        """
+        if self.early is not None:
+            raise self.early
+        return self._communicator
 
     @property
     def is_first(self) -> bool:
@@ -281,7 +307,7 @@ class Job:
         names = {tensor: name for name, tensor in self.tensors().items()}
         if self.optimizers:
             steps = max(each.steps for each in self.optimizers)
-            begun = steps or (self.communicator is not None and self.communicator.step)
+            begun = steps or (self._communicator is not None and self._communicator.step)
             number, first = len(self.optimizers), self._distributed[0].strategy
             check_further(first, strategy, number, steps if begun else None)
         check_batch_norms(self.models, self.strategy)
@@ -295,12 +321,7 @@ class Job:
             self._connect(distributed)
 
         overlap, scaling = overlaps(strategy), loss_scaling_of(self.models, optimizer.param_groups)
-        if overlap and scaling is not None:
-            raise ValueError(
-                "overlap, strategy.amp: gradients cannot leave early where a step whose float16 "
-                "gradients overflow is skipped; leave overlap off, or set "
-                "amp_configs['use_pure_bf16']"
-            )
+        check_overlap(overlap, scaling)
         merge = gradient_merge_of(strategy, names)
         dgc = dgc_of(strategy, optimizer)
         if dgc is not None:
@@ -321,25 +342,34 @@ class Job:
         self._distributed = distributed
         if self.role.role is Role.SINGLE:
             return
-        self._check_batch_norms(plan)
+        check_steps_together(self.models, plan)
         strategy = distributed[0].strategy
         for lane in plan.lanes:
             note = "" if strategy is not None else " (no strategy given)"
             log.info("training %s: %s%s", lane.mode, describe(lane, plan.trainers), note)
-        if self.communicator is not None:
+        if self._communicator is not None:
             self.announce()
-            self.communicator.barrier("another plan")
-            self.communicator.leave(returns=True)
-        self.communicator = self._joined(plan, distributed)
+            self._communicator.barrier("another plan")
+            self._communicator.leave(returns=True)
+        try:
+            communicator = self._communicator = self._joined(plan, distributed)
+        except PartialPlan as error:
+            self.early = error
+            for each in distributed:
+                each.optimizer.early = error
+            return
+        was_early, self.early = self.early, None
         firsts = first_groups(distributed)
         for number, (each, first) in enumerate(zip(distributed, firsts, strict=True)):
-            each.optimizer.attach(self.communicator, number, first)
-            there = self.communicator.dense_allreduce
+            each.optimizer.attach(communicator, number, first)
+            there = communicator.dense_allreduce
             if not (isinstance(there, DenseSteps) and there.arrived):  # otherwise it was told
                 # of servers that go on with what a job has left
-                steps = [self.communicator.lanes[lane].step for lane in plan.lanes_of(number)]
+                steps = [communicator.lanes[lane].step for lane in plan.lanes_of(number)]
                 each.optimizer.steps = max(steps, default=0) or each.optimizer.steps
             self._watch(each.optimizer, plan)
+        if was_early is not None and len(distributed) == len(self.optimizers):
+            self.follow()  # a group was added, and no optimizer
 
     def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
         """The connection with a plan, when every server has let this trainer in."""
@@ -365,8 +395,7 @@ class Job:
             self.saves.connected(communicator)
         communicator.start(lambda: None if self._arrival is None else self._arrival.check())
         self._arrived()
-        optimizers = [each.optimizer for each in distributed]
-        connect_trainers(communicator, self.models, optimizers, strategy)
+        connect_trainers(communicator, self.models, [d.optimizer for d in distributed], strategy)
         if self.tables is not None:
             self.tables.connect(communicator.rows_of, self._pull_all)
         for hook in self._hooks:
@@ -380,16 +409,6 @@ class Job:
             if fetches and len(distributed) == 1
         ]
         return communicator
-
-    def _check_batch_norms(self, plan: Plan) -> None:
-        """Raises where the trainers do not step together, so that their batch norms never meet."""
-        together = plan.averaged or any(lane.kind.merges_gradients for lane in plan.lanes)
-        if connect_batch_norms(self.models, None, 1) and not together:
-            modes = ", ".join(dict.fromkeys(lane.mode for lane in plan.lanes))
-            raise ValueError(
-                "strategy.sync_batch_norm: expected trainers that step together, in mode sync or "
-                f"collective, got mode {modes}; leave it at its default"
-            )
 
     def _pull_all(self, asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The servers' rows, by table, of the present connection."""

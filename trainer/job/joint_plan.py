@@ -10,6 +10,11 @@ models, goes with the first lane of gradients, as ever.
 
 Servers are installed once with a plan.  A second optimizer is another plan: before the first step
 the trainers leave together, saying that they come back, and join with it.
+
+[Note: further optimizers of a job under way]  A trainer that joins while others train has made its
+first optimizer only, and asks with the plan of that one, which is not the job's any more.  Servers
+tell it so by ``PartialPlan``, and it asks again with each further optimizer.  Until then it has
+nothing that it could train with: a step, a joint call or an iteration raises that error.
 """
 
 from __future__ import annotations

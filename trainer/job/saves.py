@@ -24,7 +24,7 @@ class Saves(Protocol):
         """There is a connection to the servers, over which nothing has been said yet."""
 
     def joined(self) -> None:
-        """An optimizer was distributed."""
+        """One or more optimizers were distributed, and have joined."""
 
     def cancel(self) -> None:
         """The script has loaded a checkpoint by itself."""

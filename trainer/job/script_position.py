@@ -25,6 +25,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.job.found_schedulers import schedulers_of
 from trainer.job.job import Job
 from trainer.job.pass_log import NOTHING, Pass, PassLog, SavedPasses
+from trainer.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ScriptPosition:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.passes = PassLog()
-        self._connected = self._began = False
+        self._began, self._followed = False, 0
         self._place: Place | None = None  # to which the script has not come back yet
         self._missing: set[tuple[str, int]] = set()  # passes that were under way there
 
@@ -81,16 +82,21 @@ class ScriptPosition:
         communicator.joint.noticed = self.passes.called
 
     def joined(self) -> None:
-        """An optimizer was distributed: its steps are followed from here on."""
+        """Optimizers were distributed: their steps are followed from here on."""
         self._began = True
-        made = self._job.optimizers[-1]
-        if self.late:  # a scheduler that is made now asks for a step
-            made._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
-        for hook in (
-            made.register_step_pre_hook(lambda *_: self.stepping()),
-            made.register_step_post_hook(lambda *_: self.passes.stepped()),
-        ):
-            self._job.undo.callback(hook.remove)
+        for made in self.further():
+            if self.late:  # a scheduler that is made now asks for a step
+                made._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
+            for hook in (
+                made.register_step_pre_hook(lambda *_: self.stepping()),
+                made.register_step_post_hook(lambda *_: self.passes.stepped()),
+            ):
+                self._job.undo.callback(hook.remove)
+        self._followed = len(self._job.optimizers)
+
+    def further(self) -> Sequence[DistributedOptimizer]:
+        """The optimizers whose steps are not followed yet."""
+        return self._job.optimizers[self._followed :]
 
     @property
     def late(self) -> bool:

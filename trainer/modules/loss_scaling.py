@@ -73,3 +73,21 @@ def loss_scaling_of(
         if any(id(parameter) in trained for parameter in model.parameters())
     ]
     return LossScaling(scales) if scales else None
+
+
+def check_overlap(overlap: bool, scaling: LossScaling | None) -> None:
+    """Returns if gradients may leave while backward runs.
+
+    Args:
+        overlap: whether they do.
+        scaling: of the models' losses; None: there is none.
+
+    Raises:
+        ValueError: they do, and a step that overflows is skipped.
+    """
+    if overlap and scaling is not None:
+        raise ValueError(
+            "overlap, strategy.amp: gradients cannot leave early where a step whose float16 "
+            "gradients overflow is skipped; leave overlap off, or set "
+            "amp_configs['use_pure_bf16']"
+        )

@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pserver.errors import JobFailed
+from transpiler.plan.plan import Plan
 from transpiler.strategy.strategy import DistributedStrategy
 
 # the sum over trainers of a vector of float64, which is waited for so many seconds at most
@@ -277,3 +278,18 @@ def connect_batch_norms(
         if total is not None and size > 1:
             layer.sums = Sums(total, size, number, width, name, seconds)
     return bool(layers)
+
+
+def check_steps_together(models: Iterable[nn.Module], plan: Plan) -> None:
+    """Returns if batch norms that sum over the trainers meet: all take their steps together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    together = plan.averaged or any(lane.kind.merges_gradients for lane in plan.lanes)
+    if connect_batch_norms(models, None, 1) and not together:
+        modes = ", ".join(dict.fromkeys(lane.mode for lane in plan.lanes))
+        raise ValueError(
+            "strategy.sync_batch_norm: expected trainers that step together, in mode sync or "
+            f"collective, got mode {modes}; leave it at its default"
+        )

@@ -311,7 +311,18 @@ class Plan:
         """Whether the place of a trainer that is lost is kept for another process for a while:
         steps that need all trainers wait.
         """
-        return self.outlives_trainers and "wait" in self._lost_trainer
+        return self.outlives_trainers and self.lets_in_late and "wait" in self._lost_trainer
+
+    @property
+    def lets_in_late(self) -> bool:
+        """Whether a trainer may come while others train.
+
+        It runs its script from the top.  Where the others take the steps of several optimizers
+        together, they may stand between two of one iteration, and would wait for ever for a step
+        that it takes later.
+        """
+        together = self.averaged or any(lane.kind.waits_for_all for lane in self.lanes)
+        return not together or len({lane.optimizer for lane in self.lanes}) < 2
 
     def lanes_of(self, optimizer: int) -> tuple[int, ...]:
         """The indices of those lanes that take an optimizer's steps."""

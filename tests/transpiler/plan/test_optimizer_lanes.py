@@ -54,6 +54,23 @@ def test_each_optimizers_patterns_are_of_its_own_parameters() -> None:
         plan_of(Asked([0], LanePlan((("g.a", ASYNC), ("*", SYNC)))), Asked([1], uniform(SYNC)))
 
 
+@pytest.mark.parametrize(
+    ("mode", "lets_in"),
+    [("sync", False), ("diloco", False), ("async", True), ("geo", True), ("half_async", True)],
+)
+def test_a_trainer_may_come_late_where_no_step_needs_the_others(mode: str, lets_in: bool) -> None:
+    """Trainers that take the steps of one optimizer together let it in between two of them; those
+    of two may stand between the steps of one iteration.
+    """
+    lane = {
+        "diloco": Lane("diloco", k_steps=2, outer=rule(1.0)),
+        "geo": Lane("geo", k_steps=2),
+    }.get(mode, Lane(mode))
+    one, two = Asked([0, 1], uniform(lane)), [Asked([n], uniform(lane)) for n in (0, 1)]
+    assert plan_of(one).lets_in_late and plan_of(*two).lets_in_late == lets_in
+    assert plan_of(one).keeps_places == (mode == "sync") and not plan_of(*two).keeps_places
+
+
 def test_a_plan_of_two_optimizers_travels() -> None:
     """As a message, and its fingerprint tells it from that of one optimizer."""
     plan = plan_of(Asked([0], uniform(SYNC)), Asked([1], uniform(SYNC)))
