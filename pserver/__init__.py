@@ -305,6 +305,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     finite.py                        one sum
     job/announcements.py             whose end it is
     job/applied_rounds.py            norms again
+    job/averaged_steps.py            averages of a lost trainer
     job/barriers.py                  barriers of the past
     job/blocking_waits.py            trainers that wait for each other
     job/coordination.py              a coordinator that comes back

@@ -310,7 +310,7 @@ class LeaveReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends")
+    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends", "averages")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class BarrierRequest(_message.Message):
     GATHERS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    AVERAGES_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
     text: str
@@ -327,7 +328,8 @@ class BarrierRequest(_message.Message):
     gathers: bool
     after: int
     ends: bool
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ...) -> None: ...
+    averages: int
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ("passed", "texts", "roll", "number", "changes")

@@ -107,6 +107,7 @@ class GroupedCalls(ABC):
         after: int,
         meanwhile: Callable[[], None] = lambda: None,
         ends: bool = False,
+        averages: int = 0,
     ) -> Gathered:
         """Waits until every trainer of the job that has not left has come to the gathering.
 
@@ -115,8 +116,9 @@ class GroupedCalls(ABC):
             after: the number of the last one that this trainer was in; 0: none.
             meanwhile: called while it waits; raises what should end the wait.
             ends: this trainer takes no further step.
+            averages: of the trainers' gradients that were applied, as far as this one knows.
         """
-        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
+        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends, averages=averages)
         reply = self._passed(request, meanwhile)
         return Gathered(reply.number, reply.changes, dict(reply.texts))
 

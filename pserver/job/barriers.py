@@ -15,6 +15,7 @@ from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
+from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.gatherings import Gatherings
 from pserver.job.lifecycle import Lifecycle
@@ -34,6 +35,7 @@ class Barriers:
         members: the job's trainers.
         job: for its lock and its end.
         stepped: whether a step of the job was applied, ever.
+        averaged: counts what lost trainers have in averages only.
 
     Attributes:
         passed: whether all trainers have passed one, ever.
@@ -43,10 +45,14 @@ class Barriers:
     """
 
     def __init__(
-        self, members: Membership, job: Lifecycle, stepped: Callable[[], bool] = lambda: True
+        self,
+        members: Membership,
+        job: Lifecycle,
+        stepped: Callable[[], bool] = lambda: True,
+        averaged: AveragedSteps | None = None,
     ) -> None:
         self._members, self._job, self._stepped = members, job, stepped
-        self.gatherings = Gatherings(members, job)
+        self.gatherings = Gatherings(members, job, averaged)
         self.write: Callable[..., None] | None = None
         self._written: set[str] = set()  # names
         # by name: the trainers that have reached it, each with what it told the others

@@ -20,7 +20,9 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from pserver import wire_pb2 as wire
+from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.blocking_waits import GATHERING, wait_until_done
+from pserver.job.decisions import process_of
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState, Wait
 from pserver.job.reports import roll
@@ -37,11 +39,13 @@ class Arrival:
         member: which one.
         text: what it tells the others.
         ends: it takes no further step.
+        averages: how many count, as far as it knows.
     """
 
     member: Member
     text: str
     ends: bool
+    averages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +71,17 @@ class Gatherings:
     Args:
         members: the job's trainers.
         job: for its lock and its end.
+        averaged: counts what lost trainers have in averages only.
 
     Attributes:
         write: called with each that is over, as JSON can hold it, before anybody hears of it: what
             :meth:`take` takes.  None: nothing is written down.
     """
 
-    def __init__(self, members: Membership, job: Lifecycle) -> None:
-        self._members, self._job = members, job
+    def __init__(
+        self, members: Membership, job: Lifecycle, averaged: AveragedSteps | None = None
+    ) -> None:
+        self._members, self._job, self._averaged = members, job, averaged
         self.write: Callable[..., None] | None = None
         self._arrived: dict[str, Arrival] = {}  # by session, for the next one
         self._last = Gathering()  # nobody is in a later one who has not heard of this one
@@ -83,7 +90,9 @@ class Gatherings:
         """A trainer comes, and waits for the others, for a second."""
         with self._job.condition:
             if not self._was_in(member, request.after):
-                self._arrived[member.session] = Arrival(member, request.text, request.ends)
+                self._arrived[member.session] = Arrival(
+                    member, request.text, request.ends, request.averages
+                )
                 self._job.condition.notify_all()
                 end = time.monotonic() + WAIT_SECONDS
 
@@ -105,8 +114,7 @@ class Gatherings:
             )
 
     def _was_in(self, member: Member, after: int) -> bool:
-        process = Process(member.trainer, member.incarnation)
-        return self._last.number > after and process in self._last.processes
+        return self._last.number > after and process_of(member) in self._last.processes
 
     def _there(self) -> list[Arrival]:
         """Who has come, and is still there."""
@@ -123,13 +131,16 @@ class Gatherings:
 
     def _close_if_all(self) -> None:
         if (there := self._there()) and not self._missing():
+            processes = {process_of(each.member): each for each in there}
             self._last = Gathering(
                 self._last.number + 1,
                 self._members.changes,
-                frozenset(Process(m.trainer, m.incarnation) for m in (e.member for e in there)),
+                frozenset(processes),
                 {each.member.trainer: each.text for each in there},
             )
             self._arrived = {}
+            if self._averaged is not None:
+                self._averaged.gathered({p: (e.member, e.averages) for p, e in processes.items()})
             if self.write is not None:
                 self.write(*self.entries()[0])
             self._job.condition.notify_all()

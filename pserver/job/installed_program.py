@@ -17,6 +17,7 @@ import torch
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Refused, Unprepared
+from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.barriers import Barriers
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
@@ -122,7 +123,8 @@ class InstalledProgram:
         decisions.calls = self.calls
         self._rendezvous = ""  # the address that trainer 0 has given
         self.topics = Topics()
-        self.barriers = Barriers(members, job, lambda: self.version > 0)
+        averaged = AveragedSteps(self.plan, self.steps, job.events)
+        self.barriers = Barriers(members, job, lambda: self.version > 0, averaged)
         self.position = ScriptPosition(members, job, self._undecided)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 

@@ -3,6 +3,7 @@
 In a job of several lanes each lane's step is a record of its own, as lanes never hold up one
 another.  The samples count with the step of the first lane.  What a trainer's death leaves
 undecided of the others' is counted here, and said.
+What trainers average among themselves is no lane: averaged_steps.py counts what is only there.
 """
 
 from __future__ import annotations

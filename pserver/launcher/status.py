@@ -237,7 +237,7 @@ def more(reply: StatusReply) -> Iterator[str]:
         yield f"the job's log is not recorded any more: {reply.recording.failure}"
     yield from map(epoch_line, reply.epochs)
     if reply.partial_steps:
-        yield f"{reply.partial_steps} steps of lost trainers count in lanes of some modes only"
+        yield f"{reply.partial_steps} steps of lost trainers count in some modes only"
     if refused := reply.steps_refused_nonfinite:
         yield f"{refused} steps refused because of a NaN or an infinity"
     if refused := reply.steps_refused_outlier:

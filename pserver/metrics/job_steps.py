@@ -87,7 +87,7 @@ class JobSteps(Collector):
         self.partial_steps = 0
         self._partial = Counter(
             "pserver_partial_steps",
-            "Steps of lost trainers that are decided in lanes of one mode, and not of another.",
+            "Steps of lost trainers that count in lanes of one mode, or in averages, only.",
             registry=None,
         )
 

@@ -191,6 +191,22 @@ def test_the_others_go_on_without_it_when_nobody_comes(
     assert waited == (policy == "wait"), servers[0][0]
 
 
+def test_what_counts_in_the_average_only_is_said(processes: Processes, script: str) -> None:
+    """An async trainer that dies with the average, before its commit: the others have its part in
+    the average, most likely, and no server has its rows.
+    """
+    servers = processes.servers(2, DEADLINE, "--once")
+    endpoints = [endpoint for _, endpoint in servers]
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, "async", "go_on", "commit")
+
+    assert killed.status() == -signal.SIGKILL
+    assert ended(other, "rows") == str([float(STEPS + 3 * (FAULT_STEP - 1))]), other
+    assert ended(other, "dense") in (dense(FAULT_STEP - 1), dense(FAULT_STEP)), other
+    said = [line for line in servers[0][0].lines if "count in what trainers average" in line]
+    averaged = ended(other, "dense") == dense(FAULT_STEP)
+    assert len(said) == averaged and all("1 steps of trainer 1" in line for line in said), servers
+
+
 @pytest.mark.parametrize("mode", [RARE("sync"), RARE("async")])
 def test_the_job_stops_where_the_strategy_says_so(
     processes: Processes, script: str, mode: str

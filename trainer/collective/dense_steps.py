@@ -48,8 +48,8 @@ class Company:
     """The other trainers, as the servers show them.
 
     Attributes:
-        gather: comes to a gathering: this trainer's text, the number of its last one, and whether
-            it takes no further step.
+        gather: comes to a gathering: this trainer's text, the number of its last one, whether it
+            takes no further step, and how many averages it knows that were applied.
         changes: how often trainers have come and gone.
         check: raises what has ended the job.
         step: the last settled step of those that need all trainers; 0: there are none.
@@ -58,7 +58,7 @@ class Company:
         drain: waits until the servers have what this trainer has sent.
     """
 
-    gather: Callable[[str, int, bool], Gathered]
+    gather: Callable[[str, int, bool, int], Gathered]
     changes: Callable[[], int]
     check: Callable[[], None]
     step: Callable[[], int]
@@ -122,7 +122,7 @@ class DenseSteps:
         self._wanted, self._waiting, self._noticed = True, False, 0.0
         self._failures, self._tried = 0, tuple[Member, ...]()
         self._new, self._ends, self._over = True, False, False
-        self._count = 0
+        self._count = self._applied = 0  # of averages; those without an overflow
         self._work: Work | None = None
         self._result: GradientMeans | None = None  # of that
         self._sealed = self._decided = False
@@ -179,6 +179,7 @@ class DenseSteps:
 
     def _settled(self, result: GradientMeans) -> GradientMeans:
         self._count, self._last = self._count + 1, result
+        self._applied += not result.overflow
         self._work = self._result = None
         self._sealed = self._decided = False
         self._wanted = self._wanted or self._waiting  # those can be let in now
@@ -271,7 +272,7 @@ class DenseSteps:
             done = False
             while not done:
                 text = self._standing().text()
-                gathered = self._company.gather(text, self._number, self._ends)
+                gathered = self._company.gather(text, self._number, self._ends, self._applied)
                 self._number, self._seen = gathered.number, gathered.changes
                 told = {t: Standing.of(each) for t, each in gathered.texts.items()}
                 verdict = verdict_of(told)
@@ -320,9 +321,11 @@ class DenseSteps:
         if verdict.values_from is not None:
             if own not in verdict.arrived:
                 self._company.drain()
-            given = self._told(verdict.values_from, lambda: [self._count, self._give()])
+            given = self._told(
+                verdict.values_from, lambda: [self._count, self._applied, self._give()]
+            )
             if own in verdict.arrived:
-                self._count, values = given
+                self._count, self._applied, values = given
                 self._take(values)
                 self.arrived = True
         self._new = False

@@ -93,7 +93,9 @@ def dense_steps_of(
     log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     values = AveragedValues(plan, optimizers)
     company = Company(
-        lambda text, after, ends: client.gather(text, after, communicator.check, ends),
+        lambda text, after, ends, averages: client.gather(
+            text, after, communicator.check, ends, averages
+        ),
         lambda: communicator.roll.changes,
         communicator.check,
         lambda: max(0, communicator.position.step - 1),

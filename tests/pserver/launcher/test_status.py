@@ -73,7 +73,7 @@ def test_steps_that_some_lanes_have_only_are_said() -> None:
     """In a line of their own."""
     assert not list(status.more(wire_pb2.StatusReply()))
     said = list(status.more(wire_pb2.StatusReply(partial_steps=2)))
-    assert said == ["2 steps of lost trainers count in lanes of some modes only"]
+    assert said == ["2 steps of lost trainers count in some modes only"]
 
 
 def test_json_of_a_server_that_is_not_there() -> None:

@@ -1,0 +1,92 @@
+"""What a lost trainer has in the averages of the others, and not on servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pserver.job.averaged_steps import AveragedSteps
+from pserver.job.events import Events
+from pserver.job.membership import Member
+from pserver.job_log.records import Process
+from pserver.metrics.job_steps import JobSteps
+from tests.support.job_frames import plan_of
+from transpiler.plan.plan import Plan
+
+PLAN = plan_of(3, "async")
+
+
+class Trainers:
+    """Gatherings of some trainers, by number.
+
+    Args:
+        plan: of the job.
+    """
+
+    def __init__(self, plan: Plan = PLAN) -> None:
+        self.steps, self.events = JobSteps(), Events()
+        self._counted = AveragedSteps(plan, self.steps, self.events)
+        self._members: dict[Process, Member] = {}
+
+    def member(self, trainer: int, incarnation: str = "a") -> Member:
+        process = Process(trainer, incarnation)
+        return self._members.setdefault(process, Member(trainer, incarnation, "tcp", 0.0))
+
+    def decide(self, steps: int, trainer: int, incarnation: str = "a") -> None:
+        """So many steps of a trainer's script are decided."""
+        self.member(trainer, incarnation).watermark(0).script_steps += steps
+
+    def gather(self, told: dict[int, int], incarnation: str = "a") -> None:
+        """Each tells how many averages count; trainer 2 in this incarnation."""
+        named = {t: Process(t, incarnation if t == 2 else "a") for t in told}
+        self._counted.gathered(
+            {named[t]: (self.member(t, named[t].incarnation), told[t]) for t in told}
+        )
+
+
+@pytest.mark.parametrize(("decided", "partial"), [(5, 0), (4, 1), (1, 4)])
+def test_averages_beyond_the_decided_steps_are_partial(decided: int, partial: int) -> None:
+    """Of those that are left some may know of one average more than the others."""
+    job = Trainers()
+    job.gather({0: 0, 1: 0, 2: 0})
+    for trainer in (0, 1):
+        job.decide(5, trainer)
+    job.decide(decided, 2)
+
+    job.gather({0: 5, 1: 4})
+
+    assert job.steps.partial_steps == partial
+    said = [each.text for each in job.events.all() if each.kind == "averaged"]
+    expected = f"{partial} steps of trainer 2 count in what trainers average, and in no lane"
+    assert said == ([expected] if partial else [])
+    job.gather({0: 9, 1: 9})  # it counts once
+    assert job.steps.partial_steps == partial
+
+
+def test_an_average_that_is_made_again_without_it_has_no_part_of_it() -> None:
+    """Nobody has the one in which it was."""
+    job = Trainers()
+    job.gather({0: 0, 2: 0})
+    job.decide(3, 2)
+    job.gather({0: 3})
+    assert job.steps.partial_steps == 0
+
+
+def test_a_process_that_comes_later_counts_from_there() -> None:
+    """It is in the averages that follow; the one before it, in none of those."""
+    job = Trainers()
+    job.gather({0: 0, 1: 0})
+    job.gather({0: 7, 1: 7, 2: 0}, "late")
+    job.decide(2, 2, "late")
+    job.gather({0: 10, 1: 10})
+    assert job.steps.partial_steps == 1
+
+
+def test_of_several_optimizers_none_is_counted() -> None:
+    """Nobody says whose averages they are."""
+    lanes = (*PLAN.lanes, replace(PLAN.lanes[0], optimizer=1))
+    job = Trainers(replace(PLAN, lanes=lanes))
+    job.gather({0: 0, 2: 0})
+    job.gather({0: 5})
+    assert job.steps.partial_steps == 0
