@@ -20,10 +20,9 @@ from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.sync_round import Contribution
 from pserver.job_log.records import Process
-from pserver.leases.epoch import UNITS, Account, Epoch, Lease
+from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
 
-MOST_SEGMENTS = 2**20  # of an epoch: pieces of files
 WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
 
 log = logging.getLogger(__name__)
@@ -88,13 +87,13 @@ class JobLeases:
     def _answer(self, member: Member, asked: LeaseAsked) -> Lease:
         if member.fenced or self._members.by_trainer.get(member.trainer) is not member:
             raise TrainerLost(member.fenced or f"another process is trainer {member.trainer} now")
-        self._dealt = True
         try:
             again = self.catches_up and bool(member.late)
             if self._table.present.get(member.trainer) != member.incarnation:
                 self._table.join(member.trainer, member.incarnation, again)
                 self._wrote("join", member.trainer, member.incarnation, again)
             reply = self._table.lease(member.trainer, member.incarnation, asked)
+            self._dealt = True
             if self.write is not None:
                 self._wrote("lease", member.trainer, member.incarnation, asked.plain())
         except ValueError as error:
@@ -270,17 +269,7 @@ def _asked(request: wire.LeaseRequest) -> LeaseAsked:
 
 
 def epoch_of(message: wire.LeaseEpoch) -> Epoch:
-    """An epoch, as it travels.
-
-    Raises:
-        Refused: it has no samples, or no batch size.
-    """
-    if bool(message.samples) == bool(message.segments) or not message.batch_size:
-        raise Refused(f"leases: expected samples, or segments, and a batch size, got {message}")
-    if message.unit not in UNITS:
-        raise Refused(f"leases: expected a unit of {', '.join(UNITS)}, got {message.unit!r}")
-    if message.segments > MOST_SEGMENTS or (message.stripes and message.segments > message.stripes):
-        raise Refused(f"leases: expected fewer segments, got {message.segments}")
+    """An epoch, as it travels."""
     return Epoch(
         message.number,
         message.loader,

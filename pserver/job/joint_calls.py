@@ -31,6 +31,7 @@ class JointCalls(Reloading):
 
     def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
         """Gives a trainer samples to train on, and takes back what it does not train on."""
+        check_names([request.epoch.loader, request.epoch.seed], self.config.limits)
         return self.installed().leases.lease(self.member(request.session), request)
 
     def position(self, request: wire.PositionRequest) -> wire.PositionReply:

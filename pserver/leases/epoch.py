@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pserver.leases.intervals import Range
+from pserver.leases.segments import WIDTH
 from pserver.leases.stripes import Stripes
 
 UNITS = ("samples", "batches")
+MOST_EPOCHS = 2**32  # of a job
+MOST_SAMPLES = 2**40
+MOST_RUNS = 2**20  # stripes, or pieces of files: each takes memory
+MOST_NUMBER = 2**64 - 1  # that travels
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,36 @@ class Epoch:
     segments: int = 0
     begun: int = 0
     uneven: bool = False
+
+    def check(self) -> None:
+        """Returns if there can be such an epoch.
+
+        Raises:
+            ValueError: a number, or the unit, is none that a trainer has.
+        """
+        if self.unit not in UNITS:
+            raise ValueError(
+                f"epoch {self.number}, unit: expected one of {', '.join(UNITS)}, got {self.unit!r}"
+            )
+        unknown = bool(self.segments) and not self.samples
+        # where trainers step together, each has a segment of its own
+        runs = (self.stripes, self.stripes) if self.stripes else (1, MOST_RUNS)
+        bounds = {
+            "number": (0, MOST_EPOCHS - 1),
+            "batch_size": (1, MOST_NUMBER),
+            "stripes": (0, MOST_RUNS),
+            "samples": (0, 0) if unknown else (1, MOST_SAMPLES),
+            "segments": runs if unknown else (0, 0),
+            # a last batch is divided among the stripes
+            "positions": (0, self.samples * max(1, self.stripes)),
+            # of another job, whose data may have been longer: only what has no known end has room
+            "begun": (0, WIDTH - 2 if unknown else MOST_NUMBER),
+        }
+        for name, (least, most) in bounds.items():
+            if not least <= (given := getattr(self, name)) <= most:
+                raise ValueError(
+                    f"epoch {self.number}, {name}: expected {least} to {most}, got {given}"
+                )
 
     def divided(self) -> Stripes:
         """How it is divided.

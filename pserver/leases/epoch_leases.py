@@ -26,7 +26,7 @@ class EpochLeases:
         epoch: what it is.
 
     Raises:
-        ValueError: there are too few samples.
+        ValueError: there can be no such epoch, or it has too few samples.
 
     Attributes:
         over: nothing is dealt out any more.
@@ -34,6 +34,7 @@ class EpochLeases:
     """
 
     def __init__(self, epoch: Epoch) -> None:
+        epoch.check()
         self.epoch = epoch
         self._free = Intervals()
         self._own: dict[int, Intervals] = {}

@@ -179,8 +179,8 @@ class LeaseTable:
         """Answers a trainer's request.
 
         Raises:
-            ValueError: the process is not of the job; the epoch is another than the other trainers
-                have; or it gives back what it has not leased.
+            ValueError: the process is not of the job; there can be no such epoch, or the other
+                trainers have another one; or it gives back what it has not leased.
         """
         self._check(trainer, incarnation)
         number, reply = self._answered.get(trainer, (0, Lease()))
@@ -216,7 +216,16 @@ class LeaseTable:
                 self._epochs[epoch].stop(trainer, self.awaited)
 
     def _open(self, epoch: Epoch) -> EpochLeases | None:
-        """The leases of an epoch; None where it is closed."""
+        """The leases of an epoch; None where it is closed.
+
+        Raises:
+            ValueError: it is none that the trainers of this job can have.
+        """
+        if epoch.stripes not in (0, self._trainers):
+            raise ValueError(
+                f"epoch {epoch.number}, stripes: expected 0, or this job's {self._trainers} "
+                f"trainers, got {epoch.stripes}"
+            )
         if epoch.number not in self._epochs:
             if epoch.number <= self._newest:
                 return None

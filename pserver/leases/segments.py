@@ -62,13 +62,16 @@ class Segments:
         """A trainer has met an end: gives the positions that do not exist.
 
         Raises:
-            ValueError: there is no such segment, or another trainer has got more of it, or less, or
-                there are fewer batches than trainers that step together.
+            ValueError: there is no such segment, or no data ends there; another trainer has got
+                more of it, or less; or there are fewer batches than trainers that step together.
         """
         if not 0 <= segment < (1 if self._together else self._count):
             raise ValueError(f"expected a segment below {self._count}, got {segment}")
         if self._together and length < self._count:
             raise ValueError(f"expected at least {self._count} batches, got {length}")
+        most = WIDTH * (self._count if self._together else 1)
+        if length >= most:
+            raise ValueError(f"expected an end before {most}, got {length}")
         known = self.ends.get(segment, length)
         rows = length // self._count if self._together else length
         mine = range(self._count) if self._together else [segment]

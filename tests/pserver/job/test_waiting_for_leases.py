@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
+from pserver.errors import Refused
 from pserver.job.job_leases import JobLeases
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
@@ -25,6 +30,35 @@ def test_who_asks_later_than_the_others_has_a_whole_stripe() -> None:
         leases.decided(0, "0", [(0, reply.ranges[0].start, reply.ranges[0].start + 3)])
 
     assert leases.lease(second, asked).batches == 5
+
+
+def job_of_two() -> tuple[JobLeases, Lifecycle, list[Member]]:
+    """A job's lease table, its lock, and its trainers."""
+    members, job = Membership(2, 0.0), Lifecycle()
+    there = [Member(number, str(number), "tcp", 0.0) for number in range(2)]
+    for each in there:
+        members.add(each)
+    return JobLeases(members, job, wait_seconds=0.0), job, there
+
+
+def test_a_request_of_absurd_numbers_is_refused_and_changes_nothing() -> None:
+    """What a trainer brings of a checkpoint counts afterwards, and so does what it asks."""
+    (before, job, there), asked = job_of_two(), LeaseRequest(number=1, epoch=STRIPES, most=100)
+    for member in there:
+        start = before.lease(member, asked).ranges[0].start
+        with job.condition:
+            before.decided(member.trainer, member.incarnation, [(0, start, start + 3)])
+    leases, _, (first, second) = job_of_two()
+    for wrong in ({"stripes": 2**32 - 1}, {"samples": 2**63}):
+        absurd = LeaseEpoch()
+        absurd.CopyFrom(STRIPES)
+        absurd.MergeFrom(LeaseEpoch(number=7, **wrong))
+        with pytest.raises(Refused, match=f"leases: epoch 7, {next(iter(wrong))}: expected .*got"):
+            leases.lease(second, LeaseRequest(number=1, epoch=absurd, most=100))
+    leases.lease(first, LeaseRequest(restored=json.dumps(before.plain())))
+
+    assert leases.lease(first, asked).batches == 2
+    assert list(leases.accounts) == [0]
 
 
 def leased_by_one(members: Membership, job: Lifecycle) -> tuple[JobLeases, Member]:

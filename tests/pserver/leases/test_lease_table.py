@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -230,6 +231,63 @@ def test_a_closed_epoch_gives_nothing_more() -> None:
     table.decided(0, "a", [(3, a, b) for a, b in lease.ranges])
 
     assert table.lease(0, "a", LeaseAsked(2, Epoch(1, "", "0", 2, 1), 1, 0)).over
+
+
+UNKNOWN_END = Epoch(0, "", "0", 0, 1, unit="batches", whole=True, segments=1)
+ABSURD = [
+    (ON_DEMAND, {"number": 2**32}, "number: expected 0 to 4294967295, got 4294967296"),
+    (ON_DEMAND, {"samples": 0}, "samples: expected 1 to 1099511627776, got 0"),
+    (ON_DEMAND, {"samples": 2**40 + 1}, "samples: expected 1 to .*, got 1099511627777"),
+    (ON_DEMAND, {"samples": -1}, "samples: expected 1 to .*, got -1"),
+    (ON_DEMAND, {"batch_size": 0}, "batch_size: expected 1 to .*, got 0"),
+    (ON_DEMAND, {"segments": 1}, "segments: expected 0 .*, got 1"),
+    (ON_DEMAND, {"unit": "rows"}, "unit: expected one of samples, batches, got 'rows'"),
+    (ON_DEMAND, {"positions": 41}, "positions: expected 0 to 40, got 41"),
+    (ON_DEMAND, {"begun": -1}, "begun: expected 0 to .*, got -1"),
+    (STRIPED, {"positions": 81}, "positions: expected 0 to 80, got 81"),
+    (STRIPED, {"stripes": 3}, "stripes: expected 0, or this job's 2 trainers, got 3"),
+    (STRIPED, {"stripes": 2**32 - 1}, "stripes: expected 0, or this job's 2 trainers, got 4294"),
+    (UNKNOWN_END, {"begun": 2**40}, "begun: expected 0 to 1099511627774, got 1099511627776"),
+    (UNKNOWN_END, {"segments": 2**20 + 1}, "segments: expected 1 to 1048576, got 1048577"),
+    (UNKNOWN_END, {"segments": 1, "stripes": 2}, "segments: expected 2 to 2, got 1"),
+    (UNKNOWN_END, {"positions": 1}, "positions: expected 0 to 0, got 1"),
+]
+
+
+@pytest.mark.parametrize(("epoch", "wrong", "said"), ABSURD)
+def test_an_epoch_that_no_trainer_can_have_is_refused(
+    epoch: Epoch, wrong: dict[str, Any], said: str
+) -> None:
+    """By what is wrong with it, before anything is kept of it; what others ask counts."""
+    table = joined(0, 1)
+    with pytest.raises(ValueError, match=f"^epoch [0-9]+, {said}"):
+        table.lease(1, "a", LeaseAsked(1, replace(epoch, **wrong), 1))
+
+    assert not table.accounts
+    assert table.lease(0, "a", LeaseAsked(1, STRIPED, 1)).ranges == ((0, 5),)
+    with pytest.raises(ValueError, match="^epoch"):  # nor does it change one that there is
+        table.lease(1, "a", LeaseAsked(1, replace(STRIPED, stripes=2**32 - 1), 1))
+    assert table.lease(1, "a", LeaseAsked(1, STRIPED, 1)).ranges == ((20, 25),)
+
+
+def test_a_checkpoint_with_an_epoch_that_no_trainer_can_have_is_refused() -> None:
+    """Before memory is taken for it."""
+    table = joined(0, 1)
+    table.lease(0, "a", LeaseAsked(1, STRIPED, 100))
+    plain = table.plain()
+    plain["epochs"][0]["epoch"]["stripes"] = 2**40
+
+    with pytest.raises(ValueError, match="epoch 0, stripes: expected 0 to 1048576, got 10995116"):
+        LeaseTable.of(plain, 2)
+
+
+def test_an_end_that_no_data_has_is_refused() -> None:
+    """A segment begins every 2**40 positions."""
+    table = joined(0)
+    table.lease(0, "a", LeaseAsked(1, UNKNOWN_END, 1))
+
+    with pytest.raises(ValueError, match="expected an end before 1099511627776, got 1099511627776"):
+        table.lease(0, "a", LeaseAsked(2, UNKNOWN_END, 1, ended=((0, 0, 2**40),)))
 
 
 @pytest.mark.parametrize("trainers", [1, 2, 3])

@@ -28,6 +28,8 @@ from pserver.wire_pb2 import (
     Hello,
     JoinRequest,
     Kind,
+    LeaseEpoch,
+    LeaseRequest,
     ObserveRequest,
     Part,
 )
@@ -256,6 +258,15 @@ def test_a_strangers_names_are_not_kept() -> None:
                     assert received[0].kind in (Kind.FAILURE, Kind.PROBE)
             stream.cancel()
         assert server.job.traffic.by_name().keys() == before
+
+
+def test_the_names_of_an_epoch_are_short() -> None:
+    """The lease table keeps them."""
+    with served() as (server, trainer):
+        for epoch in (LeaseEpoch(loader="x" * 2000), LeaseEpoch(seed="x" * 2000)):
+            session = trainer.client._reply.session
+            with pytest.raises(Refused, match="names of up to 1024 characters, got one of 2000"):
+                server.job.lease(LeaseRequest(session=session, number=1, epoch=epoch))
 
 
 def hello_of(session: str, lane: int) -> Frame:
