@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pserver.checkpoint import checkpoint
+from pserver.checkpoint.strangers import check_unshared
+from pserver.storage.place import place_at
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
@@ -83,8 +85,10 @@ def save(
     Raises:
         InUse: another job writes there.
         OSError: the directory cannot be written; the checkpoint that was there stays.
-        ValueError: ``base`` was removed or replaced.
+        ValueError: ``base`` was removed or replaced; or files of others are in the directory, and
+            no checkpoint.
     """
+    check_unshared(place_at(path))
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
     for optimizer in optimizers:
         named |= _states(optimizer)

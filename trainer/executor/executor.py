@@ -208,7 +208,8 @@ class Executor(DatasetRuns):
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
             ValueError: the program was loaded and has tables or is a trainer's, or trainers give
-                different paths; or a server's has no values, or is given a scheduler.
+                different paths; files of others are in the directory, and no checkpoint; or a
+                server's has no values, or is given a scheduler.
 
         ::
 

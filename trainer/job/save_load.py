@@ -45,8 +45,9 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     Raises:
         InUse (an OSError): another job writes checkpoints to this path.
         OSError: the directory cannot be written; the checkpoint that was there stays.
-        ValueError: ``delta``, and the checkpoint before was removed or replaced; or trainers give
-            different paths, and nothing is written.
+        ValueError: files of others are in the directory, and no checkpoint; ``delta``, and the
+            checkpoint before was removed or replaced; or trainers give different paths.  Nothing is
+            written.
 
     What one trainer raises all raise, and the job may go on: see :func:`jointly`.
 
