@@ -6,10 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from trainer.job.current import distributed, present
+from transpiler.plan.setting import number, optional, refuse_type
+
+DAYS = number(lambda value: value >= 0, "of 0 or more that is finite")
+THRESHOLD = optional(number(lambda value: True, "that is finite"))
 
 
 def table_status() -> dict[str, dict[str, int]]:
@@ -47,7 +52,7 @@ def table_status() -> dict[str, dict[str, int]]:
 
 
 def shrink(
-    threshold: float | None = None, days: float = 1.0, tables: Sequence[str] = ()
+    threshold: float | None = None, days: float = 1.0, tables: Collection[str] = ()
 ) -> dict[str, int]:
     """Applies time decay, then drops rows below the score threshold or past their TTL.
 
@@ -62,8 +67,9 @@ def shrink(
         How many rows were dropped, by table (on trainer 0; elsewhere none).
 
     Raises:
-        TypeError: ``tables`` is no list.
-        ValueError: a table that the job does not have, or fewer than 0 days.
+        TypeError: an argument is something else.
+        ValueError: a table that the job does not have; fewer than 0 days; or a number that is not
+            finite.
         PServerError: a server is lost.
 
     ::
@@ -72,25 +78,39 @@ def shrink(
     """
     job = present()
     known = [] if job.tables is None else job.tables.names
-    if isinstance(tables, str):
-        raise TypeError(f"shrink: tables: expected a list of names, got {tables!r}")
-    for name in tables:
-        if name not in known:
-            raise ValueError(
-                f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}"
-            )
-    if not days >= 0:
-        raise ValueError(f"shrink: days: expected 0 or more, got {days}")
+    threshold = THRESHOLD.check("shrink: threshold", threshold)
+    days = DAYS.check("shrink: days", days)
+    names = _names(tables, known)
     optimizer = distributed(job)
     optimizer.flush()
     optimizer.barrier("shrink")
     removed: Counter[str] = Counter()
     if job.communicator is None and job.tables is not None:
-        removed.update(job.tables.shrink(days, threshold, tables or known))
+        removed.update(job.tables.shrink(days, threshold, names or known))
     elif job.communicator is not None and job.is_first:
         clients = job.communicator.clients
         with ThreadPoolExecutor(len(clients), "shrink") as pool:
-            for found in pool.map(lambda each: each.shrink(days, threshold, tables), clients):
+            for found in pool.map(lambda each: each.shrink(days, threshold, names), clients):
                 removed.update(found)
     optimizer.barrier("shrunk")
     return dict(sorted(removed.items()))
+
+
+def _names(tables: Any, known: Collection[str]) -> list[str]:
+    """The tables that are meant.
+
+    Raises:
+        TypeError: these are no names.
+        ValueError: the job has no such table.
+    """
+    if isinstance(tables, str | bytes) or not isinstance(tables, Collection):
+        refuse_type("shrink: tables", "a list of names", tables)
+    names = list(tables)
+    for name in names:
+        if not isinstance(name, str):
+            refuse_type("shrink: tables", "a list of names", tables)
+        if name not in known:
+            raise ValueError(
+                f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}"
+            )
+    return names
