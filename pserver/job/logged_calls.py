@@ -25,6 +25,8 @@ from pserver.job.membership import Member
 from pserver.job.quiesce import Quiesce
 from pserver.job_log.records import Call, Process
 
+MOST_AHEAD = 2**20  # numbers that a trainer may pass over: of calls that have failed before
+
 T = TypeVar("T")
 
 
@@ -91,7 +93,8 @@ class LoggedCalls:
             What ``run`` did; None where the call was in the log before this server came back.
 
         Raises:
-            Refused: a later call of this kind has come, or this one was withdrawn.
+            Refused: a later call of this kind has come, or this one was withdrawn; or the number is
+                that of no call of this trainer's.
             TrainerLost: the trainer was lost before the call was in the log.
             PServerError: what ended the job meanwhile; and what ``run`` raises.
         """
@@ -116,11 +119,14 @@ class LoggedCalls:
     def withdraw(self, member: Member, kind: str, number: int) -> None:
         """Another server cannot carry out a call: it is given up, unless it is in the log.  It may
         come after that.
+
+        Raises:
+            Refused: the number is that of no call of this trainer's.
         """
         key = process, _ = Process(member.trainer, member.incarnation), kind
-        own = self._calls.get(key)
-        last = max(self._logged.get(key, 0), 0 if own is None else own.call.number)
+        own, last = self._calls.get(key), self._last(process, kind)
         if number > last:
+            self._expect(kind, number, last)
             self._calls[key] = own = LoggedCall(Call(process, kind, number))
         if own is not None and own.call.number == number:
             self._give_up(own, Refused(f"the {kind} with number {number} was withdrawn"))
@@ -151,11 +157,20 @@ class LoggedCalls:
 
     def _present(self, process: Process, kind: str, number: int) -> tuple[LoggedCall | None, int]:
         """The same call, if it has come before; and the number of the last one in the log."""
-        logged, own = self._logged.get((process, kind), 0), self._calls.get((process, kind))
-        last = max(logged, 0 if own is None else own.call.number)
-        if number < max(last, 1):
+        own, last = self._calls.get((process, kind)), self._last(process, kind)
+        self._expect(kind, number, last)
+        present = own if own is not None and own.call.number == number else None
+        return present, self._logged.get((process, kind), 0)
+
+    def _last(self, process: Process, kind: str) -> int:
+        """The number of the last call of a kind, in the log or not."""
+        own = self._calls.get((process, kind))
+        return max(self._logged.get((process, kind), 0), 0 if own is None else own.call.number)
+
+    def _expect(self, kind: str, number: int, last: int) -> None:
+        """A number far ahead would make all that follow it older ones."""
+        if not max(last, 1) <= number <= last + MOST_AHEAD:
             raise Refused(f"expected the number of a new {kind} or of the last one, got {number}")
-        return (own if own is not None and own.call.number == number else None), logged
 
     def _is_due(self, own: LoggedCall) -> bool:
         first = bool(own.record) and self._quiesce.held_behind == own.record

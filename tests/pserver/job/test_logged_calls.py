@@ -169,6 +169,24 @@ def test_a_call_that_comes_after_it_was_withdrawn_is_refused(calls: Calls) -> No
     assert made.result(DEADLINE) == "at 1"
 
 
+@pytest.mark.parametrize("number", [2**20 + 3, 2**63, 2**64 - 1])
+def test_a_number_far_ahead_is_refused(calls: Calls, number: int) -> None:
+    """That of a call, or of one that is withdrawn: it would make all later ones older."""
+    calls.calls.stands(Process(0, "a"), {"shrink": 2})
+    with pytest.raises(Refused, match=f"of a new shrink or of the last one, got {number}"):
+        calls.begin(number).result(DEADLINE)
+    with (
+        calls.job.condition,
+        pytest.raises(Refused, match=f"of a new shrink or of the last one, got {number}"),
+    ):
+        calls.calls.withdraw(calls.member, "shrink", number)
+    assert not calls.ready
+    made = calls.begin(3)
+    calls.log(3, 1)
+
+    assert made.result(DEADLINE) == "at 1"
+
+
 def test_what_is_in_the_log_is_not_given_up(calls: Calls) -> None:
     """All servers do it, whatever becomes of who has called."""
     made = calls.begin(1)
