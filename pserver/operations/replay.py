@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -149,21 +150,33 @@ def _replayed(
                 f"{shown(begin.path)} is of server {index} as it had come back at record "
                 f"{log.chains[index][begun].returned}, and record {last} is before it"
             )
-    part = log.chains[index][at]
-    server, after = ReplayedServer(part), 0
+    part, first = log.chains[index][at], max(begun, 0)
+    server = ReplayedServer(part)
     if begin is not None and begun == at:
-        after = _reached(part, entry, begin)
+        entry = _reached(part, entry, begin)
         begin.load(index, server)
-    wanted = _Wanted(after, last)
-    what, read = f"server {index} of {len(log.chains)}", 0
+    what = f"server {index} of {len(log.chains)}"
+    for number in range(first, at + 1):  # what was lost with an earlier process was steps, too
+        taken = server.apply if number == at else server.count
+        wanted = _Wanted(entry if number == begun else 0, last)
+        _take(log.chains[index][number], wanted, taken, partial(told, what))
+    return server
+
+
+def _take(
+    part: RecordedPart,
+    wanted: Callable[[Place], bool],
+    taken: Callable[[Place], None],
+    told: Callable[[int], None],
+) -> None:
+    read = 0
     with suppress(Damaged):  # behind all that is wanted
         for place in part.places():
             if wanted(place):
-                server.apply(place)
-            told(what, place.end - read)
+                taken(place)
+            told(place.end - read)
             read = place.end
-    told(what, part.size - read)
-    return server
+    told(part.size - read)
 
 
 class _Wanted:

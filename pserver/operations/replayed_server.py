@@ -35,7 +35,7 @@ class ReplayedServer:
         installed: the program, as a running server has it.
         endpoint: names it in messages.
         program, fingerprint: of the server.
-        steps: by trainer, how many were applied.
+        steps: by trainer, how many were applied, also by processes of this server that were lost.
         record: the last one that was applied.
     """
 
@@ -83,12 +83,17 @@ class ReplayedServer:
                 f"{type(error).__name__}: {error}"
             ) from error
 
+    def count(self, place: Place) -> None:
+        """Counts the steps of an entry, which a process before the part's has applied."""
+        if place.entry.WhichOneof("what") == "applied":
+            self.steps.update(each.step.process.trainer for each in place.entry.applied.steps)
+
     def _steps(self, place: Place) -> None:
         steps = steps_of(place.entry, place.payload)
         self.installed.lane(steps.lane).replay(steps)
         self.record = max(self.record, steps.record)
+        self.count(place)
         for each in steps.steps:
-            self.steps[each.process.trainer] += 1
             self._last[each.process.trainer] = max(self._last[each.process.trainer], each.step)
 
     def _stands(self, place: Place) -> None:

@@ -183,6 +183,30 @@ def test_a_server_that_comes_back_again_and_again(story: Story) -> None:
         check_same(story.replayed(story.records[moment], save)[0], story.held[moment])
 
 
+def test_what_was_applied_before_a_loss_is_counted(story: Story) -> None:
+    """Also where every server has come back, so that no file has all steps; behind a checkpoint,
+    what came behind it.
+    """
+    story.step(2)
+    early = story.save("early")
+    story.step(3)
+    story.return_from(early)
+    middle = story.save("middle")
+    story.step(1)
+    story.note("middle")
+    story.victim = 1 - story.victim
+    story.return_from(middle)
+    late = story.save("late")
+    story.step(2)
+    story.end()
+
+    for start, count in ((None, 8), (early, 6), (middle, 3), (late, 2)):
+        said = story.replayed(start=start)[1]
+        listed = f": {2 * count} steps (trainer 0 {count}, trainer 1 {count}) on 2 servers"
+        assert listed in said
+    assert "12 steps (trainer 0 6, trainer 1 6)" in story.replayed(story.records["middle"])[1]
+
+
 def test_damage_in_a_file_counts_where_the_file_does(story: Story) -> None:
     """That of a process that was lost is not read for what the server held later."""
     story.step(2)
