@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 
 LINES, SECONDS = 8, 60.0  # of one kind of refusal, so many lines in so many seconds
 WIDTH = 500  # characters of such a line
+MOST_SAID = 64  # things that are known to have been said just now
 OFTEN = 8  # that many times each one is said; from there on the 16th, the 32nd, the 64th, ...
 
 
@@ -91,3 +93,30 @@ class LimitedLog:
                 since, count, silent = now, 0, max(0, count - LINES)
             self._counts[kind] = since, count + 1
         return count + 1, silent
+
+
+class SaidJustNow:
+    """What was said in the last minute, and is not to be said again: that somebody asks, who asks
+    until there is an answer.  Any thread may call it.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the next
+        self._said: OrderedDict[Hashable, float] = OrderedDict()  # when, the oldest first
+
+    def is_new(self, about: Hashable) -> bool:
+        """Whether it was not; from here on it is."""
+        with self._lock:
+            now = self._clock()
+            while self._said and now - next(iter(self._said.values())) > SECONDS:
+                self._said.popitem(last=False)
+            if about in self._said:
+                return False
+            self._said[about] = now
+            while len(self._said) > MOST_SAID:
+                self._said.popitem(last=False)
+            return True

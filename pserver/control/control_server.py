@@ -21,7 +21,7 @@ from pserver.control.calls import CALLS, Controlled
 from pserver.control.rpc_errors import abort_with
 from pserver.errors import PServerError
 from pserver.limits import Limits
-from pserver.repeated_lines import LimitedLog
+from pserver.repeated_lines import LimitedLog, SaidJustNow
 from pserver.security import call_proof, permissions
 from pserver.security.access import OPEN, Access
 from pserver.security.guard import Guard, check
@@ -75,6 +75,7 @@ class ControlServer:
         self._threads = CallThreads(limits, self._grpc.peer)
         self._health = HealthService(self._welcome)
         self._exchanges: Exchanges | None = None
+        self._said = SaidJustNow()
         self.port = self._grpc.port
         try:
             self.guard = Guard(access, self.port)
@@ -175,5 +176,7 @@ class ControlServer:
             if not self.guard.is_open:
                 key = f"with the job's secret, as its {role.word}"
             key = key if bearer is None else f"with the key of {bearer}"
-            self._say(name, f"{name}, {key}, from {self._grpc.peer(context)}")
+            again = permissions.asks_for(name, request)
+            if not again or self._said.is_new((name, key, again)):
+                self._say(name, f"{name}, {key}, from {self._grpc.peer(context)}")
         return request

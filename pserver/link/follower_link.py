@@ -293,13 +293,15 @@ class FollowerLink:
     # ---- the other thread ----
 
     def _beat(self) -> None:
-        beat = min(BEAT_SECONDS, self._timeout / 8)
+        beat, said = min(BEAT_SECONDS, self._timeout / 8), 0.0
         while not self._over.wait(beat):
             now, heard = time.monotonic(), self._end.last_heard
             if now - heard > self._timeout:
                 self._lose(ServerLost(f"{self._name} has not been heard for {self._timeout:g} s"))
             elif now - max(heard, self._opened_at) > self._timeout / 4:
-                log.warning("%s: nothing has arrived for %.1f s", self._name, now - heard)
+                if heard != said:  # once in a silence
+                    log.warning("%s: nothing has arrived for %.1f s", self._name, now - heard)
+                said = heard
                 self._end.cancel()
             else:
                 self._end.probe()

@@ -94,6 +94,13 @@ def is_logged(name: str, request: Any) -> bool:
     return begins and role_for_call(name, request) is Role.OPERATOR
 
 
+def asks_for(name: str, request: Any) -> str:
+    """Names what a caller asks for again and again, until it is answered: the log tells of that
+    once.  "": each call of this name is one of its own.
+    """
+    return f"server {request.server_index}, {request.incarnation}" if name == "Follow" else ""
+
+
 def role_for_frame(kind: str) -> Role:
     """The role that a frame of this kind needs: "GRADIENT"."""
     return FRAMES.get(kind, Role.SERVER)

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from pserver import errors
 from pserver import wire_pb2 as wire
+from pserver.control import control_server
 from pserver.control.calls import CALLS
 from pserver.control.control_client import ControlClient
 from pserver.control.control_server import ControlServer
@@ -38,6 +39,7 @@ from pserver.errors import (
 )
 from pserver.launcher.free_port import free_port
 from pserver.launcher.status import ask_each, show
+from pserver.repeated_lines import LimitedLog
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0
@@ -161,6 +163,29 @@ def test_a_value_error_is_a_refusal(client: ControlClient, job: FakeJob) -> None
     job.answers["barrier"] = fail(ValueError("expected a name, got ''"))
     with pytest.raises(Refused, match="expected a name, got ''"):
         client.barrier(wire.BarrierRequest())
+
+
+def test_a_server_that_asks_until_a_job_begins_is_logged_once(
+    server: ControlServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over however many connections; another process of it, and another server, too.  Other calls
+    are logged each.
+    """
+    monkeypatch.setattr(control_server, "of_anybody", LimitedLog(control_server.log))
+    with caplog.at_level(logging.INFO):
+        for index, incarnation in ((1, "a"), (1, "b"), (2, "a")):
+            for _ in range(3):
+                control = ControlClient(f"127.0.0.1:{server.port}", SECONDS)
+                for _ in range(4):
+                    control.follow(wire.FollowRequest(server_index=index, incarnation=incarnation))
+                control.close()
+        for _ in range(2):
+            control = ControlClient(f"127.0.0.1:{server.port}", SECONDS)
+            control.reset()
+            control.close()
+    said = [each.getMessage().partition(",")[0] for each in caplog.records]
+
+    assert [each for each in said if each in ("Follow", "Reset")] == ["Follow"] * 3 + ["Reset"] * 2
 
 
 def test_a_mistake_of_ours_is_logged_and_not_told(

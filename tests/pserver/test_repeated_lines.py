@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pserver.repeated_lines import LINES, SECONDS, WIDTH, LimitedLog
+from pserver.repeated_lines import LINES, MOST_SAID, SECONDS, WIDTH, LimitedLog, SaidJustNow
 
 
 def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:
@@ -34,3 +34,18 @@ def test_a_line_is_one_line_and_not_long(caplog: pytest.LogCaptureFixture) -> No
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("a ERROR forged xxx") and "\n" not in text
     assert len(text) < WIDTH + 10
+
+
+def test_what_was_said_just_now_is_said_again_a_minute_later() -> None:
+    """And at once where too much else was said meanwhile: no more is kept than that."""
+    now = [0.0]
+    said = SaidJustNow(lambda: now[0])
+
+    assert [said.is_new("one") for _ in range(3)] == [True, False, False]
+    now[0] = SECONDS
+    assert said.is_new("other") and not said.is_new("one")
+    now[0] = SECONDS + 1
+    assert said.is_new("one") and not said.is_new("other")
+    for number in range(MOST_SAID):
+        assert said.is_new(number)
+    assert said.is_new("one")

@@ -142,8 +142,12 @@ def test_changed_bits_cost_no_message() -> None:
                 assert follower.lost.empty() and coordinator.lost.empty()
 
 
-def test_silence_for_the_heartbeat_timeout_is_a_loss_at_both_ends() -> None:
-    """Each end is told once; a process that comes back later is not taken for the lost one."""
+def test_silence_for_the_heartbeat_timeout_is_a_loss_at_both_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each end is told once, and so is the log, which says it before; a process that comes back
+    later is not taken for the lost one.
+    """
     with Coordinator(heartbeat_timeout_seconds=0.6) as coordinator:
         _, port = split_endpoint(coordinator.server.endpoint)
         path = NetworkPath("127.0.0.2", [port, coordinator.server.job.transports["tcp"]])
@@ -156,6 +160,8 @@ def test_silence_for_the_heartbeat_timeout_is_a_loss_at_both_ends() -> None:
             index, error = coordinator.lost.get(timeout=SECONDS)
             assert index == 1 and "not been heard for 0.6 s" in str(error)
             assert isinstance(follower.lost.get(timeout=SECONDS), ServerLost)
+            said = [each.getMessage() for each in caplog.records]
+            assert len([each for each in said if "nothing has arrived for" in each]) == 1
         with Follower(coordinator, transports=["tcp"]) as later:
             later.link.send(b"after")
             assert coordinator.hear(1) == [(1, b"after")]
