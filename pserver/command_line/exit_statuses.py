@@ -67,7 +67,11 @@ EVERY = (
         otherwise="the script's own status",
     ),
     ExitStatuses("pserver manifest", "the file was written", "the disk refuses"),
-    ExitStatuses("pserver status", "every server answered, and none has failed", "otherwise"),
+    ExitStatuses(
+        "pserver status",
+        "every server answered, none has failed, and none waits for one that is away",
+        "otherwise",
+    ),
     ExitStatuses("pserver status --ready", "every server takes trainers", "otherwise"),
     ExitStatuses("pserver web", "stopped by SIGTERM or SIGINT", "could not start"),
     ExitStatuses(

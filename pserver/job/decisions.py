@@ -360,6 +360,11 @@ class Decisions:
                 self._job.fail(ServerLost(f"server {server} has missed more than is kept"))
             self._job.condition.notify_all()
 
+    @property
+    def awaited(self) -> list[int]:
+        """The servers that are lost, as far as this one knows, and that are to come back."""
+        return [0] if self.resumes else sorted(self.away)
+
     def came_back(self) -> None:
         """On server 0, in the process that takes the place of another one: the other servers are to
         follow it again.

@@ -98,7 +98,7 @@ def reload_status(
     The caller holds the job's lock.
     """
     if installed is not None:
-        reply.away.extend(sorted(installed.decisions.away))
+        reply.away.extend(installed.decisions.awaited)
         reply.awaits_servers = installed.decisions.awaits and reply.state == "serving"
     if reload is not None and reload.done:
         reply.reload.file = shown(reload.path)

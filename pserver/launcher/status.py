@@ -52,6 +52,11 @@ class Answer:
     refused: bool = False
     warnings: Sequence[str] = ()
 
+    @property
+    def well(self) -> bool:
+        """Whether nothing is wrong, and the job waits for no server."""
+        return not (self.error or (self.reply is not None and self.reply.away))
+
 
 def ask_each(
     endpoints: Sequence[str],
@@ -83,13 +88,15 @@ def show(answers: Iterable[Answer], console: Console) -> int:
     most bytes first) and each error.
 
     Returns:
-        0 if all of them answered and none has failed, otherwise 1.
+        0 if all of them answered, none has failed, and none waits for another one to come back;
+        otherwise 1.
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
-    lines, errors = [], []
+    lines, errors, well = [], [], True
     for answer in answers:
+        well = well and answer.well
         errors += [answer.error] if answer.error else []
         if answer.reply is None:
             table.add_row(answer.endpoint, "refused" if answer.refused else "unreachable")
@@ -99,7 +106,7 @@ def show(answers: Iterable[Answer], console: Console) -> int:
     console.print(table)
     for line in (*lines, *errors):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 1 if errors else 0
+    return int(not well)
 
 
 def show_json(answers: Iterable[Answer], console: Console) -> int:
@@ -109,6 +116,7 @@ def show_json(answers: Iterable[Answer], console: Console) -> int:
     Returns:
         As :func:`show`.
     """
+    answers = list(answers)
     found = [
         {
             "endpoint": answer.endpoint,
@@ -120,7 +128,7 @@ def show_json(answers: Iterable[Answer], console: Console) -> int:
     ]
     text = json.dumps({"servers": found})
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-    return 1 if any(each["error"] for each in found) else 0
+    return int(not all(answer.well for answer in answers))
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -49,10 +49,12 @@ def test_it_goes_on_from_its_save_and_the_next_steps_count(world: World, tmp_pat
     for number, step in ((0, 2), (1, 1), (1, 2)):
         world.step(number, step)
     world.lose(0)
+    until(lambda: list(world.one.job.status(StatusRequest()).away) == [0])
     world.again(path, 0)
     replies = [world.rejoin(number, 0) for number in (0, 1)]
 
     assert [list(each.steps) for each in replies] == [[2], [2]]
+    until(lambda: not world.one.job.status(StatusRequest()).away)
     status = world.zero.job.status(StatusRequest())
     assert (status.reload.file, status.reload.steps) == (path, 3)
     assert dict(status.reload.steps_by_trainer) == {0: 1, 1: 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from rich.console import Console
@@ -82,6 +82,20 @@ def test_json_of_a_server_that_is_not_there() -> None:
     code, found = shown([endpoint])
     assert code == 1 and set(found) == {"endpoint", "error", "warnings"}
     assert endpoint in str(found["error"])
+
+
+@pytest.mark.parametrize("show", [status.show, status.show_json])
+def test_a_job_that_waits_for_a_server_is_not_well(
+    show: Callable[[Iterable[status.Answer], Console], int],
+) -> None:
+    """The exit status is 1, though all that were asked have answered; until it has come back."""
+    well = status.Answer("a:1", wire_pb2.StatusReply(state="serving"))
+    waits = status.Answer("b:1", wire_pb2.StatusReply(state="serving", away=[2]))
+    out = Console(file=io.StringIO(), width=200)
+
+    assert [show(each, out) for each in ([well, waits], [well, well])] == [1, 0]
+    text: str = out.file.getvalue()  # type: ignore[attr-defined]
+    assert ("waits for server 2 to come back" in text) == (show is status.show)
 
 
 def test_it_is_shown_until_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
