@@ -3,10 +3,12 @@
 It is scratch space: nothing is read at start.  (This is the one file of this room that is not pure:
 it has files, locks on them, and RocksDB's own threads.)
 
-[Note: what RocksDB holds]  A record's key is ``r`` and the id in 8 bytes, most significant first;
-its value is the columns of a chunk, one behind the other.  A key of ``c`` and the id says that the
-record changed since the last save.  There is no write-ahead log: what a stopped process leaves is
-of no use, and the next one that keeps rows below the same directory removes it.
+[Note: what RocksDB holds]  A record's key is ``r`` and the id's hash in 8 bytes; its value is the
+columns of a chunk, one behind the other.  A key of ``c`` and the hash says that the record changed
+since the last save.  The hash begins with its key in a table's index: so the rows that catch up
+together stand together, here as there, and are read in one run.  There is no write-ahead log: what
+a stopped process leaves is of no use, and the next one that keeps rows below the same directory
+removes it.
 
 [Note: whose directory]  A directory has a file ``owner``, locked by the process that uses it, and
 gets its name only once that lock is held.  So no process uses a directory whose lock is free.
@@ -26,12 +28,15 @@ from typing import IO, Any
 
 import numpy as np
 
+from pserver.table.index import KEYS
+from pserver.table.index_kernels import REST, order_of
 from pserver.table.kernels import Array
 
 PREFIX = "cold-rows-"
 WRITE_BUFFER = 1 << 24  # bytes, of which RocksDB has three
 BLOCK_CACHE = 1 << 24  # bytes: blocks, their index and their filters
 _ROW, _CHANGED, _END = b"r", b"c", b"s"
+_NEXT = {_ROW: _END, _CHANGED: b"d"}  # what follows the keys that begin alike
 
 Chunk = dict[str, Array]
 
@@ -59,9 +64,8 @@ class ColdRows:
         self, columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: Path | None = None
     ) -> None:
         _check_installed()
-        self.record = np.dtype(
-            [(name, dtype, shape) for name, (dtype, shape) in sorted(columns.items())]
-        )
+        own = {"ids": (np.dtype(np.int64), ()), **columns}
+        self.record = np.dtype([(name, *kind) for name, kind in sorted(own.items())])
         self.path, owner = _claim(Path(tempfile.gettempdir()) if root is None else root)
         self._db = _opened(self.path)
         self._count = 0
@@ -80,6 +84,18 @@ class ColdRows:
         Raises:
             OSError: the disk is full, or refuses; none is stored.
         """
+        self._store(chunk, changed)
+        self._count += len(chunk["ids"])
+
+    def replace(self, chunk: Mapping[str, Array]) -> None:
+        """Stores records in place of those that these ids have; they change by that.
+
+        Raises:
+            OSError: as :meth:`put`.
+        """
+        self._store(chunk, np.ones(len(chunk["ids"]), np.bool_))
+
+    def _store(self, chunk: Mapping[str, Array], changed: Array) -> None:
         from rocksdict import WriteBatch
 
         count, size = len(chunk["ids"]), self.record.itemsize
@@ -92,15 +108,13 @@ class ColdRows:
             if new:
                 batch.put(_CHANGED + key, b"")
         self._write(batch)
-        self._count += count
 
     def get(self, ids: Array) -> Chunk:
         """The records of those ids that have one, in the ids' order."""
         if not self._count or not len(ids):
-            return self._chunk(ids[:0], [])
+            return self._chunk([])
         found = self._db.get([_ROW + key for key in _keys(ids)])
-        places = [place for place, record in enumerate(found) if record is not None]
-        return self._chunk(ids[places], [found[place] for place in places])
+        return self._chunk([record for record in found if record is not None])
 
     def remove(self, ids: Array) -> None:
         """Drops the records of these ids, all of which have one."""
@@ -120,7 +134,7 @@ class ColdRows:
 
     def mark_saved(self) -> None:
         """Begins anew to note which records change."""
-        self._db.delete_range(_CHANGED, _CHANGED[:-1] + bytes([_CHANGED[0] + 1]))
+        self._db.delete_range(_CHANGED, _NEXT[_CHANGED])
 
     def clear(self) -> None:
         """Drops all records."""
@@ -144,18 +158,35 @@ class ColdRows:
         keys: list[bytes] = []
         records: list[bytes] = []
         after, last = -1, -1
-        for key, record in self._db.items(from_key=prefix + (begin << 2).to_bytes(8, "big")):
-            if key[:1] != prefix:
-                break
+        for key, record in self._items(prefix + (begin << 2).to_bytes(8, "big"), _NEXT[prefix]):
             place = int.from_bytes(key[1:], "big") >> 2
             if len(keys) >= limit and place != last:
                 after = place
                 break
-            keys.append(key[1:])
+            keys.append(_ROW + key[1:])
             records.append(record)
             last = place
-        ids = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64).view(np.int64)
-        return (self.get(ids) if changed_since_save else self._chunk(ids, records)), after
+        return self._chunk(self._db.get(keys) if changed_since_save and keys else records), after
+
+    def within(self, begin: int, end: int, limit: int) -> Iterator[Chunk]:
+        """The records of the ids whose keys are in [begin, end), see :meth:`Index.within`.
+
+        They are those of the moment when the first are read: what was read may be replaced.
+
+        Args:
+            begin, end: from 0 to ``KEYS``.
+            limit: how many records at a time, at most.
+        """
+        first, behind = (
+            _ROW + (key << REST).to_bytes(8, "big") if key < KEYS else _END for key in (begin, end)
+        )
+        items = self._items(first, behind)
+        while records := [record for _, record in itertools.islice(items, limit)]:
+            yield self._chunk(records)
+
+    def _items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The keys in [begin, end), and what they hold, as at the moment of this call."""
+        return itertools.takewhile(lambda item: item[0] < end, self._db.items(from_key=begin))
 
     def cut(self, limit: int, changed_since_save: bool = False) -> Iterator[Chunk]:
         """The records as they are now, some at a time, whatever happens to them meanwhile.
@@ -166,22 +197,19 @@ class ColdRows:
         """
         prefix = _CHANGED if changed_since_save else _ROW
         # an iterator sees the moment at which it is made; that of a snapshot does not
-        items, held = self._db.items(from_key=prefix), self._db.snapshot()
+        items, held = self._items(prefix, _NEXT[prefix]), self._db.snapshot()
 
         def chunks() -> Iterator[Chunk]:
-            inside = itertools.takewhile(lambda item: item[0][:1] == prefix, items)
-            while some := list(itertools.islice(inside, limit)):
-                ids = np.frombuffer(b"".join(key[1:] for key, _ in some), ">u8")
-                records = [held[_ROW + key[1:]] if changed_since_save else own for key, own in some]
-                yield self._chunk(ids.astype(np.uint64).view(np.int64), records)
+            while some := list(itertools.islice(items, limit)):
+                yield self._chunk(
+                    [held[_ROW + key[1:]] if changed_since_save else own for key, own in some]
+                )
 
         return chunks()
 
-    def _chunk(self, ids: Array, records: list[bytes]) -> Chunk:
+    def _chunk(self, records: list[bytes]) -> Chunk:
         held = np.frombuffer(bytearray(b"".join(records)), self.record)
-        return {"ids": np.ascontiguousarray(ids)} | {
-            name: np.ascontiguousarray(held[name]) for name in self.record.names or ()
-        }
+        return {name: np.ascontiguousarray(held[name]) for name in self.record.names or ()}
 
     def _write(self, batch: Any) -> None:
         try:
@@ -191,7 +219,9 @@ class ColdRows:
 
 
 def _keys(ids: Array) -> list[bytes]:
-    content = ids.view(np.uint64).astype(">u8").tobytes()
+    order = np.empty(len(ids), np.uint64)
+    order_of(ids, order)
+    content = order.astype(">u8").tobytes()
     return [content[begin : begin + 8] for begin in range(0, len(content), 8)]
 
 

@@ -19,12 +19,34 @@ from pserver.table.ids import mix
 from pserver.table.kernels import Array, kernel, prefetch
 
 PART_SHIFT = 56
-PART_SPAN = 2**32  # keys of a part: see ``within``
+PART_SPAN = 2**32  # keys of a part: see ``key_of``
+REST = 24  # bits of a hash that its key does not have
 AHEAD = 32  # ids whose entries are prefetched
 LINE = 64  # bytes of one prefetch
 SLOT = (1 << 36) - 1
 EPOCH_SHIFT, EPOCHS = 36, 1 << 12
 CALL_SHIFT, CALLS = 48, 1 << 15
+
+
+@kernel
+def key_of(hashed: np.uint64) -> np.uint64:
+    """An id's key, from its hash: its part times ``PART_SPAN``, and the 32 bits that give its place
+    there.
+    """
+    key = (hashed >> np.uint64(PART_SHIFT)) << np.uint64(32)
+    return key | (hashed & np.uint64(0xFFFFFFFF))
+
+
+@kernel
+def order_of(ids: Array, order: Array) -> None:
+    """Writes a number for each id, uint64[n]: its key, and behind that the ``REST`` of its hash.
+
+    Numbers differ where ids do.
+    """
+    for i in range(len(ids)):
+        hashed = mix(np.uint64(ids[i]))
+        rest = (hashed >> np.uint64(32)) & np.uint64((1 << REST) - 1)
+        order[i] = (key_of(hashed) << np.uint64(REST)) | rest
 
 
 @kernel
@@ -275,9 +297,6 @@ def listed(
 def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slots: Array) -> int:
     """Writes the slots of the ids whose keys are in [begin, end), as many as ``slots`` takes;
     returns how many there are.
-
-    An id's key is its part times ``PART_SPAN``, and the 32 bits of its hash that give its place
-    there.
     """
     count = 0
     start, stop = np.uint64(begin), np.uint64(end)
@@ -291,10 +310,7 @@ def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slot
         while place <= last or entries[2 * place + 1] != 0:
             word = entries[2 * place + 1]
             if word != 0:
-                hashed = mix(np.uint64(entries[2 * place]))
-                key = (hashed >> np.uint64(PART_SHIFT)) << np.uint64(32)
-                key |= hashed & np.uint64(0xFFFFFFFF)
-                if start <= key < stop:
+                if start <= key_of(mix(np.uint64(entries[2 * place]))) < stop:
                     if count < len(slots):
                         slots[count] = (word & SLOT) - 1
                     count += 1

@@ -15,6 +15,7 @@ import numpy as np
 from pserver.table.chunks import TableChunks
 from pserver.table.half_rows import HalfRows
 from pserver.table.ids import checked, outside, plain, unique
+from pserver.table.index_kernels import order_of
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle, words_of
 from pserver.table.memory import Layout
@@ -455,6 +456,8 @@ def compile_kernels(table: Table, rules: Sequence[Rule]) -> None:
     tiny.lookup(ids, rows)
     tiny.add(ids, rows)
     tiny._rows.index.within(0, 1)
+    if table.memory_bytes is not None:
+        order_of(ids, np.empty(2, np.uint64))
     tiny.assign(ids, rows)
     chunk, _ = tiny.scan(0, 1)
     tiny.load(chunk)

@@ -6,6 +6,14 @@ had no push for the longest time.  A lookup or a scan puts rows of the disk into
 by the code that reads all rows, and takes them out again.  So the arithmetic knows of one tier
 only, and every value is that of a table without a budget.
 
+Rows that a schedule has catch up in turn, [Note: a history that ends] in updater.py, do so on disk
+as in memory, and with the same step: what a row holds depends, in its last bits, on where its
+missed steps were parted.  A step reads its rows of the disk in one run, since they lie there by the
+hashes that say whose turn it is, and writes them back: one row of ``PERIOD``, and no more than
+``BLOCK`` in memory at once.  To leave rows on disk alone until they are needed would take the
+hparams of all steps for ever, in memory and in every checkpoint, and a row that comes back would
+have all these steps to take at once.
+
 Records on disk say which steps they have taken; those in memory do so only where steps move rows
 that they do not touch.  A schedule may begin to move such rows at step T: what went to disk before
 has then missed nothing up to T.
@@ -175,6 +183,22 @@ class TieredTable(SparseTable):
             self._take_out(ids)
             self._moved["spilled"] += len(slots)
 
+    def _catch_up_in_turn(self) -> None:
+        """Has the rows on disk catch up whose turn comes with the next step.
+
+        Before that step: if the disk refuses, nothing was counted yet, and to catch up twice
+        between two steps is to do so once.
+        """
+        begin, end = self._updater.turn
+        if begin == end or not len(self._cold):
+            return
+        for guests in self._cold.within(begin, end, BLOCK):
+            slots = self._put_in_memory(guests)
+            self._updater.catch_up(slots)
+            chunk = self._chunks.rows(slots)
+            self._take_out(guests["ids"])
+            self._cold.replace(chunk)
+
     def _forget(self, ids: Array) -> None:
         """Drops the records on disk of these ids."""
         held = self._cold.get(np.unique(ids))["ids"]
@@ -210,6 +234,7 @@ class TieredTable(SparseTable):
             OSError: the disk is full, or refuses; nothing is changed.
         """
         self._fetch(self._ids(ids))
+        self._catch_up_in_turn()
         tracked, step = self._rows.has("step"), self.step
         super().update(ids, gradients, hparams, statistics, now)
         self._note_tracking(tracked, step)

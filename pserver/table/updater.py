@@ -9,8 +9,9 @@ begins with the push that makes it.
 the steps that rows may have missed becomes long.  Once it has ``KEPT`` stretches, every step also
 lets a few further rows catch up, in turn, so that all rows have done so after ``PERIOD`` steps; the
 history before the turn began is then forgotten.  Their turn is that of their ids' hashes, so that a
-checkpoint says whose it is: rows have other slots after a load.  (Not where weights decay in a
-table whose ids are a range: there a row may have missed all steps from the first on.)
+checkpoint says whose it is: rows have other slots after a load.  Rows on disk have the same turn,
+see [Note: two tiers] in tiered_table.py.  (Not where weights decay in a table whose ids are a
+range: there a row may have missed all steps from the first on.)
 """
 
 from __future__ import annotations
@@ -81,6 +82,15 @@ class RowUpdater:
     def has_history(self) -> bool:
         """Whether rows may have missed a step."""
         return len(self._history) > 0
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """The keys of the ids whose rows catch up with the next step, whether it touches them or
+        not: the first, and the one behind the last.  See [Note: a history that ends].
+        """
+        if len(self._history) < KEPT or (self._ranged and self._history.decays):
+            return self._swept, self._swept
+        return self._swept, min(self._swept + -(-KEYS // PERIOD), KEYS)
 
     # ---- rows ----
 
@@ -183,11 +193,11 @@ class RowUpdater:
 
     def _sweep(self) -> None:
         """See [Note: a history that ends]."""
-        if len(self._history) < KEPT or (self._ranged and self._history.decays):
-            return
         rows = self._rows
-        end = min(self._swept + -(-KEYS // PERIOD), KEYS)
-        slots = rows.index.within(self._swept, end)
+        begin, end = self.turn
+        if begin == end:
+            return
+        slots = rows.index.within(begin, end)
         # what was saved of them cannot catch up any more
         rows.index.mark(rows.index.ids.array[slots], rows.epoch, rows.calls)
         self.catch_up(slots)
