@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pserver.table.hparam_history import end_of, stretch_of
+from pserver.table.hparam_history import LONG, end_of, faded, stretch_of
 from pserver.table.kernels import Array, kernel
 from pserver.table.update_kernels import tiny_of
 
 EACH = 8  # steps between two checks whether values still move
-LONG = 1024  # steps from which on fading is computed at once
 
 
 @kernel
@@ -97,13 +96,6 @@ def _steps(
 
 
 @kernel
-def _faded(firsts: Array, logs: Array, state: int, step: int) -> float:
-    """The logarithm of the factor by which the steps before ``step`` multiply a state."""
-    stretch = stretch_of(firsts, step)
-    return logs[stretch, state] + (step - firsts[stretch]) * logs[stretch, 2 + state]  # type: ignore[no-any-return]
-
-
-@kernel
 def _fade(
     row: Array,
     mean: Array,
@@ -122,9 +114,7 @@ def _fade(
     at_once = last - step >= LONG
     if at_once:
         for state in range(2):
-            scalars[state] = math.exp(
-                _faded(firsts, logs, state, last + 1) - _faded(firsts, logs, state, step)
-            )
+            scalars[state] = faded(firsts, logs, state, step, last)
         for j in range(len(row)):
             mean[j] *= scalars[0]
             square[j] *= scalars[1]
@@ -153,6 +143,11 @@ def adam_scalars(hparams: Mapping[str, Any]) -> tuple[float, ...]:
 def adamw_scalars(hparams: Mapping[str, Any]) -> tuple[float, ...]:
     """The scalars of a step of AdamW; see :func:`adam`."""
     return hparams["lr"], *hparams["betas"], hparams["eps"], hparams["weight_decay"], 1.0
+
+
+def adam_factors(scalars: Array, dtype: Any) -> tuple[float, float]:
+    """By what a step multiplies both means where there is no gradient."""
+    return 1 - float(dtype(1 - scalars[1])), float(dtype(scalars[2]))
 
 
 @kernel

@@ -22,7 +22,7 @@ A kernel takes
 - ``last``: the last step to take;
 - the history: ``firsts``, int64[stretches], the first step of each stretch; ``past``,
   float64[stretches, WIDTH], its scalars; ``least`` and ``most``, float64[WIDTH], the least and the
-  greatest value that each scalar ever had; ``logs``, float64[stretches, 4], for Adam's two states.
+  greatest value that each scalar ever had; ``logs``, float64[stretches, 4], for states that fade.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table import deferred_adam
-from pserver.table.hparam_history import end_of, stretch_of
+from pserver.table.hparam_history import LONG, Factors, end_of, faded, stretch_of
 from pserver.table.kernels import Array, kernel
 from pserver.table.update_kernels import ftrl_solution, power, tiny_of
 from transpiler.ir.rules import ROW_RULES
@@ -53,11 +53,14 @@ class DeferredUpdate:
         kernel: takes missed steps, in place; see the module's docstring.
         scalars: (a step's hparams and flags) -> the kernel's scalars, in the kernel's order.
         decay: which of the scalars is weight decay; None: there is none.
+        factors: (a step's scalars, dtype) -> by what the step multiplies each of two states where
+            they only fade; None: none does.
     """
 
     kernel: Kernel
     scalars: Callable[[Hparams], Scalars]
     decay: int | None
+    factors: Factors | None
 
 
 DEFERRED_UPDATES: dict[str, DeferredUpdate] = {}
@@ -66,20 +69,26 @@ is imported: the kernels are here, but for Adam's, which this module enters."""
 
 
 def deferred_update(
-    rule: str, scalars: Callable[[Hparams], Scalars], decay: int | None = None
+    rule: str,
+    scalars: Callable[[Hparams], Scalars],
+    decay: int | None = None,
+    factors: Factors | None = None,
 ) -> Callable[[Kernel], Kernel]:
     """Makes the decorated kernel the deferred update of ``rule``; see :class:`DeferredUpdate`."""
     assert ROW_RULES[rule].untouched != "stay", f"{rule!r} moves no untouched row"
 
     def registered(kernel: Kernel) -> Kernel:
-        DEFERRED_UPDATES[rule] = DeferredUpdate(kernel, scalars, decay)
+        DEFERRED_UPDATES[rule] = DeferredUpdate(kernel, scalars, decay, factors)
         return kernel
 
     return registered
 
 
-deferred_update("adam", deferred_adam.adam_scalars, decay=4)(deferred_adam.adam)
-deferred_update("adamw", deferred_adam.adamw_scalars, decay=4)(deferred_adam.adam)
+for _rule, _scalars in (
+    ("adam", deferred_adam.adam_scalars),
+    ("adamw", deferred_adam.adamw_scalars),
+):
+    deferred_update(_rule, _scalars, 4, deferred_adam.adam_factors)(deferred_adam.adam)
 
 
 def _sgd(hparams: Hparams) -> Scalars:
@@ -143,7 +152,11 @@ def _momentum(hparams: Hparams) -> Scalars:
     return lr, momentum, gain, hparams["weight_decay"], hparams["nesterov"]
 
 
-@deferred_update("momentum", _momentum, decay=3)
+def _momentum_factors(scalars: Array, dtype: Any) -> tuple[float, float]:
+    return float(dtype(scalars[1])), 1.0
+
+
+@deferred_update("momentum", _momentum, 3, _momentum_factors)
 @kernel
 def momentum(
     rows: Array,
@@ -184,6 +197,12 @@ def momentum(
                 if not still:
                     _run_on(row, velocity, rate, keep, gain, decay, nesterov)
                     step += 1
+            if still and last - step >= LONG and least[1] > 0:
+                # at once: step by step it would be slow, most of all where numbers are denormal
+                scalars[0] = faded(firsts, logs, 0, step, last)
+                for j in range(len(row)):
+                    velocity[j] *= scalars[0]
+                break
             if step <= stop and keep != 0:  # no value moves any more
                 scalars[0] = past[stretch, 1] ** (stop + 1 - step)
                 for j in range(len(row)):

@@ -5,7 +5,8 @@ See [Note: deferred updates] in deferred_updates.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from pserver.table.kernels import Array, kernel
 
 WIDTH = 6  # scalars of a rule, at most
+LONG = 1024  # steps from which on what they do to a state is computed at once
 
 
 @kernel
@@ -34,6 +36,24 @@ def end_of(firsts: Array, stretch: int, last: int) -> int:
     return min(last, firsts[stretch + 1] - 1) if stretch + 1 < len(firsts) else last
 
 
+@kernel
+def faded(firsts: Array, logs: Array, state: int, step: int, last: int) -> float:
+    """The factor by which the steps from ``step`` to ``last`` multiply a state that only fades: the
+    first, 0, or the second, 1.
+    """
+    return math.exp(_log_of(firsts, logs, state, last + 1) - _log_of(firsts, logs, state, step))
+
+
+@kernel
+def _log_of(firsts: Array, logs: Array, state: int, step: int) -> float:
+    """The logarithm of the factor of the steps before ``step``."""
+    stretch = stretch_of(firsts, step)
+    return logs[stretch, state] + (step - firsts[stretch]) * logs[stretch, 2 + state]  # type: ignore[no-any-return]
+
+
+Factors = Callable[[Array, Any], tuple[float, float]]
+
+
 class HparamHistory:
     """The scalars of all steps that rows may still have to catch up with.
 
@@ -43,13 +63,20 @@ class HparamHistory:
     Args:
         widths: how many scalars each segment's rule has.
         decay: which of them is weight decay; None: it has none.
+        factors: (a step's scalars, dtype) -> by what such a step multiplies each of two states that
+            fade; None: none does.
         dtype: of the rows: what steps multiply with is rounded to it.
     """
 
     def __init__(
-        self, widths: Sequence[int], decay: Sequence[int | None], dtype: type[np.generic]
+        self,
+        widths: Sequence[int],
+        decay: Sequence[int | None],
+        factors: Sequence[Factors | None],
+        dtype: type[np.generic],
     ) -> None:
         self._dtype, self._widths, self._decay = dtype, tuple(widths), tuple(decay)
+        self._factors = tuple(factors)
         self._count = 0
         # each stretch's first step, and for each segment
         self._firsts = np.zeros(16, np.int64)
@@ -86,9 +113,9 @@ class HparamHistory:
             self._past[index][at] = line
             np.minimum(self._least[index], line, out=self._least[index])
             np.maximum(self._most[index], line, out=self._most[index])
-            factors = 1 - float(self._dtype(1 - line[1])), float(self._dtype(line[2]))
-            logs = self._logs[index]
-            logs[at, 2:] = np.log(np.clip(factors, 1e-300, None))
+            logs, factors = self._logs[index], self._factors[index]
+            if factors is not None:
+                logs[at, 2:] = np.log(np.clip(factors(line, self._dtype), 1e-300, None))
             if at:
                 logs[at, :2] = logs[at - 1, :2] + logs[at - 1, 2:] * (step - self._firsts[at - 1])
 

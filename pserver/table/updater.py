@@ -65,8 +65,10 @@ class RowUpdater:
 
     def _empty_history(self) -> HparamHistory:
         widths = [len(line) for line in self._rules.deferred_scalars(self._hparams)]
-        decay = [None if deferred is None else deferred.decay for deferred in self._rules.deferred]
-        return HparamHistory(widths, decay, self._rows.dtype)
+        deferred = self._rules.deferred
+        decay = [None if each is None else each.decay for each in deferred]
+        factors = [None if each is None else each.factors for each in deferred]
+        return HparamHistory(widths, decay, factors, self._rows.dtype)
 
     def _fill_template(self) -> None:
         """Has states of new rows begin with their initial values."""

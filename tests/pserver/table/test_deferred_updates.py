@@ -61,6 +61,34 @@ def test_thousands_of_missed_steps_are_made_up_for(name: str, scheduled: bool, d
     np.testing.assert_allclose(values_of(table), weight.numpy(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float64", 1e-11)])
+def test_a_velocity_that_moves_nothing_fades_as_torchs(dtype: str, tolerance: float, rests: bool):
+    """Over more than a thousand steps with momenta of their own; a step without a momentum leaves
+    it as it is.
+    """
+    rule = Rule("momentum", {"lr": 1e-20, "momentum": 0.999})
+    table = table_of({(0, DIM): rule}, dtype)
+    weight = torch.from_numpy(values_of(table))
+    optimizer = optimizer_of(rule, weight)
+    random = np.random.default_rng(1)
+    for step in range(1500):
+        ids = np.arange(ROWS) if step < 3 else np.arange(0)
+        rows = random.normal(size=(len(ids), DIM)).astype(dtype)
+        momentum = 0.0 if rests and step in (700, 701) else 0.999 + 0.0005 * np.cos(step)
+        optimizer.param_groups[0]["momentum"] = momentum
+        give(weight, rule, ids, rows)
+        optimizer.step()
+        table.update(ids, rows, [{"momentum": momentum}])
+    table.update(np.arange(ROWS), np.zeros((ROWS, DIM), dtype), [{"momentum": 0.0}])
+    chunk, _ = table.scan(0, ROWS)
+    order = np.argsort(chunk["ids"])
+    velocity = optimizer.state[weight]["momentum_buffer"].numpy()
+
+    np.testing.assert_allclose(chunk["state.momentum_buffer"][order], velocity, rtol=tolerance)
+    assert np.abs(velocity).max() > 0.1
+
+
 @pytest.mark.parametrize("name", ["adam", "momentum", "ftrl", "adagrad, all"])
 def test_a_history_ends(name: str, monkeypatch: pytest.MonkeyPatch):
     """Where every step has numbers of its own, those that no row needs any more are forgotten, and

@@ -12,6 +12,7 @@ import pytest
 
 from pserver.table import eviction, updater
 from pserver.table.counts import joint
+from pserver.table.deferred_adam import adam_factors
 from pserver.table.hparam_history import HparamHistory
 from pserver.table.index import KEYS, Index
 from pserver.table.sparse_table import SparseTable
@@ -154,7 +155,7 @@ def test_an_older_checkpoint_begins_the_turn_anew():
 def test_a_history_that_has_forgotten_is_as_one_that_was_loaded():
     """To the bit, the sums of logarithms among it: so rows catch up alike."""
     random = np.random.default_rng(3)
-    first, second = (HparamHistory([5], [4], np.float32) for _ in range(2))
+    first, second = (HparamHistory([5], [4], [adam_factors], np.float32) for _ in range(2))
     for step in range(1, 400):
         if random.random() < 0.7:
             line = random.uniform(0.1, 0.9, 5)
