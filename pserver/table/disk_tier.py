@@ -69,6 +69,7 @@ class ColdRows:
         self.path, owner = _claim(Path(tempfile.gettempdir()) if root is None else root)
         self._db = _opened(self.path)
         self._count = 0
+        self._all_changed = False  # since the last save, whatever the keys say
         self.close = weakref.finalize(self, _end, self._db, self.path, owner)
 
     def __len__(self) -> int:
@@ -129,15 +130,23 @@ class ColdRows:
 
     def changed(self, ids: Array) -> Array:
         """bool[n]: which of these records changed since the last save."""
+        if self._all_changed:
+            return np.ones(len(ids), np.bool_)
         found = self._db.get([_CHANGED + key for key in _keys(ids)]) if len(ids) else []
         return np.array([one is not None for one in found], bool)
 
+    def mark_all(self) -> None:
+        """Notes that all records change, now and until the next save."""
+        self._all_changed = True
+
     def mark_saved(self) -> None:
         """Begins anew to note which records change."""
+        self._all_changed = False
         self._db.delete_range(_CHANGED, _NEXT[_CHANGED])
 
     def clear(self) -> None:
         """Drops all records."""
+        self._all_changed = False
         self._db.delete_range(_CHANGED, _END)
         self._count = 0
 
@@ -154,7 +163,7 @@ class ColdRows:
         Returns:
             The records, and where to go on: -1 at the end.
         """
-        prefix = _CHANGED if changed_since_save else _ROW
+        prefix = self._prefix(changed_since_save)
         keys: list[bytes] = []
         records: list[bytes] = []
         after, last = -1, -1
@@ -166,7 +175,7 @@ class ColdRows:
             keys.append(_ROW + key[1:])
             records.append(record)
             last = place
-        return self._chunk(self._db.get(keys) if changed_since_save and keys else records), after
+        return self._chunk(self._db.get(keys) if prefix == _CHANGED and keys else records), after
 
     def within(self, begin: int, end: int, limit: int) -> Iterator[Chunk]:
         """The records of the ids whose keys are in [begin, end), see :meth:`Index.within`.
@@ -184,6 +193,10 @@ class ColdRows:
         while records := [record for _, record in itertools.islice(items, limit)]:
             yield self._chunk(records)
 
+    def _prefix(self, changed_since_save: bool) -> bytes:
+        """Of the keys that name all records, or those that have changed."""
+        return _CHANGED if changed_since_save and not self._all_changed else _ROW
+
     def _items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The keys in [begin, end), and what they hold, as at the moment of this call."""
         return itertools.takewhile(lambda item: item[0] < end, self._db.items(from_key=begin))
@@ -195,14 +208,14 @@ class ColdRows:
             limit: how many records at a time, at most.
             changed_since_save: only those that changed since the last save.
         """
-        prefix = _CHANGED if changed_since_save else _ROW
+        prefix = self._prefix(changed_since_save)
         # an iterator sees the moment at which it is made; that of a snapshot does not
         items, held = self._items(prefix, _NEXT[prefix]), self._db.snapshot()
 
         def chunks() -> Iterator[Chunk]:
             while some := list(itertools.islice(items, limit)):
                 yield self._chunk(
-                    [held[_ROW + key[1:]] if changed_since_save else own for key, own in some]
+                    [held[_ROW + key[1:]] if prefix == _CHANGED else own for key, own in some]
                 )
 
         return chunks()

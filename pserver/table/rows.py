@@ -216,6 +216,13 @@ class Rows:
         self.calls += 1
         return self.index.mark(ids, self.epoch, self.calls, self._prefetched(self.stored.columns))
 
+    def mark_all(self) -> None:
+        """Notes that all rows change."""
+        cursor = 0
+        while cursor >= 0:
+            slots, cursor = self.index.listed(cursor, BLOCK)
+            self.index.mark(self.index.ids.array[slots], self.epoch, self.calls)
+
     def make(self, ids: Array) -> Array:
         """Makes rows for ids that have none: their slots."""
         self.note_known(ids)

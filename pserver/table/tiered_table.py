@@ -243,6 +243,7 @@ class TieredTable(SparseTable):
         """Notes the step from which on records say what they have taken, where that is new."""
         if not tracked and self._rows.has("step"):
             self._tracked_from = step
+            self._cold.mark_all()
 
     def add(
         self, ids: Array, deltas: Array, statistics: Array | None = None, now: float = 0.0

@@ -115,6 +115,7 @@ class RowUpdater:
         if not self._rows.has("step"):
             self._rows.add_word("step")
             self._note_step(np.arange(self._rows.index.used), self.step)
+            self._rows.mark_all()  # what was saved of them does not say it
 
     def read(self, slots: Array, ids: Array, out: Array) -> None:
         """Copies the first columns of records, as many as ``out`` has, with all steps taken.

@@ -14,6 +14,7 @@ import pytest
 from pserver.checkpoint import checkpoint
 from pserver.table import tiered_table, updater
 from pserver.table.index import KEYS
+from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import TieredTable
 from tests.pserver.table.test_tiered_table import DIM, Story, pair, same, table, whole
 from tests.support.row_rules import RULES
@@ -44,8 +45,8 @@ class Scheduled(Story):
     def __init__(self, name: str, root: Path, **options: Any) -> None:
         self.rule = RULES[name]
         statistics = isinstance(options.get("entry"), ShowClickEntry)
-        by = [Rule("sgd", {"lr": 0.05}), self.rule]
-        super().__init__(pair(table(**options), by, root), statistics)
+        self.by = [Rule("sgd", {"lr": 0.05}), self.rule]
+        super().__init__(pair(table(**options), self.by, root), statistics)
 
     def go_on(self, steps: int, **others: float) -> None:
         for _ in range(steps):
@@ -63,6 +64,23 @@ class Scheduled(Story):
         assert all(mine[name] == theirs[name] for name in ("step", "history", "sweep", "swept"))
         assert len(mine["history"]) <= LONGEST
         assert self.tiered.counters()["cold"] > 4 * self.tiered.max_rows
+
+
+def saved(of: SparseTable, path: Path, base: Any = None) -> Any:
+    """Writes a checkpoint, of what has changed where there is a base."""
+    cut = of.cut(changed_since_save=base is not None)
+    with checkpoint.writing(path, base) as writer:
+        writer.chunks("emb", iter(lambda: cut.read(50), None))
+        committed = writer.commit({"table": json.loads(json.dumps(cut.metadata))})
+    cut.close()
+    return committed
+
+
+def load(into: SparseTable, path: Path) -> None:
+    reader = checkpoint.reading(path)
+    into.restore(reader.meta["table"])
+    for chunk in reader.chunks("emb"):
+        into.load(chunk)
 
 
 @pytest.mark.parametrize(
@@ -119,24 +137,36 @@ def test_a_chain_of_checkpoints_goes_on_as_the_table(name: str, tmp_path: Path) 
             story.go_on(5)
             assert story.plain.shrink(story.now, 0.3) == story.tiered.shrink(story.now, 0.3)
         assert story.plain.expire(story.now) == story.tiered.expire(story.now)
-        cut = story.tiered.cut(changed_since_save=part > 0)
-        metadata = json.loads(json.dumps(cut.metadata))
-        with checkpoint.writing(tmp_path / str(part), base) as writer:
-            writer.chunks("emb", iter(lambda cut=cut: cut.read(50), None))
-            base = writer.commit({})
-        cut.close()
+        base = saved(story.tiered, tmp_path / str(part), base)
         story.plain.mark_saved()
-    of, by = story.tiered.table, [Rule("sgd", {"lr": 0.05}), RULES[name]]
     story.tiered.close()
-    story.tiered = TieredTable(of, by, root=tmp_path / "disk")
-    story.tiered.restore(metadata)
-    for chunk in checkpoint.reading(tmp_path / str(part)).chunks("emb"):
-        story.tiered.load(chunk)
+    story.tiered = TieredTable(story.tiered.table, story.by, root=tmp_path / "disk")
+    load(story.tiered, tmp_path / "2")
     story.mark_saved()
     story.go_on(2 * PERIOD)
     story.check()
 
     assert min(story.tiered.counters()[what] for what in ("shrunk", "expired")) > 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_a_base_from_before_weights_decayed(name: str, tmp_path: Path) -> None:
+    """The delta says of every row which steps it has taken: in memory, and on disk."""
+    story = Scheduled(name, tmp_path / "disk")
+    story.go_on(40)
+    tables = {"plain": story.plain, "tiered": story.tiered}
+    bases = {kind: saved(each, tmp_path / f"{kind} base") for kind, each in tables.items()}
+    story.go_on(20)
+    story.go_on(10, weight_decay=0.1)
+    story.check()
+    for kind, each in tables.items():
+        saved(each, tmp_path / kind, bases[kind])
+        loaded = SparseTable(story.plain.table, story.by)
+        load(loaded, tmp_path / kind)
+        same(whole(loaded), whole(story.plain))
+        same(whole(loaded, materialized=True), whole(story.plain, materialized=True))
+    story.go_on(1, weight_decay=0.1)
+    story.check()
 
 
 def test_a_cut_holds_its_moment_while_rows_catch_up(
