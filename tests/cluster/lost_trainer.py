@@ -13,12 +13,24 @@ between steps    all that it has sent is applied
 finishing        it has taken all steps, and has told nobody that it has
 ===============  ==============================================================
 
-It prints "step N" for each step that was answered, and at its end "counted": for each trainer, what
-the elements of its columns say of its steps.
+In the mixed modes servers have rows, and the trainers average the gradients of the columns before
+they commit.  There the first two are:
+
+===============  ==============================================================
+sending          its rows have left, and the average is under way: the others
+                 have its count of gradients, and wait for these
+between commits  all have the average, and one server has the commit of the rows
+===============  ==============================================================
+
+It prints "step N" for each step that was answered.  At its end it says for each trainer how far the
+elements of its columns, and of its rows, have come: "columns 60.0 | 60.0 | 8.0".  A step of a
+trainer moves them by GRADIENT; where the members of a step have its mean, by GRADIENT divided by
+their number, which float32 has exactly.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -30,16 +42,19 @@ import torch
 from torch import nn
 
 from trainer import Constant, DistributedEmbedding, fleet, row_optimizers
+from trainer.collective.process_groups import ProcessGroups
 
 MODE, SIGNAL, PHASE = sys.argv[1:4]
 STEPS, FAULT_STEP = int(sys.argv[4]), int(sys.argv[5])
 ME = int(os.environ["TRAINER_ID"])
-TRAINERS, ROWS = 3, 400
-RATE = 0.5
+TRAINERS = 3
+ROWS = 6000  # so that each server has a slice of the columns
+RATE, GRADIENT = 0.5, 6.0
 JOINS, JOINED = os.environ["JOINS"] == "1", Path("joined")
 HOLD = 20  # the step before which all wait for another process
 PATIENCE = 60.0
 OUTER = {"type": "sgd", "lr": 1.0}
+LOST = {"lost_trainer": "wait" if JOINS else "go_on"}
 MODES: dict[str, dict[str, Any]] = {
     "async": {"send_queue_size": 1},
     "half_async": {"half_async": True},
@@ -47,7 +62,11 @@ MODES: dict[str, dict[str, Any]] = {
     "geo": {"k_steps": 1},
     "diloco": {"k_steps": 1, "outer_optimizer": OUTER},
     "tables": {"send_queue_size": 1},
+    "sync": LOST,
+    "mixed": {"modes": {"rows*": "sync", "*": "collective"}, **LOST},
+    "mixed_async": {"modes": {"rows*": "async", "*": "collective"}, "send_queue_size": 1, **LOST},
 }
+MIXED = MODE.startswith("mixed")
 
 
 class Net(nn.Module):
@@ -57,12 +76,12 @@ class Net(nn.Module):
         super().__init__()
         self.columns = nn.Linear(TRAINERS, ROWS, bias=False)
         self.rows = None
-        if MODE == "tables":
+        if MODE == "tables" or MIXED:
             optimizer = row_optimizers.SGD(lr=RATE)
             self.rows = DistributedEmbedding(TRAINERS, optimizer=optimizer, init=Constant(0.0))
 
     def forward(self, own: torch.Tensor) -> torch.Tensor:
-        """Adds one to each element of the columns that ``own`` names."""
+        """The sum of the elements that ``own`` names."""
         total: torch.Tensor = self.columns(own).sum()
         if self.rows is not None:
             total = total + (self.rows(torch.arange(ROWS)) * own).sum()
@@ -75,40 +94,49 @@ def strike(*arguments: Any, **named: Any) -> Any:
     os.kill(os.getpid(), signal.Signals[SIGNAL])
 
 
-def once(call: Any) -> Any:
-    """``call``, before which the signal comes for the first time."""
-    left = [True]
+def before(call: Any, number: int = 1) -> Any:
+    """``call``, before which the signal comes when it is called for this time."""
+    calls = itertools.count(1)
 
     def calling(*arguments: Any, **named: Any) -> Any:
-        if left.pop() if left else False:
+        if next(calls) == number:
             strike()
         return call(*arguments, **named)
 
     return calling
 
 
-def counted(model: Net) -> str:
-    """By trainer, the different numbers of steps that its elements say."""
-    with torch.no_grad():
-        columns = [model.columns.weight]
-        if model.rows is not None:
-            columns.append(model.rows(torch.arange(ROWS)))
-        whole = torch.cat(columns) / -RATE
-    found = [whole[:, trainer].unique().tolist() for trainer in range(TRAINERS)]
+def arm(communicator: Any) -> None:
+    """Lets the signal come in the next step, or before it."""
+    if PHASE == "sending" and MIXED:  # a sum of how many have gradients comes before theirs
+        ProcessGroups.begin = before(ProcessGroups.begin, 2)
+    elif PHASE == "sending":
+        communicator.close_step = before(communicator.close_step)
+    elif PHASE == "between commits":
+        channel = communicator.clients[1].channels[0]
+        channel.commit = before(channel.commit)
+    elif PHASE == "between steps":
+        strike()
+
+
+def moved(values: torch.Tensor) -> str:
+    """By trainer, the different distances that its elements have gone, in rates."""
+    found = [(values[:, trainer] / -RATE).unique().tolist() for trainer in range(TRAINERS)]
     return " | ".join(" ".join(map(str, each)) for each in found)
 
 
-def wait_for_joiner() -> None:
+def wait_for_joiner(communicator: Any) -> None:
     """Where another process is to join, those that are there do not end before it has."""
     end = time.monotonic() + PATIENCE
     while JOINS and not JOINED.exists() and time.monotonic() < end:
+        communicator.joint.attend()  # it may need what they average
         time.sleep(0.05)
 
 
 def main() -> None:
     """The whole job."""
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync, strategy.a_sync_configs = True, MODES[MODE]
+    strategy.a_sync, strategy.a_sync_configs = MODE != "sync", MODES[MODE]
     fleet.init(strategy=strategy)
     model = fleet.distributed_model(Net())
     nn.init.zeros_(model.columns.weight)
@@ -120,26 +148,24 @@ def main() -> None:
     print("begins at", optimizer.steps, flush=True)
     while optimizer.steps < STEPS:
         if optimizer.steps == HOLD and PHASE != "finishing":
-            wait_for_joiner()
+            wait_for_joiner(communicator)
         if SIGNAL and optimizer.steps == FAULT_STEP - 1:
-            if PHASE == "sending":
-                communicator.close_step = once(communicator.close_step)
-            elif PHASE == "between commits":
-                channel = communicator.clients[1].channels[0]
-                channel.commit = once(channel.commit)
-            elif PHASE == "between steps":
-                strike()
-        model(own).backward()
+            arm(communicator)
+        (model(own) * GRADIENT).backward()
         optimizer.step()
         optimizer.zero_grad()
         os.write(1, f"step {optimizer.steps}\n".encode())  # whole: another thread may strike
         time.sleep(0.02)  # what it computes
     if SIGNAL and PHASE == "finishing":
         strike()
-    wait_for_joiner()
+    wait_for_joiner(communicator)
     fleet.barrier_worker()  # the lost one is not waited for
-    communicator.pull()
-    print("counted", counted(model), flush=True)
+    if not MIXED:  # there the columns are the trainers'
+        communicator.pull()
+    with torch.no_grad():
+        print("columns", moved(model.columns.weight), flush=True)
+        if model.rows is not None:
+            print("rows", moved(model.rows(torch.arange(ROWS))), flush=True)
     fleet.finish()
 
 

@@ -1,10 +1,12 @@
 """What becomes of a job whose trainer is killed, paused, terminated, replaced or joins later, in
-every phase and mode in which steps need no trainer: ``make check-faults`` runs them all and writes
-docs/checks/trainer_faults.md.
+every phase, and in every mode in which a job outlives a trainer: ``make check-faults`` runs them
+all and writes docs/checks/trainer_faults.md.
 
 Two servers and three trainers are real processes.  Each trainer trains columns of its own, which
-are spread over both servers, with gradients of ones: so each element says how many steps of its
-trainer are in it.  The victim, trainer 2, sends the signal to itself.
+are spread over both servers, with the same gradient in each step: so each element says how many
+steps of its trainer are in it.  Where the members of a step have the mean of their gradients, the
+columns of those that are in every step say besides how many members the steps had.  The victim,
+trainer 2, sends the signal to itself.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ MARGIN = 12.0  # for a machine that others use too
 SCRIPT = str(Path(__file__).with_name("lost_trainer.py"))
 STEPS, FAULT_STEP = 30, 4  # of each trainer; in which one it happens
 VICTIM = 2
+ALONE, TWO, THREE = 6.0, 3.0, 2.0  # how far a step moves elements: the gradient, by its members
 
 # what happens: the signal, and whether another process takes the victim's place
 FAULTS = {
@@ -38,6 +41,14 @@ FAULTS = {
 }
 PHASES = ["sending", "between commits", "between steps", "finishing"]
 MODES = ["async", "half_async", "staleness", "geo", "diloco", "tables"]
+MODES += ["sync", "mixed", "mixed_async"]
+TOGETHER = {  # what moves by the mean of a step's members
+    "diloco": ["columns"],
+    "sync": ["columns"],
+    "mixed": ["columns", "rows"],
+    "mixed_async": ["columns"],
+}
+AWAIT = ["sync", "mixed", "mixed_async"]  # the others wait for who takes the victim's place
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -143,25 +154,73 @@ def test_the_job_goes_on_after(
     for server, _ in job.servers:
         assert server.status() == 0, f"{processes.all}"
 
-    last = max(finished, key=counted_at)  # it has seen all that is applied
-    counted = last.said(r"^counted (.*)$")[1].split(" | ")
-    each_number = [[float(value) for value in column.split()] for column in counted]
-    assert all(len(set(column)) == 1 for column in each_number), f"{processes.all}"
     if job.victim is not None:
         if done and not any(gone in line for line in job.servers[0][0].lines):
             status = 0
         assert_ended(job.victim, number, status)
         assert told < HEARTBEAT_TIMEOUT + MARGIN
-    if mode not in ("geo", "diloco"):  # which divide
-        assert_counted(job, each_number, later)
+    counts = counted(job, mode, later)
     pause = max(longest_pause(each) for each in job.others)
-    record_property("result", f"told {told:.1f} s, longest pause {pause:.1f} s")
+    seen = f"told {told:.1f} s, longest pause {pause:.1f} s"
+    record_property("result", seen + lost(job, phase, counts, later))
 
 
-def counted_at(trainer: Started) -> float:
-    """When it said what the parameters count."""
-    places = [n for n, line in enumerate(trainer.lines) if line.startswith("counted")]
-    return trainer.times[places[0]]
+def counted(job: Job, mode: str, later: Started | None) -> dict[str, list[float]]:
+    """In how many steps each trainer was, by what columns, and rows, say: just those that count."""
+    finished = [*job.others, *([later] if later is not None else [])]
+    last = max(finished, key=lambda each: said_at(each, "^columns"))  # has seen all that is applied
+    counts = dict[str, list[float]]()
+    for part, distances in moved(last).items():
+        if mode == "geo":
+            assert_divided(job, distances, later)
+            continue
+        if part in TOGETHER.get(mode, ()):
+            assert all(moved(each)[part] == distances for each in finished), f"{finished}"
+            counts[part] = of_members(distances)
+            if mode in AWAIT and job.victim is not None and later is not None:
+                assert counts[part][VICTIM] == STEPS, f"{job.victim}\n{later}"
+        else:
+            counts[part] = [distance / ALONE for distance in distances]
+        assert_counted(job, counts[part], later)
+    return counts
+
+
+def lost(job: Job, phase: str, counts: dict[str, list[float]], later: Started | None) -> str:
+    """What of the step that the victim was in does not count."""
+    under_way = answered(job.victim) + (phase in ("sending", "between commits"))
+    parts = [part for part, each in counts.items() if each[VICTIM] - answered(later) < under_way]
+    if job.victim is None or not parts:
+        return ""
+    again = later is not None and steps(later)[0][1] <= FAULT_STEP
+    what = "" if parts == [*counts] else f" of {parts[0]}"
+    return f", step {FAULT_STEP}{what} {'made again' if again else 'lost'}"
+
+
+def moved(trainer: Started) -> dict[str, list[float]]:
+    """How far columns, and rows, have come at a trainer's end, by trainer."""
+    found = dict[str, list[float]]()
+    for line in trainer.lines:
+        if match := re.match(r"(columns|rows) (.*)", line):
+            distances = [set(map(float, each.split())) for each in match[2].split(" | ")]
+            assert all(len(each) == 1 for each in distances), f"{trainer}"  # on all servers or none
+            found[match[1]] = [each.pop() for each in distances]
+    return found
+
+
+def of_members(distances: list[float]) -> list[float]:
+    """In how many steps each trainer was, where a step moves elements by the mean of its members.
+
+    The others are in all steps, so how far theirs have come says how many were of three.
+    """
+    three = (distances[0] - TWO * STEPS) / (THREE - TWO)
+    other = THREE * three + TWO * (STEPS - three)
+    assert distances == [other, other, THREE * three], distances
+    return [STEPS, STEPS, three]
+
+
+def answered(trainer: Started | None) -> int:
+    """How many of its steps were."""
+    return 0 if trainer is None else len(steps(trainer))
 
 
 def assert_ended(victim: Started, number: str, in_order: int) -> None:
@@ -178,15 +237,37 @@ def assert_ended(victim: Started, number: str, in_order: int) -> None:
         assert re.search("TrainerLost|ServerLost", "\n".join(victim.lines)), f"{victim}"
 
 
-def assert_counted(job: Job, columns: list[list[float]], later: Started | None) -> None:
+def assert_counted(job: Job, counts: list[float], later: Started | None) -> None:
     """Steps that were answered are in the values; of the victim's at most one more, which it had
     sent whole, and none that came after its loss.
     """
-    for trainer, column in zip(job.others, columns, strict=False):
-        assert column[0] == len(steps(trainer)), f"{trainer}"
-    first = 0 if job.victim is None else len(steps(job.victim))
-    more = 0 if later is None else len(steps(later))
-    assert first + more <= columns[VICTIM][0] <= first + more + 1, f"{job.victim}\n{later}"
+    for trainer, count in zip(job.others, counts, strict=False):
+        assert count == answered(trainer), f"{trainer}"
+    most = answered(job.victim) + (job.victim is not None)
+    more = counts[VICTIM] - answered(later)
+    assert answered(job.victim) <= more <= most, f"{job.victim}\n{later}"
+
+
+def assert_divided(job: Job, distances: list[float], later: Started | None) -> None:
+    """Of a geo trainer's steps at least a third is in the values, and of the victim's no more than
+    what it had sent; the script does not wait for the answers.
+    """
+    for trainer, distance in zip(job.others, distances, strict=False):
+        assert THREE * STEPS <= distance <= ALONE * STEPS, f"{trainer}"
+    sent = thirds(answered(job.victim) + (job.victim is not None)) + thirds(answered(later))
+    least = THREE * answered(later)
+    assert least <= distances[VICTIM] <= sent + 1e-3, f"{job.victim}\n{later}"
+
+
+def thirds(count: int) -> float:
+    """How far so many steps of a geo trainer move elements at most: each one sends a third of what
+    has not been sent yet.
+    """
+    total = kept = 0.0
+    for _ in range(count):
+        part = (kept + ALONE) / 3
+        total, kept = total + part, kept + ALONE - part
+    return total
 
 
 def longest_pause(trainer: Started) -> float:
