@@ -34,7 +34,6 @@ from pserver.table.memory import Memory
 from pserver.table.sparse_table import SparseTable
 from pserver.transport.codec import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
-from trainer.communicator.roll import Roll
 from trainer.communicator.written_tables import initial_of
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import ShowClickEntry, Table
@@ -57,8 +56,6 @@ class GeoRows:
         pull: gives rows as the servers hold them.
         wait_for_replies: returns when all messages that have left are answered.
         read: gives all rows that the servers hold; None: they are too many.
-        roll: the number of trainers there are, by which a change is divided before it leaves; None:
-            it leaves whole.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class GeoRows:
         pull: Pull,
         wait_for_replies: Callable[[], None],
         read: Callable[[], Rows | None],
-        roll: Roll | None = None,
     ) -> None:
         self._table, self._read_served = table, read
         rules = rules_of(table, plan.groups)
@@ -98,7 +94,6 @@ class GeoRows:
         self._restarted = 0  # rows last asked for up to this window are the servers' again
         self._trained: list[Array] = []  # slots, step by step, each once in this window
         self._counted: list[RowGradient] = []  # statistics, step by step, of this window
-        self._roll = roll
         self._counts = isinstance(table.entry, ShowClickEntry)
         self._dim, self._dtype = table.dim, DTYPES[table.computes_in]
         self._pull = pull
@@ -270,18 +265,19 @@ class GeoRows:
                     self._counted.append(RowGradient(ids, *nothing))
         return found
 
-    def end_window(self) -> RowGradient:
+    def end_window(self, trainers: int = 1) -> RowGradient:
         """Ends the window.
 
+        Args:
+            trainers: by which changes are divided.
+
         Returns:
-            The changes of the rows that were trained in it, divided by the number of trainers.
+            The changes of the rows that were trained in it, so divided.
         """
         slots = np.concatenate([np.empty(0, np.int64), *self._trained])
         ids = self._slots.ids.array[slots]
         known = self._known.array[slots]
-        delta = (self._rows(ids) - torch.from_numpy(known)).div_(
-            1 if self._roll is None else self._roll.count
-        )
+        delta = (self._rows(ids) - torch.from_numpy(known)).div_(trainers)
         self._known.array[slots] = known + delta.numpy()
         statistics = torch.empty(0, 2) if self._counts else None
         if self._counted:

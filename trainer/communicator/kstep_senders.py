@@ -317,15 +317,16 @@ class GeoSender(KStepSender):
         """Sends what has changed since the last message."""
         steps, self._taken = self._taken, 0
         self._left += 1
+        trainers = self._roll.count  # once: a heartbeat may change it in the middle
         changed: Tensors = {}
         for name in self._slices.names:
             delta = torch.sub(
                 self._slices.read(name), self._known[name], out=self._buffers.take(name)
-            ).div_(self._roll.count)
+            ).div_(trainers)
             self._known[name].add_(delta)
             changed[name] = delta
         reply: Future[Reply] = Future()
-        tables = {name: rows.end_window() for name, rows in self.tables.items()}
+        tables = {name: rows.end_window(trainers) for name, rows in self.tables.items()}
         leases = self.consumed.take()
         self._messages.put(
             (

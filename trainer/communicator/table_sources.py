@@ -41,7 +41,7 @@ class TableSources:
         drain: Callable[[], None],
     ) -> None:
         self._plan, self._lookups, self._lanes = plan, lookups, lanes
-        self._clients, self._roll = clients, roll
+        self._clients = clients
         self._written = WrittenTables(plan, lookups, roll, drain, self._count)
         for index, lane in enumerate(lanes):
             if isinstance(lane, SyncSender):
@@ -57,9 +57,7 @@ class TableSources:
         if isinstance(lane, DiLoCoSender):
             lane.tables[name] = DiLoCoRows(table, self._plan, pull, read)
         else:
-            lane.tables[name] = GeoRows(
-                table, self._plan, pull, lane.wait_for_replies, read, self._roll
-            )
+            lane.tables[name] = GeoRows(table, self._plan, pull, lane.wait_for_replies, read)
         return lane.tables[name]
 
     def _count(self, name: str) -> int:
