@@ -99,6 +99,8 @@ class PServerRuntime:
 
     def kernels_of(self, program: Program) -> Mapping[str, Kernel]:
         """The kernels of one program's communication ops."""
+        if program.storage is not None:
+            self._share(program.storage)
         return {
             **({} if self._tables is None else self._tables.kernels()),
             "send": partial(self._send, program),
@@ -114,6 +116,18 @@ class PServerRuntime:
             CHECK: self._check_finite,
             UPDATE: self._update_scale,
         }
+
+    def _share(self, storage: Storage) -> None:
+        """Programs that were loaded one by one hold values of their own: from here on theirs are
+        those of the first one, which the communicator sends and receives.
+        """
+        if self.trains(storage) or storage.optimizer is not None:
+            return
+        for name, tensor in storage.tensors.items():
+            if name in self._tensors:
+                tensor.data = self._tensors[name].data
+        storage.steps = self._storages[0].steps
+        self._storages = (*self._storages, storage)
 
     @property
     def communicator(self) -> Communicator:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.support.eager_jobs import Servers
+from tests.support.eager_modes import strategy_of
 from tests.support.optimizers import OPTIMIZERS
 from trainer import DistributedEmbedding, Executor
 from transpiler import DistributeTranspiler, Program, capture
@@ -150,3 +151,29 @@ def test_states_of_rows_are_not_left_out_in_silence(tmp_path: Path, ours: bool) 
 
     with pytest.raises(ValueError, match="its rows have been trained since it was loaded"):
         loaded.save(tmp_path / "again")
+
+
+def test_programs_of_one_trainer_share_their_values_when_they_are_loaded(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Their files are two: what the main program changes in a k-step mode reaches the servers."""
+    main, startup = captured("sgd")
+    transpiler, strategy = DistributeTranspiler(), strategy_of(k_steps=1)
+    transpiler.transpile(0, main, servers(1), 1, startup_program=startup, strategy=strategy)
+    programs = []
+    for program in (transpiler.get_startup_program(), transpiler.get_trainer_program()):
+        program.save(tmp_path / "saved")
+        programs.append(Program.load(tmp_path / "saved"))
+    before = values(programs[1])
+    with Executor() as executor:
+        executor.run(programs[0])
+        for batch in batches(3):
+            executor.run(programs[1], feed=list(batch))
+        executor.flush()
+        served = executor._runtimes[0].communicator.served()
+
+        assert executor.steps(programs[1]) == 3
+    after = values(programs[1])
+    assert served.keys() == before.keys() == after.keys()
+    for name, value in after.items():
+        assert torch.equal(served[name], value) and not torch.equal(before[name], value), name
