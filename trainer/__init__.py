@@ -51,7 +51,7 @@ sync               ``communicator.SyncSender``                    servers, once 
 async, half-async  ``communicator.AsyncSender``, with a queue     servers, for each message
 geo, diloco        ``communicator.GeoSender``, ``DiLoCoSender``   this trainer; every k steps its
 (k-step)                                                          changes go to the servers
-collective beside  ``collective.DenseAllreduce``                  this trainer
+collective beside  ``collective.DenseSteps``                      this trainer
 servers (mixed)
 collective         ``collective.DataParallel``, by                this trainer, with
                    ``job.CollectiveJob``                          ``job.CollectiveOptimizer``

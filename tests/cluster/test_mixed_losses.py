@@ -1,5 +1,5 @@
 """Trainers of mixed jobs that are lost: rows are on servers, and the trainers average the gradients
-of a dense layer among themselves.
+of a dense layer among themselves; each with ``fleet``, and as programs.
 
 The rate is a power of two, and trainer 0's gradients are ones, trainer 1's threes.  So a step of
 both moves every element of the dense layer by twice the rate, and a step of trainer 0 alone by the
@@ -26,10 +26,10 @@ RATE = 0.5
 SCRIPT = f"""
 import os, signal, sys
 import torch
-from trainer import Constant, DistributedEmbedding, fleet, row_optimizers
-from transpiler import DistributedStrategy
+from trainer import Constant, DistributedEmbedding, Executor, fleet, row_optimizers
+from transpiler import DistributedStrategy, DistributeTranspiler, capture
 
-mode, policy, where = sys.argv[1:4]
+kind, mode, policy, where = sys.argv[1:]
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -45,19 +45,58 @@ strategy = DistributedStrategy()
 strategy.a_sync_configs = {{"modes": {{"rows*": mode, "*": "collective"}}, "lost_trainer": policy}}
 if mode == "async":  # each step waits for its own result
     strategy.a_sync_configs = {{**strategy.a_sync_configs, "send_queue_size": 1}}
-fleet.init(strategy=strategy)
-model = fleet.distributed_model(Net())
+model, me = Net(), int(os.environ["TRAINER_ID"])
 torch.nn.init.zeros_(model.dense.weight)
 sgd = torch.optim.SGD(model.parameters(), lr={RATE} / 2, momentum=0.5)
-optimizer = fleet.distributed_optimizer(sgd)
-me, communicator = fleet.worker_index(), optimizer.communicator
-print("begins at", optimizer.steps, flush=True)
+ids, factor = torch.arange(50), torch.tensor(2.0 * me + 1)
+
+class Eager:
+    def __init__(self):
+        fleet.init(strategy=strategy)
+        self.model = fleet.distributed_model(model)
+        self.optimizer = fleet.distributed_optimizer(sgd)
+        self.communicator = self.optimizer.communicator
+        self.meet, self.finish = fleet.barrier_worker, fleet.finish
+
+    def steps(self):
+        return self.optimizer.steps
+
+    def step(self):
+        (self.model(ids) * factor).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+class Programs:
+    def __init__(self):
+        forward = lambda model, ids, factor: model(ids) * factor
+        main, startup = capture(model, forward, sgd, (ids, factor))
+        job = DistributeTranspiler()
+        servers = os.environ["PSERVER_ENDPOINTS"]
+        job.transpile(me, main, servers, 2, startup_program=startup, strategy=strategy)
+        self.program, self.executor = job.get_trainer_program(), Executor()
+        self.executor.run(job.get_startup_program())
+        self.communicator = self.executor.connection_of(self.program.storage)
+        self.finish = self.executor.close
+
+    def steps(self):
+        return self.executor.steps(self.program)
+
+    def step(self):
+        self.executor.run(self.program, feed=(ids, factor))
+
+    def meet(self):
+        self.communicator.barrier("the end")
+        self.executor.flush()
+
+job = Programs() if kind == "program" else Eager()
+communicator = job.communicator
+print("begins at", job.steps(), flush=True)
 
 def kill(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
-while optimizer.steps < {STEPS}:
-    if optimizer.steps == {FAULT_STEP - 1} and me == 1:
+while job.steps() < {STEPS}:
+    if job.steps() == {FAULT_STEP - 1} and me == 1:
         if where == "average":  # the others are in it, or come to it
             communicator.dense_allreduce.average = kill
         elif where == "commit":  # in sync mode all have the average
@@ -68,14 +107,12 @@ while optimizer.steps < {STEPS}:
             communicator.lanes[0].finish = kill
         elif where == "preempted":
             os.kill(os.getpid(), signal.SIGTERM)
-    (model(torch.arange(50)) * (2 * me + 1)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-fleet.barrier_worker()  # the others' last steps are applied
-rows = model.rows(torch.arange(50)).detach()
+    job.step()
+job.meet()  # the others' last steps are applied
+rows = model.rows(ids).detach()
 print("rows", (-rows / {RATE}).unique().tolist(), flush=True)
 print("dense", model.dense.weight.unique().tolist(), flush=True)
-fleet.finish()
+job.finish()
 print("finished", flush=True)
 """
 
@@ -114,31 +151,37 @@ def in_step(where: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mode", "where"),
+    ("kind", "mode", "where"),
     [
-        RARE("sync", "average"),
-        ("sync", "commit"),
-        RARE("sync", "between"),
-        RARE("sync", "after"),
-        ("async", "average"),
-        RARE("async", "after"),
+        RARE("eager", "sync", "average"),
+        ("eager", "sync", "commit"),
+        RARE("eager", "sync", "between"),
+        RARE("eager", "sync", "after"),
+        ("eager", "async", "average"),
+        RARE("eager", "async", "after"),
+        RARE("program", "sync", "average"),
+        ("program", "sync", "commit"),
+        RARE("program", "sync", "between"),
+        RARE("program", "sync", "after"),
+        RARE("program", "async", "average"),
+        RARE("program", "async", "after"),
     ],
 )
 def test_another_process_takes_the_place_and_every_step_has_both(
-    processes: Processes, script: str, mode: str, where: str
+    processes: Processes, script: str, kind: str, mode: str, where: str
 ) -> None:
     """The others wait; the new one has the dense layer and what its optimizer keeps of it.  So all
     ends as without a loss, to the bit, on both.
     """
     servers = processes.servers(2, DEADLINE, "--once")
     endpoints = [endpoint for _, endpoint in servers]
-    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, "wait", where)
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, kind, mode, "wait", where)
 
     assert killed.status() == -signal.SIGKILL
     servers[0][0].said("another process may take its place")
     another = processes.python(
         "another",
-        *(script, mode, "wait", "never"),
+        *(script, kind, mode, "wait", "never"),
         TRAINING_ROLE="TRAINER",
         TRAINERS="2",
         TRAINER_ID="1",
@@ -159,26 +202,33 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 
 @pytest.mark.observes("a_sync_configs.lost_trainer")
 @pytest.mark.parametrize(
-    ("mode", "policy", "where"),
+    ("kind", "mode", "policy", "where"),
     [
-        RARE("sync", "go_on", "average"),
-        ("sync", "go_on", "commit"),
-        RARE("sync", "go_on", "between"),
-        RARE("sync", "go_on", "after"),
-        RARE("sync", "wait", "commit"),
-        RARE("async", "go_on", "average"),
-        RARE("async", "wait", "after"),
+        RARE("eager", "sync", "go_on", "average"),
+        ("eager", "sync", "go_on", "commit"),
+        RARE("eager", "sync", "go_on", "between"),
+        RARE("eager", "sync", "go_on", "after"),
+        RARE("eager", "sync", "wait", "commit"),
+        RARE("eager", "async", "go_on", "average"),
+        RARE("eager", "async", "wait", "after"),
+        RARE("program", "sync", "go_on", "average"),
+        RARE("program", "sync", "go_on", "commit"),
+        ("program", "sync", "go_on", "between"),
+        RARE("program", "sync", "go_on", "after"),
+        RARE("program", "sync", "wait", "commit"),
+        RARE("program", "async", "go_on", "average"),
+        RARE("program", "async", "wait", "after"),
     ],
 )
 def test_the_others_go_on_without_it_when_nobody_comes(
-    processes: Processes, script: str, mode: str, policy: str, where: str
+    processes: Processes, script: str, kind: str, mode: str, policy: str, where: str
 ) -> None:
     """Under "wait" after the start timeout.  The dense layer is that of one process which averages
     over the trainers that were there; in sync mode rows have the same trainers in each step.
     """
     servers = processes.servers(2, DEADLINE, "--once", "--start-timeout", "15")
     endpoints = [endpoint for _, endpoint in servers]
-    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, policy, where)
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, kind, mode, policy, where)
 
     assert killed.status() == -signal.SIGKILL
     both = in_step(where)
@@ -191,13 +241,17 @@ def test_the_others_go_on_without_it_when_nobody_comes(
     assert waited == (policy == "wait"), servers[0][0]
 
 
-def test_what_counts_in_the_average_only_is_said(processes: Processes, script: str) -> None:
+@pytest.mark.parametrize("kind", ["eager", RARE("program")])
+def test_what_counts_in_the_average_only_is_said(
+    processes: Processes, script: str, kind: str
+) -> None:
     """An async trainer that dies with the average, before its commit: the others have its part in
     the average, most likely, and no server has its rows.
     """
     servers = processes.servers(2, DEADLINE, "--once")
     endpoints = [endpoint for _, endpoint in servers]
-    other, killed = processes.trainers(2, endpoints, DEADLINE, script, "async", "go_on", "commit")
+    how = (script, kind, "async", "go_on", "commit")
+    other, killed = processes.trainers(2, endpoints, DEADLINE, *how)
 
     assert killed.status() == -signal.SIGKILL
     assert ended(other, "rows") == str([float(STEPS + 3 * (FAULT_STEP - 1))]), other
@@ -207,28 +261,34 @@ def test_what_counts_in_the_average_only_is_said(processes: Processes, script: s
     assert len(said) == averaged and all("1 steps of trainer 1" in line for line in said), servers
 
 
+@pytest.mark.parametrize("kind", ["eager", "program"])
 @pytest.mark.parametrize("mode", [RARE("sync"), RARE("async")])
 def test_the_job_stops_where_the_strategy_says_so(
-    processes: Processes, script: str, mode: str
+    processes: Processes, script: str, kind: str, mode: str
 ) -> None:
     """The other trainer gets TrainerLost."""
     servers = processes.servers(2, DEADLINE, "--once")
     endpoints = [endpoint for _, endpoint in servers]
-    other, killed = processes.trainers(2, endpoints, DEADLINE, script, mode, "stop", "after")
+    other, killed = processes.trainers(2, endpoints, DEADLINE, script, kind, mode, "stop", "after")
 
     assert killed.status() == -signal.SIGKILL
     assert other.status() == 1 and "TrainerLost" in "\n".join(other.lines), f"{other}"
 
 
-@pytest.mark.parametrize("mode", ["async", RARE("sync")])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("eager", "async"), RARE("eager", "sync"), RARE("program", "async"), ("program", "sync")],
+)
 def test_a_trainer_that_is_preempted_ends_its_step_and_leaves(
-    processes: Processes, script: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    processes: Processes, script: str, kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a grace period; the other one averages by itself from the next step on."""
     monkeypatch.setenv("PSERVER_GRACE", "30")
     servers = processes.servers(2, DEADLINE, "--once")
     endpoints = [endpoint for _, endpoint in servers]
-    other, left = processes.trainers(2, endpoints, DEADLINE, script, mode, "wait", "preempted")
+    other, left = processes.trainers(
+        2, endpoints, DEADLINE, script, kind, mode, "wait", "preempted"
+    )
 
     assert left.status() == 143, left
     left.said(f"trainer 1 was preempted after step {FAULT_STEP}")

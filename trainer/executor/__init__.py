@@ -11,6 +11,7 @@ In reading order::
     feed, fetch          what goes in and comes out, checked
     devices              the device of an Executor
     pserver_runtime      kernels of send, recv and barriers, over a communicator
+    program_averages     kernels of what trainers average among themselves, beside servers
     collective_runtime   kernels of all-reduce and broadcast, over rings of trainers
     checkpoint_warning   of programs, which do not save by themselves
     table_handle         the value of a table's variable
@@ -21,6 +22,6 @@ In reading order::
     program_values       values of variables by name: from files, into programs, as bytes
     inference_model      a forward program and its values as one file
 
-This room imports ``communicator``, ``collective``, ``embedding`` and ``checkpoint``; ``trainer``'s
-root imports it.
+This room imports ``communicator``, ``collective``, ``embedding``, ``gradients`` and ``checkpoint``;
+``trainer``'s root imports it.
 """

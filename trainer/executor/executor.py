@@ -171,7 +171,7 @@ class Executor(DatasetRuns):
             program.storage.steps += 1
         if loaded.trains and loaded.complete:
             for runtime in self._runtimes:
-                runtime.communicator.end_if_asked()
+                runtime.end_step()
         return found
 
     def flush(self) -> None:

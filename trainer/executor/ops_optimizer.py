@@ -14,7 +14,7 @@ from transpiler.ir.updates import group_of, optimizer_ops, parameter_of, rules_o
 from transpiler.program import Program
 
 
-class _States(MutableMapping[Tensor, dict[str, Tensor]]):
+class StoredStates(MutableMapping[Tensor, dict[str, Tensor]]):
     """The storage's states by parameter.
 
     Each dict is changed in place: what runs the program's ops goes on with the same one.
@@ -75,7 +75,7 @@ class OpsOptimizer:
             }
             for index, rule in enumerate(rules_of_ops(program.main, None))
         ]
-        self.state = _States(storage)
+        self.state = StoredStates(storage)
 
     def state_dict(self) -> dict[str, Any]:
         """Groups and states, as torch's optimizers give them."""

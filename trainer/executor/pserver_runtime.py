@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pserver.client.channel import Hparams
-from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.communicator.tracing import TRACING, meeting_of
 from trainer.environment.connection import Connection
 from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from trainer.executor.compressed_gradients import CompressedGradients
+from trainer.executor.program_averages import ProgramAverages
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Storage, refs
 from transpiler.ir.rules import ROW_RULES, Hparam, is_dense, rule_of
@@ -83,6 +83,10 @@ class PServerRuntime:
         self._started = False
         plan = program.deployment.plan
         self._compressed = CompressedGradients(plan, self._live, lambda: self.communicator.step)
+        self._averages: ProgramAverages | None = None
+        if plan.averaged:  # those of one program
+            self._averages = ProgramAverages(plan, storage, lambda: self.communicator)
+        self._committed = 0  # trainers in the last step that all trainers were to take
         self._overflow = False  # whether this trainer's gradients of this step are not finite
         self._refused = False  # whether some trainer's of the last finished step were not
 
@@ -103,6 +107,11 @@ class PServerRuntime:
             self._share(program.storage)
         return {
             **({} if self._tables is None else self._tables.kernels()),
+            **(
+                {}
+                if self._averages is None
+                else self._averages.kernels_of(program, lambda: self._committed)
+            ),
             "send": partial(self._send, program),
             "dgc": self._compressed.kernel,
             "send_barrier": partial(self._send_barrier, _lanes(program)),
@@ -111,8 +120,6 @@ class PServerRuntime:
             if is_evaluation(program)
             else partial(self._fetch_barrier, program.storage),
             "concat": self._concat,
-            "c_allreduce_sum": lambda op, x, **_: x,  # which c_sync_comm_stream sums
-            "c_sync_comm_stream": self._sum,
             CHECK: self._check_finite,
             UPDATE: self._update_scale,
         }
@@ -137,9 +144,8 @@ class PServerRuntime:
             self._started = True
             if self._communicator.step:
                 self._go_on()
-            self._communicator.dense_allreduce = dense_allreduce_of(
-                self._communicator.plan, self._communicator.clients, self._communicator.trainer_id
-            )
+            if self._averages is not None:
+                self._averages.connect(self._communicator)
             if self._tables is not None:
                 self._tables.connect(self._communicator)
             trainer = self._communicator.trainer_id
@@ -156,6 +162,16 @@ class PServerRuntime:
         lanes = self._deployment.plan.lanes
         if self._started and any(lane.independent_recv_thread for lane in lanes):
             self.communicator.refresh()
+
+    def end_step(self) -> None:
+        """A step has ended, and is counted: leaves, where SIGTERM has come in a grace period.
+
+        Raises:
+            SystemExit: it has left.
+        """
+        if self._averages is not None:
+            self._averages.counted()
+        self.communicator.end_if_asked()
 
     def flush(self) -> None:
         """Waits until everything sent has been applied, and receives the servers' parameters."""
@@ -293,7 +309,7 @@ class PServerRuntime:
         """Finishes the step of a program with this storage."""
         reply = self.communicator.finish_step()
         if reply is not None:
-            self._refused = reply.overflow
+            self._refused, self._committed = reply.overflow, reply.committed
             self._compressed.end(applied=not reply.overflow)
             _mark_stepped(storage)
 
@@ -305,12 +321,6 @@ class PServerRuntime:
     def _update_scale(self, op: Op, found_infinite: torch.Tensor, **arguments: Any) -> Any:
         """By what all trainers of the step have found, where they take it together."""
         return update_loss_scaling(op, found_infinite | self._refused, **arguments)
-
-    def _sum(self, op: Op, x: Sequence[torch.Tensor], **_: Any) -> Any:
-        allreduce = self.communicator.dense_allreduce
-        assert isinstance(allreduce, DenseAllreduce), "the plan has gradients that trainers average"
-        totals = allreduce.total(x)
-        return totals[0] if len(totals) == 1 else totals  # as generated code takes results
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return self._tensors[op.outputs[0]]

@@ -4,6 +4,8 @@ In reading order::
 
     division.py         which gradients this process applies, and which the servers
     overflow.py         GradScaler's scale, and an overflow on another trainer
+    averaged_values.py  what trainers step by themselves, beside servers
+    dense_means.py      who averages the gradients of these
     averaged_step.py    what trainers average of a step, beside servers
     gradient_merge.py   those of several steps make one update
     overlap.py          gradients leave while backward runs

@@ -16,7 +16,7 @@ decided by itself: of the last step of one that dies the average may count, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -49,12 +49,12 @@ class Stepped(Protocol):
 
 
 class AveragedStep:
-    """One step of an optimizer, as far as the trainers average it among themselves.
+    """One step of some parameters, as far as the trainers average it among themselves.
 
     Args:
-        optimizer: whose step it is.
+        trained: gives the parameters, by name.
+        lanes: of the plan, that take such steps.
         communicator: to the servers.
-        step_here: steps the parameters of these gradients.
 
     Attributes:
         due: whether the trainers average anything.
@@ -64,18 +64,16 @@ class AveragedStep:
 
     def __init__(
         self,
-        optimizer: Stepped,
+        trained: Callable[[], Mapping[str, Tensor]],
+        lanes: Iterable[int],
         communicator: Communicator,
-        step_here: Callable[[Gradients], None],
     ) -> None:
-        self._optimizer, self._step_here = optimizer, step_here
-        self._plan, lanes = communicator.plan, communicator.plan.lanes
+        self._trained, self._plan = trained, communicator.plan
         self._among = communicator.dense_allreduce
         self.due = bool(self._plan.averaged) and self._among is not None
         self.first = self.due and isinstance(self._among, DenseSteps)
-        self.decided = self.first and any(
-            lanes[lane].kind.merges_gradients for lane in optimizer.lanes
-        )
+        kinds = (self._plan.lanes[lane].kind for lane in lanes)
+        self.decided = self.first and any(kind.merges_gradients for kind in kinds)
 
     @property
     def answers(self) -> bool:
@@ -86,8 +84,8 @@ class AveragedStep:
 
     def average(self, gradients: Gradients, overflow: bool) -> GradientMeans:
         """The mean gradients over the trainers."""
-        names, mine = self._plan.averaged, self._optimizer.trained()
-        parameters = [mine[name] for name in names if name in mine]
+        mine = self._trained()
+        parameters = [mine[name] for name in self._plan.averaged if name in mine]
         own = {p: gradients[p] for p in parameters if p in gradients}
         began = now() if SPANS.on else 0.0
         assert self._among is not None, "they average something"
@@ -96,17 +94,18 @@ class AveragedStep:
             SPANS.add("all-reduce", began, now())
         return means
 
-    def apply(self, means: GradientMeans) -> bool:
-        """Steps these parameters; gives whether the step overflowed."""
-        found = means.land()
-        if found and not means.overflow:
-            self._step_here({p: p.grad for p in found if p.grad is not None})
-        return means.overflow
-
-    def settle(self, committed: int) -> bool:
-        """Applies what counts with so many trainers in the step; gives whether it overflowed."""
+    def settle(self, committed: int) -> GradientMeans:
+        """What counts with so many trainers in the step, which the servers have decided."""
         assert isinstance(self._among, DenseSteps), "servers decide the step"
-        return self.apply(self._among.settle(committed))
+        return self._among.settle(committed)
+
+
+def _applied(means: GradientMeans, step_here: Callable[[Gradients], None]) -> bool:
+    """Steps the parameters by their means; gives whether the step overflowed."""
+    found = means.land()
+    if found and not means.overflow:
+        step_here({p: p.grad for p in found if p.grad is not None})
+    return means.overflow
 
 
 def close_and_finish(
@@ -127,21 +126,21 @@ def close_and_finish(
     Returns:
         Whether the step overflowed on some trainer, and was nobody's.
     """
-    step = AveragedStep(optimizer, communicator, step_here)
+    step = AveragedStep(optimizer.trained, optimizer.lanes, communicator)
     means = step.average(gradients(), overflow) if step.first else None
     if means is not None and step.decided:
         overflow = means.overflow
     communicator.close_step(optimizer.hparams(), overflow, optimizer.lanes)
     early = step.due and not step.decided
     if early:
-        overflow = step.apply(means or step.average(gradients(), overflow))
+        overflow = _applied(means or step.average(gradients(), overflow), step_here)
         optimizer.steps += 0 if overflow else 1  # a process that comes now is told so
     communicator.position.quiet = not step.answers
     done = communicator.finish_step()  # None: the trainers average all of its gradients
     communicator.position.quiet = False
     if step.decided:
         assert done is not None, "a lane whose steps need all trainers"
-        overflow = step.settle(done.committed)
+        overflow = _applied(step.settle(done.committed), step_here)
     overflow = overflow or (done is not None and done.overflow)
     if not early:
         optimizer.steps += 0 if overflow else 1

@@ -7,7 +7,6 @@ In reading order::
                      what a job's optimizers must have alike
     searched_mode    the update mode that `pserver plan --search` has found
     arrival          a trainer that has not joined yet
-    averaged_values  what the trainers of a mixed job step by themselves
     met_trainers     what trainers beside servers do among themselves: averages, batch norms
     lockstep_batches a trainer's batches, up to the first that some trainer lacks
     averaged_gradients

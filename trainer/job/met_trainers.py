@@ -4,25 +4,17 @@ of batch norms.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Sequence
-from functools import partial
 
 from torch import nn
 
-from trainer.collective.dense_allreduce import WHOLE, dense_allreduce_of
-from trainer.collective.dense_steps import Company, DenseSteps
-from trainer.collective.member_groups import Member, MemberGroups
+from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.environment.connection import Connection
-from trainer.job.averaged_values import AveragedValues
+from trainer.gradients.dense_means import dense_means_of
 from trainer.modules.sync_batch_norm import connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
-from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.strategy import DistributedStrategy
-
-log = logging.getLogger(__name__)
 
 
 def connect_trainers(
@@ -46,72 +38,12 @@ def connect_trainers(
         ValueError: the trainers do not divide into rows; or they are to leave when they are
             preempted, and cannot.
     """
-    plan, found = communicator.plan, connect_batch_norms(models, None, 1)
-    if plan.averaged and plan.trainers > 1 and plan.outlives_trainers and not found:
-        communicator.dense_allreduce = dense_steps_of(communicator, optimizers, strategy)
-        return
-    allreduce = communicator.dense_allreduce = dense_allreduce_of(
-        plan, communicator.clients, communicator.trainer_id, strategy, found
-    )
-    if found and allreduce is not None:
+    found = connect_batch_norms(models, None, 1)
+    means = communicator.dense_allreduce = dense_means_of(communicator, optimizers, strategy, found)
+    if isinstance(means, DenseAllreduce) and found:
         connect_batch_norms(
             models,
-            lambda vector, seconds: allreduce.total([vector], "a batch norm", seconds)[0],
-            plan.trainers,
+            lambda vector, seconds: means.total([vector], "a batch norm", seconds)[0],
+            communicator.plan.trainers,
             Connection.from_environment().start_timeout_seconds,
         )
-
-
-def drain_before(communicator: Communicator) -> None:
-    """Before a new process goes on from this trainer's steps: waits until the servers have decided
-    them.  A bounded lane waits for each of its steps anyway, and perhaps for the new process.
-    """
-    for index, lane in enumerate(communicator.plan.lanes):
-        if lane.kind.queues and lane.staleness is None:
-            with communicator.written.landing(index):
-                communicator.lanes[index].drain()
-
-
-def dense_steps_of(
-    communicator: Communicator,
-    optimizers: Sequence[DistributedOptimizer],
-    strategy: DistributedStrategy | None,
-) -> DenseSteps:
-    """What averages the gradients that a plan leaves to the trainers, where the job goes on without
-    one that is lost; all have come when it returns.
-
-    Args:
-        communicator: of a trainer that has joined.
-        optimizers: of the script.
-        strategy: says how gradients travel; None: all of one dtype at once.
-
-    Raises:
-        PServerError: other trainers have not come.
-        ValueError: the trainers do not divide into rows.
-    """
-    plan, client = communicator.plan, communicator.clients[0]
-    log.info("training collectively, beside: %s", ", ".join(plan.averaged))
-    values = AveragedValues(plan, optimizers)
-    company = Company(
-        lambda text, after, ends, averages: client.gather(
-            text, after, communicator.check, ends, averages
-        ),
-        lambda: communicator.roll.changes,
-        communicator.check,
-        lambda: max(0, communicator.position.step - 1),
-        communicator.position.waiting,
-        client.late,
-        partial(drain_before, communicator),
-    )
-    member = Member(communicator.trainer_id, secrets.token_hex(8))
-    steps = DenseSteps(
-        company,
-        partial(MemberGroups, member, communicator.clients, Connection.from_environment()),
-        WHOLE if strategy is None else exchange_of(strategy),
-        values.give,
-        values.take,
-    )
-    for lane in communicator.lanes:
-        lane.meanwhile = steps.attend
-    communicator.joint.attend = steps.attend
-    return steps

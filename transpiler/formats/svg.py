@@ -53,6 +53,7 @@ _WIRE = frozenset(
         "send_barrier",
         "fetch_barrier",
         "c_broadcast",
+        "c_allreduce_avg",
         "c_allreduce_sum",
         "c_reduce_sum",
         "c_sync_comm_stream",
@@ -139,6 +140,7 @@ def _arcs(panel: Panel) -> Iterator[str]:
             "split_ids",
             "prefetch",
             "merge_ids",
+            "c_allreduce_avg",
             "c_allreduce_sum",
             "c_reduce_sum",
         ):

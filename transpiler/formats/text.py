@@ -219,9 +219,13 @@ def call(op: Op) -> str:
     )
 
 
+# their line says what arrives where
+_ARRIVING = frozenset({"recv", "split", "prefetch", "c_allreduce_avg", "c_sync_comm_stream"})
+
+
 def results(op: Op) -> str:
     """The left side of an op's line: ``addmm =``, or nothing."""
-    if not op.outputs or op.type in ("recv", "split", "prefetch", "c_sync_comm_stream"):
+    if not op.outputs or op.type in _ARRIVING:
         return ""
     return ", ".join(name or "_" for name in op.outputs) + " ="
 

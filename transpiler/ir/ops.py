@@ -122,7 +122,7 @@ _OWN: dict[str, Schema] = {
     "listen_and_serv":  _with(_schema(0, endpoint=TEXT, server_index=INDEX, trainers=COUNT,
                                       mode=NAME, optimize_blocks=many(INDEX)),
                               prefetch_blocks=many(INDEX)),
-    # among trainers without servers: trainer 0 generates the ids and broadcasts them.  The result
+    # among trainers: trainer 0 generates the ids and broadcasts them.  The result
     # of an op marked * is in flight until c_sync_comm_stream has waited for it.
     "gen_nccl_id":      _schema(None, 1, endpoints=_ENDPOINTS, trainer_id=INDEX,
                                 nccl_comm_num=COUNT, use_hierarchical_allreduce=BOOLEAN,
@@ -134,6 +134,8 @@ _OWN: dict[str, Schema] = {
     # * the sums of a bucket travel together
     "c_allreduce_sum":  _with(_schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
                               k_steps=COUNT, begin_step=COUNT),
+    # * beside servers: the means over those trainers that are there, in place
+    "c_allreduce_avg":  _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     # finds k_steps anew from the trainers' mean of the loss x, in the runs in which they average
     "c_adapt_k_steps":  _schema(0, x=VARIABLE, ring_id=INDEX, k_steps=COUNT),
     "c_sync_comm_stream": _schema(None, 1, x=VARIABLES, ring_id=INDEX),
@@ -354,7 +356,7 @@ def _expect_counts(op: Op) -> str:
                 "expected sections, delta, mode and k_steps together, got "
                 f"{', '.join(sorted(told))}"
             )
-    if op.type == "c_sync_comm_stream" and op.outputs != op.inputs:
+    if op.type in ("c_allreduce_avg", "c_sync_comm_stream") and op.outputs != op.inputs:
         return (
             f"expected its arguments as its results ({', '.join(op.inputs[:8])}), got "
             f"{', '.join(op.outputs[:8])}"

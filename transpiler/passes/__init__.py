@@ -54,7 +54,7 @@ from transpiler.passes.trainer import (
     send_gradients,
     update_scale_last,
 )
-from transpiler.passes.trainer_averaged import average_gradients
+from transpiler.passes.trainer_averaged import average_gradients, update_when_decided
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
@@ -99,7 +99,7 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
         ),
         # the optimizer ops of what servers update are dropped
         Stage(drop_updates, (trainer.updated_in_one_place,)),
-        # gradients that trainers average are summed, and waited for before the updates
+        # gradients that trainers average are averaged, and waited for before the updates
         Stage(average_gradients, (averaged.gradients_averaged_once,)),
         # in k-step lanes the deltas are sent after the updates
         Stage(send_changes, (trainer.changes_sent_once,)),
@@ -113,6 +113,8 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
                 trainer.concatenated_after_arrival,
             ),
         ),
+        # where servers decide a step, averages count when they have
+        Stage(update_when_decided, (averaged.averaged_before_barriers,)),
         # a loss scale is updated when the step's outcome has arrived
         Stage(update_scale_last),
     )

@@ -284,12 +284,11 @@ class Plan:
         """Whether a job with servers goes on without a trainer that is lost.
 
         Where trainers average gradients among themselves, they then do so in another group.  Those
-        of a program cannot; nor those that wait for one another at the end of several steps, while
-        the lost one's place is taken by a trainer that needs them for each step.
+        cannot that wait for one another at the end of several steps, while the lost one's place is
+        taken by a trainer that needs them for each step.
         """
-        fixed = self.averaged and (
-            self.graph
-            or any(lane.kind.waits_for_all and lane.kind.steps_on_trainer for lane in self.lanes)
+        fixed = self.averaged and any(
+            lane.kind.waits_for_all and lane.kind.steps_on_trainer for lane in self.lanes
         )
         return not fixed and "stop" not in self._lost_trainer
 
@@ -299,6 +298,11 @@ class Plan:
         them.
         """
         return bool(self.averaged) and not any(lane.kind.merges_gradients for lane in self.lanes)
+
+    @property
+    def averages_follow_servers(self) -> bool:
+        """Whether what trainers average of a step counts when servers have decided the step."""
+        return bool(self.averaged) and not self.averages_alone
 
     @property
     def _lost_trainer(self) -> set[str]:

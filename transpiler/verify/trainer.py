@@ -16,6 +16,7 @@ from transpiler.plan.plan import Placement, Plan
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 
+_LAST = {*"recv fetch_barrier concat send_barrier send c_sync_comm_stream".split(), UPDATE}
 STARTUP_OPS = frozenset({"init", "fake_init", "recv", "fetch_barrier", "concat"})
 
 
@@ -267,7 +268,8 @@ def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation
 
 def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
     """Parameters are received after every gradient has been sent, and after the last op that reads
-    them; the loss scale, which follows the step's outcome, is updated at the end.
+    them; the loss scale and averaged parameters, which follow the step's outcome, are updated at
+    the end.
     """
     receives = numbered(program, "recv")
     if not receives:
@@ -281,7 +283,8 @@ def received_after_sending(program: Program, plan: Plan) -> Iterator[Violation]:
                 f"it is received before {at(0, index, op)}",
             )
     for index, op in list(enumerate(program.main.ops))[first:]:
-        if op.type not in ("recv", "fetch_barrier", "concat", "send_barrier", "send", UPDATE):
+        averages = is_optimizer(op.type) and bool({*op.outputs} & {*plan.averaged})
+        if not (averages or op.type in _LAST):
             yield Violation(
                 at(0, index, op),
                 "",

@@ -64,6 +64,7 @@ TRAINER: tuple[Invariant, ...] = (
     trainer.updated_in_one_place,
     trainer.sent_exactly_once,
     averaged.gradients_averaged_once,
+    averaged.averaged_before_barriers,
     trainer.changes_sent_once,
     trainer.sent_when_final,
     trainer.parameters_received_once,

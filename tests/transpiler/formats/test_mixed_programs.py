@@ -55,11 +55,11 @@ def test_servers_and_rings_are_in_one_picture(tmp_path: Path) -> None:
     paths = [path.get("d", "") for path in picture.iter(f"{SVG}path")]
     ring = float(places["ring 0"] or 0)
     texts = [text.text or "" for text in picture.iter(f"{SVG}text")]
-    sums = [op for op in program.main.ops if op.type == "c_allreduce_sum"]
+    means = [op for op in program.main.ops if op.type == "c_allreduce_avg"]
 
     assert list(places) == ["s0:6174", "s1:6174", "ring 0"]
-    assert len(sums) == 2
-    assert len([path for path in paths if path.endswith(f"H{ring - 2:g}")]) == len(sums)
+    assert len(means) == 1
+    assert len([path for path in paths if path.endswith(f"H{ring - 2:g}")]) == len(means)
     assert len([path for path in paths if path.startswith(f"M{ring - 1:g} ")]) == 1  # the wait
     for words in ("server 1", "2 trainers", "trainer 0 of 2, mixed, 2 servers"):
         assert words in texts

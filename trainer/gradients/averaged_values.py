@@ -4,13 +4,37 @@ optimizers keep of them.  A process that comes later gets it from another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from trainer.optimizer import DistributedOptimizer
 from transpiler.plan.plan import Plan
+
+
+class Inner(Protocol):
+    """What steps parameters: the script's optimizer, or the optimizer ops of a program."""
+
+    @property
+    def state(self) -> MutableMapping[torch.Tensor, Any]:
+        """What it keeps, by parameter."""
+
+
+class Stepper(Protocol):
+    """An optimizer of a job, and how far it is.
+
+    Attributes:
+        steps: taken by the job.
+    """
+
+    steps: int
+
+    @property
+    def inner(self) -> Inner:
+        """What steps the parameters on this trainer."""
+
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """The parameters, by name."""
 
 
 class AveragedValues:
@@ -21,10 +45,10 @@ class AveragedValues:
         optimizers: of the script.
     """
 
-    def __init__(self, plan: Plan, optimizers: Sequence[DistributedOptimizer]) -> None:
+    def __init__(self, plan: Plan, optimizers: Sequence[Stepper]) -> None:
         self._names, self._optimizers = frozenset(plan.averaged), optimizers
 
-    def _each(self) -> Iterator[tuple[str, torch.Tensor, DistributedOptimizer]]:
+    def _each(self) -> Iterator[tuple[str, torch.Tensor, Stepper]]:
         for optimizer in self._optimizers:
             for name, parameter in optimizer.trained().items():
                 if name in self._names:
