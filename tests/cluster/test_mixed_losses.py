@@ -57,6 +57,11 @@ class Eager:
         self.optimizer = fleet.distributed_optimizer(sgd)
         self.communicator = self.optimizer.communicator
         self.meet, self.finish = fleet.barrier_worker, fleet.finish
+        if kind == "loading":  # what every process does, the one that comes later, too
+            folder = os.path.dirname(sys.argv[0])
+            path = os.path.join(folder, os.environ["PSERVER_ENDPOINTS"].split(":")[-1])
+            fleet.save(path)
+            fleet.load(path)
 
     def steps(self):
         return self.optimizer.steps
@@ -165,13 +170,16 @@ def in_step(where: str) -> int:
         RARE("program", "sync", "after"),
         RARE("program", "async", "average"),
         RARE("program", "async", "after"),
+        ("loading", "sync", "commit"),
+        RARE("loading", "async", "average"),
     ],
 )
 def test_another_process_takes_the_place_and_every_step_has_both(
     processes: Processes, script: str, kind: str, mode: str, where: str
 ) -> None:
     """The others wait; the new one has the dense layer and what its optimizer keeps of it.  So all
-    ends as without a loss, to the bit, on both.
+    ends as without a loss, to the bit, on both; also where the script has loaded a checkpoint
+    before it trains.
     """
     servers = processes.servers(2, DEADLINE, "--once")
     endpoints = [endpoint for _, endpoint in servers]

@@ -231,6 +231,14 @@ class DenseSteps:
             self._wanted = True
             self._gather()
 
+    def values(self) -> bytes:
+        """A copy of what this trainer has, as a new process would get it."""
+        return to_bytes(self._give())
+
+    def take(self, values: bytes) -> None:
+        """Has what :meth:`values` gave."""
+        self._take(from_bytes(values))
+
     def close(self, failure: str = "") -> None:
         """Leaves the others."""
         if self._sums is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,21 @@ def dense_means_of(
         return dense_steps_of(communicator, optimizers, strategy)
     clients, own = communicator.clients, communicator.trainer_id
     return dense_allreduce_of(plan, clients, own, strategy, others)
+
+
+@contextmanager
+def keeping_told(communicator: Communicator | None) -> Iterator[None]:
+    """Inside, a script's call writes parameters, as one that loads a checkpoint: where the others
+    have made it before this trainer came, what it has been told of averaged parameters stays.
+    """
+    there = None if communicator is None else communicator.dense_allreduce
+    if communicator is None or not (isinstance(there, DenseSteps) and there.arrived):
+        yield
+        return
+    told = there.values()
+    yield
+    if communicator.joint.past:
+        there.take(told)
 
 
 def drain_before(communicator: Communicator) -> None:

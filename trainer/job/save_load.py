@@ -16,6 +16,7 @@ from trainer.checkpoint.export import TableRows
 from trainer.checkpoint.export import export as _export
 from trainer.checkpoint.joint_call import jointly
 from trainer.checkpoint.row_forms import check_form
+from trainer.gradients.dense_means import keeping_told
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
 from transpiler.plan.setting import check_flag
@@ -163,13 +164,14 @@ def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
     with jointly(optimizer, "fleet.load", "opened") as part:
         found = resume.opened(path, job.tensors(), job.optimizers, scheduler, store)
         part.fact = f"the checkpoint {found.reader.saved.identity}"
-    with jointly(optimizer, "fleet.load", "taken"):
-        resume.load(found, job.tensors(), job.optimizers, scheduler, store if first else None)
-        for each in job.optimizers:
-            each.forget()
-        if job.tables is not None:
-            job.tables.invalidate_caches()
-    job.loaded()
+    with keeping_told(job.communicator):
+        with jointly(optimizer, "fleet.load", "taken"):
+            resume.load(found, job.tensors(), job.optimizers, scheduler, store if first else None)
+            for each in job.optimizers:
+                each.forget()
+            if job.tables is not None:
+                job.tables.invalidate_caches()
+        job.loaded()
     with jointly(optimizer, "fleet.load", "loaded"):
         resume.load_stepped(found, store)
         if first:
