@@ -315,9 +315,9 @@ class GeoSender(KStepSender):
 
     def _send_changes(self) -> None:
         """Sends what has changed since the last message."""
-        steps, self._taken = self._taken, 0
+        # the number of trainers once: a heartbeat may change it in the middle
+        trainers, steps, self._taken = self._roll.count, self._taken, 0
         self._left += 1
-        trainers = self._roll.count  # once: a heartbeat may change it in the middle
         changed: Tensors = {}
         for name in self._slices.names:
             delta = torch.sub(
