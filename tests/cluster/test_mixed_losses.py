@@ -213,7 +213,7 @@ def test_another_process_takes_the_place_and_every_step_has_both(
     ("kind", "mode", "policy", "where"),
     [
         RARE("eager", "sync", "go_on", "average"),
-        ("eager", "sync", "go_on", "commit"),
+        RARE("eager", "sync", "go_on", "commit"),
         RARE("eager", "sync", "go_on", "between"),
         RARE("eager", "sync", "go_on", "after"),
         RARE("eager", "sync", "wait", "commit"),
@@ -285,7 +285,7 @@ def test_the_job_stops_where_the_strategy_says_so(
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [("eager", "async"), RARE("eager", "sync"), RARE("program", "async"), ("program", "sync")],
+    [("eager", "async"), RARE("eager", "sync"), RARE("program", "async"), RARE("program", "sync")],
 )
 def test_a_trainer_that_is_preempted_ends_its_step_and_leaves(
     processes: Processes, script: str, kind: str, mode: str, monkeypatch: pytest.MonkeyPatch

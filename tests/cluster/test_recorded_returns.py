@@ -96,7 +96,7 @@ def trained(processes: Processes, victim: int, configs: str) -> Started:
     ("victim", "configs"),
     [
         (0, "{}"),
-        (1, "{}"),
+        RARE(1, "{}"),
         RARE(1, '{"half_async": true}'),
         RARE(0, '{"send_queue_size": 1, "staleness": 4}'),
         RARE(1, '{"dc_asgd": 0.1}'),

@@ -46,7 +46,7 @@ def test_fifty_stories_under_random_faults() -> None:
     } <= kinds
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """The laws hold too where several threads update the slices, while others send those that are
     updated.

@@ -270,7 +270,9 @@ class Recording(Executor):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compile", [False, pytest.param(True, marks=pytest.mark.long)], ids=["eager", "compiled"]
+)
 def test_communication_keeps_its_place_among_compute(compile):
     """send and recv run in the order of the program, between the ops around them, also when compute
     is compiled.

@@ -72,7 +72,7 @@ SHORT = [convolution, gpt2, several_inputs]
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=() if c in SHORT else pytest.mark.slow) for c in EIGHT],
+    [pytest.param(c, marks=() if c in SHORT else pytest.mark.long) for c in EIGHT],
     ids=lambda case: case.__name__,
 )
 def test_the_clone_equals_the_eager_step_in_eval_mode(case):
