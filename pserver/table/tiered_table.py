@@ -9,7 +9,7 @@ only, and every value is that of a table without a budget.
 Rows that a schedule has catch up in turn, [Note: a history that ends] in updater.py, do so on disk
 as in memory, and with the same step: what a row holds depends, in its last bits, on where its
 missed steps were parted.  A step reads its rows of the disk in one run, since they lie there by the
-hashes that say whose turn it is, and writes them back: one row of ``PERIOD``, and no more than
+hashes that say whose turn it is, and writes them back: one row in ``PERIOD``, and no more than
 ``BLOCK`` in memory at once.  To leave rows on disk alone until they are needed would take the
 hparams of all steps for ever, in memory and in every checkpoint, and a row that comes back would
 have all these steps to take at once.
