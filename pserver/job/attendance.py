@@ -93,7 +93,7 @@ class Attendance(Joining):
         """
         if member.state is MemberState.JOINED and not member.finished:
             doing = member.waiting or member.activity
-            seen = f", last seen at {doing}" if doing else ""
+            seen = f", last heard at {doing}" if doing else ""
             self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")
 
     def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:

@@ -2,9 +2,9 @@
 
 [Note: averages of a lost trainer]  Where tables are in an async mode and dense gradients are
 averaged, a trainer's rows count by its own step's record, and its dense gradients with the average
-of all.  One that dies may have had a part in more averages than it has decided steps.  The others
-say at each gathering how many averages count; a process was in all of those between the gathering
-in which it came and the one in which it is missed.
+of all.  One that dies may have had a part in more averages than it has decided steps, or in one
+less.  The others say at each gathering how many averages count; a process was in all of those
+between the gathering in which it came and the one in which it is missed.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class AveragedSteps:
         there = self._there
         known = [averages for process, (_, averages) in told.items() if process in there]
         count = max(known, default=0)
-        for process in there.keys() - told.keys():
-            if self._counts and (steps := averaged_alone(there[process], count)):
-                self._steps.partial(steps)
-                said = f"{steps} steps of {process} count in what trainers average, and in no lane"
+        for process in there.keys() - told.keys() if self._counts else ():
+            steps = averaged_alone(there[process], count)
+            where = "in what trainers average, and in no lane" if steps > 0 else "in lanes only"
+            if steps:
+                self._steps.partial(abs(steps))
+                said = f"{abs(steps)} steps of {process} count {where}"
                 self._log.say(f"averaged {process.trainer}", said)
         self._there = {
             process: there.get(process, Averaging(member, count))
@@ -73,11 +75,13 @@ class AveragedSteps:
 
 
 def averaged_alone(lost: Averaging, count: int) -> int:
-    """How many steps of a lost trainer count in averages, and in no lane.
+    """How many steps of a lost trainer count in averages, and in no lane; or, below 0, in all lanes
+    and in no average: it had the last one, and the others made that again without it.
 
     Args:
         lost: the trainer.
         count: how many averages count.
     """
-    decided = max((mark.script_steps for mark in lost.member.watermarks.values()), default=0)
-    return max(0, count - lost.since - decided)
+    averages = count - lost.since
+    decided = [mark.script_steps for mark in lost.member.watermarks.values()] or [0]
+    return max(0, averages - max(decided)) or min(0, averages - min(decided))

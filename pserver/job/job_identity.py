@@ -75,11 +75,12 @@ class JobIdentity:
         trainer = request.trainer_id
         if request.fingerprint != self.fingerprint:
             other = differences(request.manifest, self.manifest, self.of)
-            fewer = _numbered("group", request.manifest) < _numbered("group", self.manifest)
-            if late and fewer:
+            made, groups = (_numbered("group", m) for m in (request.manifest, self.manifest))
+            if late and made < groups:
                 raise PartialPlan(
-                    f"trainer {trainer} asks to join a job that has further parameter groups: "
-                    f"{other}"
+                    f"trainer {trainer} comes late, has distributed {made} of the job's {groups} "
+                    "parameter groups, and joins with the last of them: make all optimizers "
+                    f"before anything else of the job; now: {other}"
                 )
             if trainer == 0 and self.of == "trainer 0":
                 raise Busy(

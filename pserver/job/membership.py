@@ -435,7 +435,7 @@ class Membership:
                 text = (
                     f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "
                     f"(heartbeat timeout {timeout:g} s)"
-                    + (f", last seen at {doing}" if doing else "")
+                    + (f", last heard at {doing}" if doing else "")
                 )
                 found.append((member, text))
         return found

@@ -113,7 +113,7 @@ def test_it_joins_when_it_has_made_all_of_them(
     other, another = trainers(processes, script, "async", further)
 
     assert another.status() == other.status() == 0, f"{processes.all}"
-    another.said(r"^early: PartialPlan .*asks to join a job that has further parameter groups")
+    another.said(r"^early: PartialPlan .*has distributed 1 of the job's 2 parameter groups")
     begins = int(another.said(r"^begins at (\d+)")[1])
     assert FAULT_STEP <= begins <= HOLD
     both = float(STEPS + FAULT_STEP + STEPS - begins)

@@ -11,26 +11,58 @@ collective is at its end by then; a thread that asks an interpreter in its end f
 inside a destructor, which aborts the process (until Python 3.14; 1 run in 8 of a small script).  So
 an interpreter ends after these threads have come to rest.  One that still waits for a peer is at
 rest, too: it is not waited for.
+
+[Note: a group that nobody waits for]  A group that was given up while it came up leaves a thread
+behind, which waits for a trainer that is gone.  It ends by its timeout, or when the store goes with
+trainer 0; and where the interpreter is in its end by then, it aborts the process.  So a process
+that has such a thread ends after it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import time
+from concurrent.futures import Future, wait
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _NAME = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
 _LOOKS = 3  # in a row: a thread that was given the lock may not have run yet
 _PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
 _LONGEST_SECONDS = 2.0
+_SILENT_SECONDS = 2.0  # that a process waits at its end and says nothing
+
+log = logging.getLogger(__name__)
 
 
 def never_destroy(group: object) -> None:
     """Keeps a process group for as long as the process lives.  See [Note: a group that waits]."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def end_at_exit(comes_up: Future[Any], seconds: float) -> None:
+    """Lets this process end after a group that was given up while it came up.
+
+    See [Note: a group that nobody waits for].
+
+    Args:
+        comes_up: done when its thread is.
+        seconds: until it gives up by itself.
+    """
+    atexit.register(_wait_for_end, comes_up, time.monotonic() + seconds)
+
+
+def _wait_for_end(comes_up: Future[Any], end: float) -> None:
+    if not wait([comes_up], _SILENT_SECONDS).not_done:
+        return
+    left = end - time.monotonic()
+    if left > 0:
+        log.warning("waits up to %.0f s for the end of a process group that was given up", left)
+        wait([comes_up], left)
 
 
 @cache

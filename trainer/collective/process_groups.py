@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Wor
 
 from pserver.errors import PServerError, TimedOut
 from pserver.polling import poll
-from trainer.collective.gloo_threads import never_destroy
+from trainer.collective.gloo_threads import end_at_exit, never_destroy
 from trainer.collective.membership import Event
 from trainer.collective.rendezvous import Peers, first_line
 
@@ -102,8 +102,12 @@ class ProcessGroups:
                 made.set_exception(error)
 
         threading.Thread(target=call, name="comes up", daemon=True).start()
-        while not wait_for([made], _SLICE).done:
-            self.look("coming up")
+        try:
+            while not wait_for([made], _SLICE).done:
+                self.look("coming up")
+        except BaseException:
+            end_at_exit(made, _CONNECT)
+            raise
         return made.result()
 
     def _check_meanwhile(self) -> None:

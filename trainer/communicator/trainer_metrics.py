@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from prometheus_client import Counter, Histogram, ProcessCollector
@@ -57,6 +57,7 @@ class TrainerSteps(Collector):
         self.saves, self._saved = 0, 0.0
         self._closed: dict[int, float] = {}  # by lane: when its last step was
         self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
+        self._waits = False  # now, and the time will count as blocked
 
     def closed(self, lane: int) -> None:
         """A step of a lane is complete."""
@@ -72,13 +73,30 @@ class TrainerSteps(Collector):
     def blocked(self, lane: int, finish: Callable[[], Reply]) -> Reply:
         """Finishes a step of a lane; the time counts as blocked."""
         began = now()
-        reply = finish()
-        ended = now()
-        self._lanes[lane][1].inc(ended - began)
-        self.lane(lane).blocked_seconds += ended - began
+        with self._waiting([lane]):
+            reply = finish()
         if SPANS.on:
-            SPANS.add("wait", began, ended, lane=lane)
+            SPANS.add("wait", began, now(), lane=lane)
         return reply
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """Inside the script waits for other trainers in a step: the time counts as blocked in every
+        lane, but for what is counted already.
+        """
+        with nullcontext() if self._waits else self._waiting(list(self._lanes)):
+            yield
+
+    @contextmanager
+    def _waiting(self, lanes: Sequence[int]) -> Iterator[None]:
+        began, self._waits = now(), True
+        try:
+            yield
+        finally:
+            seconds, self._waits = now() - began, False
+            for lane in lanes:
+                self._lanes[lane][1].inc(seconds)
+                self.lane(lane).blocked_seconds += seconds
 
     def lane(self, index: int) -> LaneTotals:
         """The totals of one lane."""

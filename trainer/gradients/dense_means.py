@@ -64,6 +64,13 @@ def keeping_told(communicator: Communicator | None) -> Iterator[None]:
         there.take(told)
 
 
+@contextmanager
+def _waiting(communicator: Communicator) -> Iterator[None]:
+    """Inside this trainer waits for the others, which is no time of its own."""
+    with communicator.position.waiting(), communicator.page.steps.waits():
+        yield
+
+
 def drain_before(communicator: Communicator) -> None:
     """Before a new process goes on from this trainer's steps: waits until the servers have decided
     them.  A bounded lane waits for each of its steps anyway, and perhaps for the new process.
@@ -101,7 +108,7 @@ def dense_steps_of(
         lambda: communicator.roll.changes,
         communicator.check,
         lambda: max(0, communicator.position.step - 1),
-        communicator.position.waiting,
+        partial(_waiting, communicator),
         client.late,
         partial(drain_before, communicator),
     )

@@ -64,13 +64,14 @@ def test_averages_beyond_the_decided_steps_are_partial(decided: int, partial: in
     assert job.steps.partial_steps == partial
 
 
-def test_an_average_that_is_made_again_without_it_has_no_part_of_it() -> None:
-    """Nobody has the one in which it was."""
+def test_a_step_that_the_others_have_averaged_without_it_is_partial() -> None:
+    """It had the result, and committed; nobody else had it, so the average was made again."""
     job = Trainers()
     job.gather({0: 0, 2: 0})
-    job.decide(3, 2)
+    job.decide(4, 2)
     job.gather({0: 3})
-    assert job.steps.partial_steps == 0
+    assert job.steps.partial_steps == 1
+    assert [each.text for each in job.events.all()] == ["1 steps of trainer 2 count in lanes only"]
 
 
 def test_a_process_that_comes_later_counts_from_there() -> None:
