@@ -160,10 +160,11 @@ def main() -> None:
         strike()
     wait_for_joiner(communicator)
     fleet.barrier_worker()  # the lost one is not waited for
-    if not MIXED:  # there the columns are the trainers'
-        communicator.pull()
+    optimizer.flush()
+    served = communicator.served()  # in the k-step modes, where the trainer has its own columns
     with torch.no_grad():
-        print("columns", moved(model.columns.weight), flush=True)
+        columns = served.get("columns.weight", model.columns.weight)
+        print("columns", moved(columns), flush=True)
         if model.rows is not None:
             print("rows", moved(model.rows(torch.arange(ROWS))), flush=True)
     fleet.finish()

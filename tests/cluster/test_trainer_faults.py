@@ -253,7 +253,7 @@ def assert_divided(job: Job, distances: list[float], later: Started | None) -> N
     what it had sent; the script does not wait for the answers.
     """
     for trainer, distance in zip(job.others, distances, strict=False):
-        assert THREE * STEPS <= distance <= ALONE * STEPS, f"{trainer}"
+        assert THREE * answered(trainer) <= distance <= ALONE * answered(trainer), f"{trainer}"
     sent = thirds(answered(job.victim) + (job.victim is not None)) + thirds(answered(later))
     least = THREE * answered(later)
     assert least <= distances[VICTIM] <= sent + 1e-3, f"{job.victim}\n{later}"
