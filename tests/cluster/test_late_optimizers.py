@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.processes import Processes, Started
 
-DEADLINE = 2.0
+DEADLINE = 4.0
 STEPS, FAULT_STEP, HOLD = 12, 3, 8
 RATE = 0.5
 
