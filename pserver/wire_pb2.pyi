@@ -310,7 +310,7 @@ class LeaveReply(_message.Message):
     def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends", "averages")
+    __slots__ = ("session", "name", "text", "apart", "past", "gathers", "after", "ends", "averages", "overflows")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class BarrierRequest(_message.Message):
     AFTER_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     AVERAGES_FIELD_NUMBER: _ClassVar[int]
+    OVERFLOWS_FIELD_NUMBER: _ClassVar[int]
     session: str
     name: str
     text: str
@@ -329,7 +330,8 @@ class BarrierRequest(_message.Message):
     after: int
     ends: bool
     averages: int
-    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ...) -> None: ...
+    overflows: int
+    def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ..., overflows: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ("passed", "texts", "roll", "number", "changes")

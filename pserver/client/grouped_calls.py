@@ -108,6 +108,7 @@ class GroupedCalls(ABC):
         meanwhile: Callable[[], None] = lambda: None,
         ends: bool = False,
         averages: int = 0,
+        overflows: int = 0,
     ) -> Gathered:
         """Waits until every trainer of the job that has not left has come to the gathering.
 
@@ -117,8 +118,10 @@ class GroupedCalls(ABC):
             meanwhile: called while it waits; raises what should end the wait.
             ends: this trainer takes no further step.
             averages: of the trainers' gradients that were applied, as far as this one knows.
+            overflows: further ones, of steps that overflowed on some trainer.
         """
-        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends, averages=averages)
+        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
+        request.averages, request.overflows = averages, overflows
         reply = self._passed(request, meanwhile)
         return Gathered(reply.number, reply.changes, dict(reply.texts))
 

@@ -31,7 +31,7 @@ In reading order::
     update_batches     what of a lane one call updates
     job_leases         the lease table, under the job's lock
     partial_steps      what a lost trainer leaves undecided of other lanes
-    averaged_steps     what it has in the averages of the others only
+    averaged_steps     what it has in the averages of the others only, or on servers only
     applied_rounds     what applied sync rounds leave behind
     sync_round         one step that all trainers of a sync job take together
     step_checks        what a committed step must say before it is taken

@@ -1,10 +1,12 @@
-"""Steps of lost trainers that the others have averaged, and that servers have not.
+"""Steps of lost trainers that count in what trainers average, and not on servers; or the other way.
 
 [Note: averages of a lost trainer]  Where tables are in an async mode and dense gradients are
 averaged, a trainer's rows count by its own step's record, and its dense gradients with the average
 of all.  One that dies may have had a part in more averages than it has decided steps, or in one
-less.  The others say at each gathering how many averages count; a process was in all of those
-between the gathering in which it came and the one in which it is missed.
+less: where it alone had the last one, the others make that again without it.  The others say at
+each gathering how many averages there were; a process was in all of those between the gathering in
+which it came and the one in which it is missed.  Of a step that overflowed nobody steps dense
+parameters, and nobody has said whose overflow it was, so its rows may count or not.
 """
 
 from __future__ import annotations
@@ -13,13 +15,36 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pserver.errors import Refused
 from pserver.job.events import EventLog, Events
 from pserver.job.membership import Member
 from pserver.job_log.records import Process
 from pserver.metrics.job_steps import JobSteps
 from transpiler.plan.plan import Plan
 
+MOST = 2**48  # averages that a job may have: their sums travel
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """How many there were.
+
+    Attributes:
+        applied: that trainers have stepped by.
+        overflows: further ones, of steps that overflowed on some trainer.
+
+    Raises:
+        Refused: no job has so many.
+    """
+
+    applied: int = 0
+    overflows: int = 0
+
+    def __post_init__(self) -> None:
+        if max(self.applied, self.overflows) >= MOST:
+            raise Refused(f"averages: expected fewer than {MOST}, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +53,16 @@ class Averaging:
 
     Attributes:
         member: of the job.
-        since: how many averages counted when it came.
+        since: those before it came.
     """
 
     member: Member
-    since: int
+    since: Averages
 
 
 class AveragedSteps:
-    """Counts what lost trainers have in averages only; see [Note: averages of a lost trainer].  The
-    caller holds the job's lock.
+    """Counts the steps of lost trainers that count in averages only, or on servers only; see [Note:
+    averages of a lost trainer].  The caller holds the job's lock.
 
     Args:
         plan: of the job.
@@ -51,37 +76,38 @@ class AveragedSteps:
         self._steps, self._log = steps, EventLog(log, events)
         self._there: dict[Process, Averaging] = {}
 
-    def gathered(self, told: Mapping[Process, tuple[Member, int]]) -> None:
+    def gathered(self, told: Mapping[Process, tuple[Member, Averages]]) -> None:
         """A gathering is over.
 
         Args:
-            told: by process that was there: its member, and how many averages count as far as it
-                knows.
+            told: by process that was there: its member, and the averages as far as it knows.
         """
         there = self._there
         known = [averages for process, (_, averages) in told.items() if process in there]
-        count = max(known, default=0)
+        now = max(known, key=lambda each: each.applied + each.overflows, default=Averages())
         for process in there.keys() - told.keys() if self._counts else ():
-            steps = averaged_alone(there[process], count)
-            where = "in what trainers average, and in no lane" if steps > 0 else "in lanes only"
-            if steps:
-                self._steps.partial(abs(steps))
-                said = f"{abs(steps)} steps of {process} count {where}"
-                self._log.say(f"averaged {process.trainer}", said)
+            averaged, served = parts_alone(there[process], now)
+            if steps := averaged or served:
+                self._steps.partial(steps)
+                where = "in what trainers average, and in no lane" if averaged else "in lanes only"
+                self._log.say(
+                    f"averaged {process.trainer}", f"{steps} steps of {process} count {where}"
+                )
         self._there = {
-            process: there.get(process, Averaging(member, count))
+            process: there.get(process, Averaging(member, now))
             for process, (member, _) in told.items()
         }
 
 
-def averaged_alone(lost: Averaging, count: int) -> int:
-    """How many steps of a lost trainer count in averages, and in no lane; or, below 0, in all lanes
-    and in no average: it had the last one, and the others made that again without it.
+def parts_alone(lost: Averaging, now: Averages) -> tuple[int, int]:
+    """How many steps of a lost trainer count in averages and in no lane, and how many in all lanes
+    and in no average.
 
     Args:
         lost: the trainer.
-        count: how many averages count.
+        now: the averages, as the others know them.
     """
-    averages = count - lost.since
+    applied = now.applied - lost.since.applied
+    overflows = now.overflows - lost.since.overflows
     decided = [mark.script_steps for mark in lost.member.watermarks.values()] or [0]
-    return max(0, averages - max(decided)) or min(0, averages - min(decided))
+    return max(0, applied - max(decided)), max(0, min(decided) - applied - overflows)

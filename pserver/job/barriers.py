@@ -35,7 +35,7 @@ class Barriers:
         members: the job's trainers.
         job: for its lock and its end.
         stepped: whether a step of the job was applied, ever.
-        averaged: counts what lost trainers have in averages only.
+        averaged: counts what lost trainers have in averages only, or on servers only.
 
     Attributes:
         passed: whether all trainers have passed one, ever.
@@ -65,7 +65,7 @@ class Barriers:
         """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or a gathering.
 
         Raises:
-            Refused: there are too many barriers.
+            Refused: there are too many barriers; see also :meth:`Gatherings.come`.
         """
         texts: dict[int, str] | None = None
         if request.gathers:

@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from pserver import wire_pb2 as wire
-from pserver.job.averaged_steps import AveragedSteps
+from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job.blocking_waits import GATHERING, wait_until_done
 from pserver.job.decisions import process_of
 from pserver.job.lifecycle import Lifecycle
@@ -39,13 +39,13 @@ class Arrival:
         member: which one.
         text: what it tells the others.
         ends: it takes no further step.
-        averages: how many count, as far as it knows.
+        averages: that there were, as far as it knows.
     """
 
     member: Member
     text: str
     ends: bool
-    averages: int
+    averages: Averages
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Gatherings:
     Args:
         members: the job's trainers.
         job: for its lock and its end.
-        averaged: counts what lost trainers have in averages only.
+        averaged: counts what lost trainers have in averages only, or on servers only.
 
     Attributes:
         write: called with each that is over, as JSON can hold it, before anybody hears of it: what
@@ -87,12 +87,16 @@ class Gatherings:
         self._last = Gathering()  # nobody is in a later one who has not heard of this one
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """A trainer comes, and waits for the others, for a second."""
+        """A trainer comes, and waits for the others, for a second.
+
+        Raises:
+            Refused: it tells of more averages than there can be.
+        """
+        averages = Averages(request.averages, request.overflows)
         with self._job.condition:
             if not self._was_in(member, request.after):
-                self._arrived[member.session] = Arrival(
-                    member, request.text, request.ends, request.averages
-                )
+                arrival = Arrival(member, request.text, request.ends, averages)
+                self._arrived[member.session] = arrival
                 self._job.condition.notify_all()
                 end = time.monotonic() + WAIT_SECONDS
 

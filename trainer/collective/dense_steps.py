@@ -49,7 +49,8 @@ class Company:
 
     Attributes:
         gather: comes to a gathering: this trainer's text, the number of its last one, whether it
-            takes no further step, and how many averages it knows that were applied.
+            takes no further step, and how many averages it knows that were applied, and that
+            overflowed.
         changes: how often trainers have come and gone.
         check: raises what has ended the job.
         step: the last settled step of those that need all trainers; 0: there are none.
@@ -58,7 +59,7 @@ class Company:
         drain: waits until the servers have what this trainer has sent.
     """
 
-    gather: Callable[[str, int, bool, int], Gathered]
+    gather: Callable[[str, int, bool, int, int], Gathered]
     changes: Callable[[], int]
     check: Callable[[], None]
     step: Callable[[], int]
@@ -280,7 +281,9 @@ class DenseSteps:
             done = False
             while not done:
                 text = self._standing().text()
-                gathered = self._company.gather(text, self._number, self._ends, self._applied)
+                gathered = self._company.gather(
+                    text, self._number, self._ends, self._applied, self._count - self._applied
+                )
                 self._number, self._seen = gathered.number, gathered.changes
                 told = {t: Standing.of(each) for t, each in gathered.texts.items()}
                 verdict = verdict_of(told)

@@ -15,7 +15,8 @@ rest, too: it is not waited for.
 [Note: a group that nobody waits for]  A group that was given up while it came up leaves a thread
 behind, which waits for a trainer that is gone.  It ends by its timeout, or when the store goes with
 trainer 0; and where the interpreter is in its end by then, it aborts the process.  So a process
-that has such a thread ends after it.
+that has such a thread ends after it.  Not one that ends with an error: it has failed anyway, and
+the others are to hear of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import sys
 import time
 from concurrent.futures import Future, wait
 from functools import cache
@@ -57,6 +59,8 @@ def end_at_exit(comes_up: Future[Any], seconds: float) -> None:
 
 
 def _wait_for_end(comes_up: Future[Any], end: float) -> None:
+    if getattr(sys, "last_value", None) is not None:
+        return
     if not wait([comes_up], _SILENT_SECONDS).not_done:
         return
     left = end - time.monotonic()

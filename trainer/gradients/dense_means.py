@@ -102,8 +102,8 @@ def dense_steps_of(
     log.info("training collectively, beside: %s", ", ".join(plan.averaged))
     values = AveragedValues(plan, optimizers)
     company = Company(
-        lambda text, after, ends, averages: client.gather(
-            text, after, communicator.check, ends, averages
+        lambda text, after, ends, averages, overflows: client.gather(
+            text, after, communicator.check, ends, averages, overflows
         ),
         lambda: communicator.roll.changes,
         communicator.check,

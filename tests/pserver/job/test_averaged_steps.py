@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.job.averaged_steps import AveragedSteps
+from pserver.errors import Refused
+from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job.events import Events
 from pserver.job.membership import Member
 from pserver.job_log.records import Process
@@ -37,11 +38,16 @@ class Trainers:
         """So many steps of a trainer's script are decided."""
         self.member(trainer, incarnation).watermark(0).script_steps += steps
 
-    def gather(self, told: dict[int, int], incarnation: str = "a") -> None:
-        """Each tells how many averages count; trainer 2 in this incarnation."""
+    def gather(self, told: dict[int, int], incarnation: str = "a", overflows: int = 0) -> None:
+        """Each tells how many averages count, and how many overflowed; trainer 2 in this
+        incarnation.
+        """
         named = {t: Process(t, incarnation if t == 2 else "a") for t in told}
         self._counted.gathered(
-            {named[t]: (self.member(t, named[t].incarnation), told[t]) for t in told}
+            {
+                named[t]: (self.member(t, named[t].incarnation), Averages(told[t], overflows))
+                for t in told
+            }
         )
 
 
@@ -72,6 +78,23 @@ def test_a_step_that_the_others_have_averaged_without_it_is_partial() -> None:
     job.gather({0: 3})
     assert job.steps.partial_steps == 1
     assert [each.text for each in job.events.all()] == ["1 steps of trainer 2 count in lanes only"]
+
+
+@pytest.mark.parametrize(("decided", "partial"), [(2, 1), (3, 0), (5, 0), (6, 1)])
+def test_steps_that_overflowed_may_have_rows_or_not(decided: int, partial: int) -> None:
+    """Of three averages that count and two that overflowed: nobody says whose overflow it was."""
+    job = Trainers()
+    job.gather({0: 0, 2: 0})
+    job.decide(decided, 2)
+    job.gather({0: 3}, overflows=2)
+    assert job.steps.partial_steps == partial
+
+
+def test_no_job_has_so_many_averages() -> None:
+    """Their sums travel in 64 bits."""
+    for numbers in ((2**64 - 1, 0), (0, 2**48)):
+        with pytest.raises(Refused, match="averages: expected fewer than"):
+            Averages(*numbers)
 
 
 def test_a_process_that_comes_later_counts_from_there() -> None:
