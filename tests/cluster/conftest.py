@@ -24,3 +24,11 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     started = Processes(tmp_path_factory.mktemp("processes"))
     yield started
     started.end()
+
+
+@pytest.fixture(scope="module")
+def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the test file's ``SCRIPT``."""
+    path: Path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(request.module.SCRIPT)
+    return str(path)

@@ -67,13 +67,6 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def survivors(lasting: Processes, script: str) -> Iterator[list[tuple[Started, str]]]:
     """Two servers that outlive every lost trainer of this file: each test is another job for them,
     and a good one comes last.

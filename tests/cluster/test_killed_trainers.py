@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -68,13 +67,6 @@ print("finished", counted, flush=True)
 """
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
 
 
 def counted(trainer: Started) -> list[float]:

@@ -10,7 +10,6 @@ in async mode each trainer's step moves them by itself.
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -123,13 +122,6 @@ print("finished", flush=True)
 
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
 
 
 def ended(trainer: Started, word: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -59,13 +58,6 @@ fleet.finish()
 """
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
 
 
 def moved(trainer: Started) -> list[float]:

@@ -94,13 +94,6 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("script") / "train.py"
-    path.write_text(SCRIPT)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def survivors(lasting: Processes) -> list[tuple[Started, str]]:
     """A server that outlives every job of this file, and may write files."""
     return lasting.servers(
