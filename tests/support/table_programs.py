@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import DistributedEmbedding, Executor, Normal, row_optimizers
-from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
+from transpiler import (
+    DistributedStrategy,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    capture,
+)
 from transpiler.program import Program
 
 Servers = Callable[[int], str]
@@ -135,6 +140,7 @@ def transpiled(
     endpoints: str,
     trainers: int = 1,
     trainer: int = 0,
+    strategy: DistributedStrategy | None = None,
     **fields: Any,
 ) -> Any:
     config = DistributeTranspilerConfig()
@@ -143,7 +149,12 @@ def transpiled(
         setattr(config, name, value)
     transpiler = DistributeTranspiler(config)
     transpiler.transpile(
-        trainer, main, pservers=endpoints, trainers=trainers, startup_program=startup
+        trainer,
+        main,
+        pservers=endpoints,
+        trainers=trainers,
+        startup_program=startup,
+        strategy=strategy,
     )
     return transpiler
 

@@ -118,7 +118,7 @@ class PServerRuntime:
             "recv": partial(self._recv, program),
             "fetch_barrier": self._flush
             if is_evaluation(program)
-            else partial(self._fetch_barrier, program.storage),
+            else partial(self._fetch_barrier, program),
             "concat": self._concat,
             CHECK: self._check_finite,
             UPDATE: self._update_scale,
@@ -296,8 +296,9 @@ class PServerRuntime:
         flat = whole.detach().reshape(-1)
         return [flat[slice_.begin : slice_.end].view(slice_.shape) for slice_ in placement.slices]
 
-    def _fetch_barrier(self, storage: Storage | None, op: Op, **_: Any) -> tuple[()]:
-        self._finish(storage)
+    def _fetch_barrier(self, program: Program, op: Op, **_: Any) -> tuple[()]:
+        self._close_received(_lanes(program))  # of rows alone: it has no recv, and the step is one
+        self._finish(program.storage)
         return ()
 
     def _flush(self, op: Op, **_: Any) -> tuple[()]:

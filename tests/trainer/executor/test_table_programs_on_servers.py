@@ -16,6 +16,7 @@ from torch import nn
 import trainer.executor.server_values
 from pserver.config import ServerConfig
 from pserver.service.server import Server
+from tests.support.eager_modes import strategy_of
 from tests.support.table_programs import (
     DIM,
     ROWS,
@@ -124,6 +125,31 @@ def test_ids_that_come_from_rows_are_looked_up_after_them(servers: Servers) -> N
 
         assert pulls == 2
         assert_close(found, values(reference), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "dense"),
+    [
+        ("async", "sync"),
+        ("sync", "async"),
+        ("async", "geo"),
+        ("geo", "sync"),
+        ("sync", "half_async"),
+    ],
+)
+def test_a_step_of_several_lanes_is_one_step(servers: Servers, table: str, dense: str) -> None:
+    """Whichever of a program's ops ends each lane's part of it."""
+    configs: dict[str, Any] = {"modes": {"fc.*": dense, "*": table}}
+    if "geo" in (table, dense):
+        configs["k_steps"] = 2
+    _, _, main, startup = begun(Chained, sgd)
+    transpiler = transpiled(main, startup, servers(1), strategy=strategy_of(**configs))
+    with Executor() as exe:
+        exe.run(transpiler.get_startup_program())
+        for batch in batches(5):
+            exe.run(transpiler.get_trainer_program(), feed=batch)
+
+        assert exe._runtimes[0].communicator.step == 5
 
 
 CLIPS: dict[str, tuple[Any, Callable[[nn.Module], Any]]] = {
