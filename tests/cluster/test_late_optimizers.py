@@ -12,6 +12,7 @@ import signal
 import pytest
 
 from tests.support.processes import Processes, Started
+from tests.support.tiers import RARE
 
 DEADLINE = 4.0
 STEPS, FAULT_STEP, HOLD = 12, 3, 8
@@ -94,7 +95,7 @@ def trainers(processes: Processes, script: str, mode: str, further: str) -> tupl
     return other, started(1, "early")
 
 
-@pytest.mark.parametrize("further", ["optimizer", "group"])
+@pytest.mark.parametrize("further", ["optimizer", RARE("group")])
 def test_it_joins_when_it_has_made_all_of_them(
     processes: Processes, script: str, further: str
 ) -> None:

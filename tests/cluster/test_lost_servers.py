@@ -222,7 +222,8 @@ if "serve" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("victim", [RARE(0), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_server_that_dies_while_it_saves_comes_back_from_the_save_before(
     processes: Processes, victim: int
 ) -> None:
@@ -270,8 +271,9 @@ fleet.finish()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("mode", "reason"), [RARE("sync", "in sync mode all go back"), ("async", "no checkpoint yet")]
+    ("mode", "reason"), [("sync", "in sync mode all go back"), ("async", "no checkpoint yet")]
 )
 def test_other_jobs_go_back_as_a_whole(processes: Processes, mode: str, reason: str) -> None:
     """A sync job, and one that has not saved: launch says why, and starts all processes again."""

@@ -151,7 +151,7 @@ def in_step(where: str) -> int:
     ("kind", "mode", "where"),
     [
         RARE("eager", "sync", "average"),
-        ("eager", "sync", "commit"),
+        RARE("eager", "sync", "commit"),
         RARE("eager", "sync", "between"),
         RARE("eager", "sync", "after"),
         ("eager", "async", "average"),
@@ -162,7 +162,7 @@ def in_step(where: str) -> int:
         RARE("program", "sync", "after"),
         RARE("program", "async", "average"),
         RARE("program", "async", "after"),
-        ("loading", "sync", "commit"),
+        RARE("loading", "sync", "commit"),
         RARE("loading", "async", "average"),
     ],
 )

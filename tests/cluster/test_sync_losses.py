@@ -93,8 +93,9 @@ def test_another_process_takes_the_place_and_every_step_has_both(
 
 
 @pytest.mark.observes("a_sync_configs.lost_trainer")
-@pytest.mark.parametrize("where", [RARE("before"), "between", RARE("after")])
-@pytest.mark.parametrize("policy", ["wait", RARE("go_on")])
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+@pytest.mark.parametrize("policy", ["wait", "go_on"])
 def test_they_go_on_without_it_when_nobody_comes(
     processes: Processes, script: str, policy: str, where: str
 ) -> None:

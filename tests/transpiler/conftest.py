@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.distributed import Net, captured
+from tests.support.small_captures import uncached as uncached
 from transpiler.program import Program
 
 

@@ -23,6 +23,7 @@ from pserver.service import working_streams
 from pserver.service.server import Server
 from pserver.testing.network_path import NetworkPath
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer
+from tests.support.tiers import RARE
 from tests.support.waiting import eventually
 
 TIMEOUT = 2.5  # the heartbeat's
@@ -132,10 +133,19 @@ def test_a_call_on_a_dead_connection_is_asked_again(
         trainer.client.leave()
 
 
-@pytest.mark.parametrize("cut", ["drop", "reset"])
 @pytest.mark.parametrize(
-    ("transport", "before"),
-    [*(("tcp", count) for count in range(3)), *(("grpc", count) for count in range(4))],
+    ("transport", "before", "cut"),
+    [
+        ("tcp", 0, "drop"),
+        ("tcp", 1, "reset"),
+        ("tcp", 2, "drop"),
+        ("grpc", 0, "reset"),
+        ("grpc", 1, "drop"),
+        ("grpc", 2, "reset"),
+        ("grpc", 3, "drop"),
+        *(RARE("tcp", before, cut) for before, cut in enumerate(("reset", "drop", "reset"))),
+        *(RARE("grpc", before, cut) for before, cut in enumerate(("drop", "reset") * 2)),
+    ],
 )
 def test_a_cut_while_joining_is_tried_again(
     server: Server, path: NetworkPath, transport: str, cut: str, before: int

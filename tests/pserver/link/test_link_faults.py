@@ -16,6 +16,7 @@ from pserver.testing.network_path import Flips, NetworkPath
 from pserver.testing.stream_faults import ACTIONS, Injector, Point, injected
 from pserver.wire_pb2 import Kind
 from tests.support.links import SECONDS, Coordinator, Follower
+from tests.support.tiers import RARE
 
 SEEDS = range(500)
 MESSAGES = 24  # each way
@@ -77,7 +78,7 @@ def trial(coordinator: Coordinator, injector: Injector, transport: str, seed: ob
     return follower.link.reconnects
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "tcp"])
+@pytest.mark.parametrize("transport", [RARE("inprocess"), "tcp"])
 def test_every_message_arrives_once_and_in_order(coordinator: Coordinator, transport: str) -> None:
     """Whatever the network does, in 500 seeds: half of them over each transport."""
     seeds = SEEDS[transport == "tcp" :: 2]

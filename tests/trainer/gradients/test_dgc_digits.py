@@ -54,6 +54,7 @@ def right(endpoints: str, fold: int, dgc: bool) -> int:
         return int((models[0](images[test]).argmax(1) == labels[test]).sum())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.observes("dgc")
 def test_digits_are_learned_within_half_a_point(servers: Servers) -> None:

@@ -24,7 +24,7 @@ from trainer.job.file_order import FileOrder
 from trainer.job.leased_files import LeasedFiles
 from trainer.job.striped_files import StripedFiles
 
-SEEDS = [range(200), *(RARE(range(first, first + 400)) for first in range(200, 5000, 400))]
+SEEDS = [range(100), *(RARE(range(first, first + 490)) for first in range(100, 5000, 490))]
 CAUGHT_WITHIN = 500  # seeds
 WORLDS = [
     (kind, together)
