@@ -38,7 +38,7 @@ def mounts() -> bool:
         ("servers", "a full file system"),
         RARE("servers", "a limit of the process"),
         RARE("collective", "a full file system"),
-        ("collective", "a limit of the process"),
+        RARE("collective", "a limit of the process"),
     ],
 )
 def test_what_one_trainers_files_raise_all_raise_and_the_job_goes_on(

@@ -118,7 +118,8 @@ def run(processes: Processes, name: str, *words: str) -> list[str]:
     return started.lines
 
 
-@pytest.mark.parametrize("mode", ["diloco", *map(RARE, ("async", "sync", "dc", "diloco adam"))])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["async", "sync", "dc", "diloco", "diloco adam"])
 def test_a_replay_gives_what_the_servers_held(processes: Processes, mode: str) -> None:
     """Two servers, two trainers, Adam and a table whose rows wait: from the beginning, and from a
     checkpoint of ``fleet.save`` in the middle; in DiLoCo the outer optimizer's states, too.

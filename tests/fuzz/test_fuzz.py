@@ -40,9 +40,7 @@ def test_wrong_inputs_harm_no_job_in_this_process() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "guard", [guard if guard in ("open", GUARDS[-1]) else RARE(guard) for guard in GUARDS]
-)
+@pytest.mark.parametrize("guard", [*map(RARE, GUARDS[:-1]), GUARDS[-1]])
 def test_attacks_on_all_ports_leave_the_job_its_result(guard: str) -> None:
     """Bytes, frames, calls and connections that say nothing, while a trainer steps; a new trainer
     joins afterwards.

@@ -96,7 +96,7 @@ def test_a_dead_connection_is_dialled_again(
     trainer.client.leave()
 
 
-@pytest.mark.parametrize("transport", ["shm", *NETWORK])
+@pytest.mark.parametrize("transport", ["shm", *map(RARE, NETWORK)])
 def test_a_server_that_makes_a_trainer_wait_is_heard(server: Server, transport: str) -> None:
     """A step waits for another trainer for longer than a silence may last: nothing is sent again,
     because the server says that it works on it.
