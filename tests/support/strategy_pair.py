@@ -73,7 +73,11 @@ def optimizer_of(names: list[str], net: nn.Module, collective: bool) -> torch.op
     """LAMB takes Adam's place, LARS and DGC momentum's, at rates at which each learns."""
     if "lamb" in names and "dgc" not in names:
         return torch.optim.Adam(net.parameters(), lr=0.01)
-    rate = 3.0 if "lars" in names else 0.1 if "k-step" in names and not collective else 0.2
+    rate = 0.2
+    if "lars" in names:
+        rate = 3.0
+    elif "k-step" in names and not collective:
+        rate = 0.025  # what each trainer changes is added up, late, while the others go on
     return torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
 
 
