@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 
 import ray
-from ray._private.internal_api import memory_summary
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 import pserver.ray
 from pserver.ray import ProcessFailed
@@ -57,26 +56,24 @@ def exits() -> None:
 FUNCTIONS = {each.__name__: each for each in (trained, too_much, exits)}
 
 
-def stored() -> float:
-    """Objects in the stores of all nodes, and what tasks have ever read of them or spilled, in MiB;
-    0 where nothing ever was.
-    """
-    summary = memory_summary(stats_only=True)
-    return sum(map(float, re.findall(r"(?:, |tasks: |Spilled )(\d+) (?:objects|MiB)", summary)))
+def stored(address: str) -> int:
+    """Bytes of all objects that the stores of all nodes have ever had."""
+    reply = get_memory_info_reply(get_state_from_address(address))
+    return int(reply.store_stats.cumulative_created_bytes)
 
 
-def watch(over: threading.Event, seen: list[float]) -> None:
-    """Looks at the stores again and again."""
+def watch(address: str, over: threading.Event, seen: list[int]) -> None:
+    """Looks at the stores again and again, as nodes may go."""
     while not over.wait(0.3):
-        seen.append(stored())
+        seen.append(stored(address))
 
 
 def main() -> None:
     """Runs one job."""
     address, target, said = sys.argv[1:]
     ray.init(address=address, log_to_driver=False)
-    over, seen = threading.Event(), list[float]()
-    watcher = threading.Thread(target=watch, args=(over, seen))
+    over, seen = threading.Event(), [stored(address)]
+    watcher = threading.Thread(target=watch, args=(address, over, seen))
     watcher.start()
     try:
         done = pserver.ray.run(FUNCTIONS.get(target, target), **json.loads(said))
@@ -88,7 +85,7 @@ def main() -> None:
         over.set()
         watcher.join()
     groups = [each["state"] for each in ray.util.placement_group_table().values()]
-    result |= {"stored": max(seen, default=0.0), "groups": groups}
+    result |= {"stored": max(seen) - seen[0], "groups": groups}
     ray.shutdown()
     print("result", json.dumps(result), flush=True)
 

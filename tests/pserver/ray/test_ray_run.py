@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(ABSENT, reason="Ray is not installed: pip install 'pserver[ray]'"),
 ]
 PATIENCE = 150.0
+SLICE = 64 * 2048 * 4 // 2  # bytes; a process of Ray's may have some of its own there
 MARK = "JOB_OF_A_TEST"  # a variable of all processes of a job
 # Each trainer has half of the samples.  In its first life the job goes on until it is ended.
 SCRIPT = """
@@ -116,10 +117,13 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def result(driver: Started) -> dict[str, Any]:
-    """What became of the driver's job, after which no group of Ray's is left."""
+    """What became of the driver's job, after which no group of Ray's is left; nothing that is as
+    large as a slice was in its stores.
+    """
     found = json.loads(driver.said("^result (.*)", patience=PATIENCE)[1])
     assert driver.status(PATIENCE) == 0, driver
     assert set(found.pop("groups")) <= {"REMOVED"}
+    assert found.pop("stored") < SLICE
     return dict(found)
 
 
@@ -166,7 +170,7 @@ def test_a_job_on_two_nodes_is_plain_training(two_nodes: Site, tmp_path: Path) -
     """
     driver = two_nodes.drive(tmp_path, SCRIPT, arguments=[str(tmp_path)], log_dir=str(tmp_path))
 
-    assert result(driver) == {"values": [None, None], "restarts": 0, "status": 0, "stored": 0.0}
+    assert result(driver) == {"values": [None, None], "restarts": 0, "status": 0}
     assert not left(tmp_path)
     check_model(tmp_path, 6)
     assert len(re.findall(r"ready at .*, with keys", repr(driver))) == 2
@@ -181,7 +185,7 @@ def test_a_function_trains_in_its_actor(two_nodes: Site, tmp_path: Path) -> None
 
     found = result(driver)
 
-    assert found["stored"] == 0.0 and not left(tmp_path)
+    assert not left(tmp_path)
     assert found["values"][0] == found["values"][1] and len(found["values"][0]) == 5
     driver.said(r"^trainer 1 \| trainer 1 threads 1")
 
@@ -254,7 +258,7 @@ def test_a_job_goes_on_without_a_node(tmp_path: Path) -> None:
         site.nodes.tell(node)
 
         found = result(driver)
-        assert found == {"values": [None, None], "restarts": 1, "status": 0, "stored": 0.0}
+        assert found == {"values": [None, None], "restarts": 1, "status": 0}
         driver.said(r"is gone with its actor: .*the job starts again \(1 of 1\)")
         driver.said("from 3 to 6 of 2")
         assert len(re.findall(f"ready at {node}", repr(driver))) == 1
