@@ -44,6 +44,7 @@ GROUPS = (
         "ctr",
         "parsing",
         "sharded",
+        "gpus",
     ),
 )
 PATIENCE_SECONDS = 900.0

@@ -72,9 +72,14 @@ def network() -> nn.Sequential:
     )
 
 
-def stepping(model: nn.Module, optimizers: list[Any], seed: int, rows: int) -> Callable[[], None]:
+def stepping(
+    model: nn.Module, optimizers: list[Any], seed: int, rows: int, device: str = "cpu"
+) -> Callable[[], None]:
     """One step of the ordinary loop; its batches are made beforehand."""
-    made = [(torch.from_numpy(ids), torch.from_numpy(label)) for ids, label in batches(seed, rows)]
+    made = [
+        (torch.from_numpy(ids).to(device), torch.from_numpy(label).to(device))
+        for ids, label in batches(seed, rows)
+    ]
     upcoming: Iterator[tuple[torch.Tensor, torch.Tensor]] = itertools.cycle(made)
 
     def step() -> None:
@@ -99,12 +104,17 @@ def answer(step: Callable[[], None], drain: Callable[[], None] = lambda: None) -
         print(time.perf_counter() - began, time.process_time(), flush=True)
 
 
-def plain(seed: int, rows: int, rule: str = "adagrad") -> None:
+def plain(seed: int, rows: int, rule: str = "adagrad", device: str = "cpu") -> None:
     """Plain torch in one process.  ``rule``: of rows and network."""
-    model = Clicks(nn.Embedding(rows, DIM, sparse=True))
+    model = Clicks(nn.Embedding(rows, DIM, sparse=True)).to(device)
     make = torch.optim.SGD if rule == "sgd" else torch.optim.Adagrad
-    embedding = make(model.emb.parameters(), lr=RATE)
-    answer(stepping(model, [embedding, OPTIMIZERS[rule](model.net.parameters())], seed, rows))
+    optimizers = [make(model.emb.parameters(), lr=RATE), OPTIMIZERS[rule](model.net.parameters())]
+    answer(stepping(model, optimizers, seed, rows, device), settled(device))
+
+
+def settled(device: str) -> Callable[[], None]:
+    """Waits for what steps have begun on a device."""
+    return (lambda: None) if device == "cpu" else torch.cuda.synchronize
 
 
 def ddp(rank: int, world: int, port: int, rows: int) -> None:
@@ -130,6 +140,7 @@ def trainer(
     rows: int,
     rule: str = "adagrad",
     tables: int = 1,
+    device: str = "cpu",
 ) -> None:
     """One of ours.
 
@@ -151,15 +162,16 @@ def trainer(
     made: list[nn.Module] = [
         DistributedEmbedding(DIM, init=Uniform(-0.01, 0.01), optimizer=own) for _ in range(tables)
     ]
-    model = fleet.distributed_model(Clicks(made[0] if tables == 1 else Slots(made)))
+    model = fleet.distributed_model(Clicks(made[0] if tables == 1 else Slots(made)).to(device))
     optimizer = fleet.distributed_optimizer(OPTIMIZERS[rule](model.parameters()))
 
     def drain() -> None:
         assert optimizer.communicator is not None
-        for lane in optimizer.communicator.lanes:
+        for lane in optimizer.communicator.lanes if place != "sync" else ():
             lane.drain()
+        settled(device)()
 
-    answer(stepping(model, [optimizer], number, rows), drain if place != "sync" else lambda: None)
+    answer(stepping(model, [optimizer], number, rows, device), drain)
     fleet.finish()
 
 

@@ -33,13 +33,20 @@ def answer(ask: Callable[[str], object]) -> None:
         say(ask(line.strip()))
 
 
-def timed(step: Callable[[], object]) -> Callable[[str], float]:
-    """Takes as many steps as a line says; the seconds that they took."""
+def timed(
+    step: Callable[[], object], settle: Callable[[], object] = lambda: None
+) -> Callable[[str], float]:
+    """Takes as many steps as a line says; the seconds that they took.
+
+    Args:
+        settle: waits for what steps have begun and not ended.
+    """
 
     def run(line: str) -> float:
         began = time.perf_counter()
         for _ in range(int(line)):
             step()
+        settle()
         return time.perf_counter() - began
 
     return run
@@ -201,9 +208,10 @@ def rpc(rank: int, port: int, tcp: int, count: int, elements: int) -> None:
 # ---- training ----
 
 
-def loop(model: nn.Module, optimizer: Any, width: int) -> Callable[[], None]:
-    """One step of the ordinary loop."""
-    x, y = wide_batch(width)
+def loop(model: nn.Module, optimizer: Any, width: int, rows: int = 16) -> Callable[[], None]:
+    """One step of the ordinary loop, on the device of the model."""
+    device = next(model.parameters()).device
+    x, y = (each.to(device) for each in wide_batch(width, rows))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -221,6 +229,32 @@ def plain(width: int) -> None:
     run = timed(loop(model, torch.optim.SGD(model.parameters(), **SGD), width))
     say(READY)
     answer(lambda line: memory_bytes(os.getpid()) if line == "memory" else run(line))
+
+
+def plain_on_gpu(width: int, rows: int, copied: int) -> None:
+    """The plain loop on the first GPU.
+
+    ``copied``: every step copies its gradients to the host and its parameters back, through pinned
+    memory, as anything that updates them elsewhere has to.
+    """
+    model = wide_model(width).to("cuda:0")
+    parameters = list(model.parameters())
+    pinned = [torch.empty(each.shape, pin_memory=True) for each in parameters]
+    step = loop(model, torch.optim.SGD(parameters, **SGD), width, rows)
+
+    def copies() -> None:
+        step()
+        for host, parameter in zip(pinned, parameters, strict=True):
+            assert parameter.grad is not None
+            host.copy_(parameter.grad, non_blocking=True)
+        torch.cuda.synchronize()
+        with torch.no_grad():
+            for host, parameter in zip(pinned, parameters, strict=True):
+                parameter.copy_(host, non_blocking=True)
+
+    run = timed(copies if copied else step, torch.cuda.synchronize)
+    say(READY)
+    answer(run)
 
 
 def ddp(rank: int, world: int, host: str, port: int, width: int) -> None:
@@ -251,7 +285,14 @@ def data_parallel(rank: int, world: int, host: str, port: int, width: int) -> No
 
 
 def trainer(
-    number: int, trainers: int, endpoints: str, transport: str, width: int, configs: str = ""
+    number: int,
+    trainers: int,
+    endpoints: str,
+    transport: str,
+    width: int,
+    configs: str = "",
+    device: str = "cpu",
+    rows: int = 16,
 ) -> None:
     """One trainer of ours; ``configs`` is "" for sync, otherwise a_sync_configs as
     "key=number,...": with "overlap=1" alone for sync, too.
@@ -277,9 +318,10 @@ def trainer(
         ),
         strategy=strategy,
     )
-    model = fleet.distributed_model(wide_model(width))
+    model = fleet.distributed_model(wide_model(width).to(device))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), **copy.copy(SGD)))
-    run = timed(loop(model, optimizer, width))
+    settle = torch.cuda.synchronize if device != "cpu" else lambda: None
+    run = timed(loop(model, optimizer, width, rows), settle)
     say(READY)
 
     def ask(line: str) -> object:
@@ -311,6 +353,7 @@ ROLES: dict[str, Callable[..., None]] = {
     "answers": answers,
     "rpc": rpc,
     "plain": plain,
+    "plain_on_gpu": plain_on_gpu,
     "ddp": ddp,
     "trainer": trainer,
     "data_parallel": data_parallel,
