@@ -63,6 +63,9 @@ class LocalShards(Shards):
         if self._in_update:
             average_over(list(self.of.values()), self._mesh["replicas"].get_group())
 
+    def multiply_gradients(self, factor: Tensor) -> None:
+        """The optimizer has no copies, but the gradients themselves."""
+
     def publish(self) -> None:
         """The shards are the parameters' memory."""
 

@@ -19,6 +19,7 @@ In reading order::
     norms          clipping by the norms of whole gradients
     sharded_rule   which update rules may step shards
     optimizer      ShardedOptimizer: the given optimizer steps shards
+    scaler         the GradScaler of a sharded model
     files          a sharded model as plain files
 
 The room imports ``collective``, ``checkpoint`` and ``optimizer``.

@@ -276,8 +276,8 @@ def _scaler(
 ) -> torch.amp.GradScaler | None:
     if scaler is None or not scaler.is_enabled():
         return scaler
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+    from trainer.sharding.scaler import SharedGradScaler  # FSDP takes half a second to import
 
-    shared = ShardedGradScaler(device.type, process_group=group)
+    shared = SharedGradScaler(device.type, process_group=group)
     shared.load_state_dict(scaler.state_dict())
     return shared

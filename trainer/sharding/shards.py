@@ -8,8 +8,9 @@ are.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from trainer.sharding.collectives import all_gather
 from trainer.sharding.reducer import Reducer
 
 Values = dict[nn.Parameter, Tensor]
+_NOTHING: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
 
 
 class Shards(ABC):
@@ -41,6 +43,12 @@ class Shards(ABC):
     @abstractmethod
     def refresh(self) -> None:
         """Before a step: a gradient that the script has dropped is dropped here too."""
+
+    @abstractmethod
+    def multiply_gradients(self, factor: Tensor) -> None:
+        """Multiplies those gradients of the model's of which the optimizer has copies, as the
+        copies were.
+        """
 
     @abstractmethod
     def publish(self) -> None:
@@ -137,6 +145,8 @@ class FlatShards(Shards):
             for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True)
         ]
         self._held = [share.to("cpu", copy=True) if apart else share for share in self._shares]
+        # the gradients of which the shards have copies, and their versions then
+        self._copied: dict[nn.Parameter, tuple[Callable[[], Tensor | None], int]] = {}
         for bucket, held in zip(self.reducer.buckets, self._held, strict=True):
             for parameter, begin, end in bucket.shares(self._rank):
                 self.of[parameter] = nn.Parameter(held[begin:end])
@@ -151,7 +161,7 @@ class FlatShards(Shards):
 
     def _take_gradients(self, bucket: Bucket, result: Tensor, anywhere: set[nn.Parameter]) -> None:
         share = result if self._scatter else self._share(bucket, result)
-        share = share.to("cpu") if self._apart else share
+        share = share.to("cpu", copy=True) if self._apart else share
         for parameter, begin, end in bucket.shares(self._rank):
             if parameter not in anywhere:
                 continue
@@ -164,16 +174,36 @@ class FlatShards(Shards):
             for parameter, begin, end in bucket.spans():
                 if parameter in anywhere:
                     parameter.grad = result[begin:end].view(parameter.shape)
+            self._note_copies(parameter for parameter, *_ in bucket.spans())
+
+    def _note_copies(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The shards' gradients of these are copies as of now, where they are apart."""
+        for parameter in parameters if self._apart else ():
+            if (gradient := parameter.grad) is not None:
+                self._copied[parameter] = weakref.ref(gradient), gradient._version
 
     def refresh(self) -> None:
+        """See :class:`Shards`.  What the script has done to a gradient of the model's, since it was
+        copied to the host, is done to the copy.
+        """
         self.reducer.forget()
         if self._scatter:
             return
         for parameter, shard in self.of.items():
-            if parameter.grad is None:
+            gradient, (copied, version) = parameter.grad, self._copied.get(parameter, _NOTHING)
+            if gradient is None:
                 shard.grad = None
-            elif self._apart:
-                shard.grad = self.part(parameter, parameter.grad)
+            elif self._apart and (gradient is not copied() or gradient._version != version):
+                shard.grad = self.part(parameter, gradient)
+        self._note_copies(self.of)
+
+    def multiply_gradients(self, factor: Tensor) -> None:
+        if self._scatter:
+            return
+        for parameter in self.of if self._apart else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.to(parameter.grad.device))
+        self._note_copies(self.of)
 
     def publish(self) -> None:
         for share, held in zip(self._shares, self._held, strict=True):
@@ -193,6 +223,7 @@ class FlatShards(Shards):
                     tensor.grad = None
                 elif tensor.grad is not None:
                     tensor.grad.zero_()
+        self._note_copies(self.of)
 
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         shard = self.of[parameter]

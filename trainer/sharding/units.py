@@ -285,6 +285,9 @@ class Units(Shards):
             if sharded not in self.whole:
                 _copy_gradient(sharded, shard)
 
+    def multiply_gradients(self, factor: Tensor) -> None:
+        """The optimizer has no copies, but the gradients themselves."""
+
     def publish(self) -> None:
         """The shards are the DTensors' memory: the next forward gathers them."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -178,6 +180,36 @@ def test_offload_keeps_what_the_optimizer_steps_on_the_host(rank: int, scratch: 
         assert_close(model, alone)
 
 
+@on_ranks(2)
+def test_gradients_on_the_host_are_those_of_the_model(rank: int, scratch: Path) -> None:
+    """A GradScaler unscales the model's and the optimizer's, and what the script changes in the
+    model's counts, before and after that.
+    """
+
+    def trained(model: nn.Module, optimizer: Any, scaler: Any, data: Any) -> None:
+        for x, y in data:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            model[0].weight.grad.mul_(0.5)
+            model[-1].bias.grad = None
+            scaler.unscale_(optimizer)
+            model[0].bias.grad.mul_(0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    sgd = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    for enabled in (True, False):
+        scalers = [torch.amp.GradScaler("cpu", 1024.0, enabled=enabled) for _ in range(2)]
+        alone, model, data = net(), net(), batches(2)
+        trained(alone, sgd(alone.parameters()), scalers[0], data)
+        with mock.patch("trainer.sharding.levels._already_there", return_value=False):
+            model, optimizer, scaler = group_sharded_parallel(
+                model, sgd(model.parameters()), "os", scalers[1], offload=True
+            )
+        trained(model, optimizer, scaler, [part(batch, None) for batch in data])
+        assert_close(model, alone)
+
+
 @on_ranks(4)
 def test_sync_buffers_makes_them_equal_on_all_ranks(rank: int, scratch: Path) -> None:
     """After a step running statistics are the first rank's with sync_buffers, and each rank's own
@@ -322,11 +354,13 @@ def test_a_world_of_one_on_a_gpu(level: str, offload: bool, tmp_path: Path) -> N
         alone = net(256).cuda()
         model = copy.deepcopy(alone)
         data = [(x.cuda(), y.cuda()) for x, y in batches(4)]
-        train(alone, torch.optim.Adam(alone.parameters(), lr=1e-3), data)
+        # an eps above what rounding leaves of a gradient that is nearly 0
+        adam = partial(torch.optim.Adam, lr=1e-3, eps=1e-4)
+        train(alone, adam(alone.parameters()), data)
         model, optimizer, scaler = group_sharded_parallel(
             *(
                 model,
-                torch.optim.Adam(model.parameters(), lr=1e-3),
+                adam(model.parameters()),
                 level,
                 torch.amp.GradScaler("cuda"),
             ),
