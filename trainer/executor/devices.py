@@ -33,12 +33,14 @@ def checked_device(device: str | torch.device) -> torch.device:
 
 def move(storage: Storage, device: torch.device) -> None:
     """Moves the module's tensors in place, so that the module and the optimizer go on holding them;
-    and the optimizer's state.
+    with their gradients, and the optimizer's state.
     """
     moved = False
     for tensor in storage.tensors.values():
         if tensor.device != device:
+            gradient, tensor.grad = tensor.grad, None
             tensor.data = tensor.data.to(device)
+            tensor.grad = None if gradient is None else gradient.to(device)
             moved = True
     if moved and storage.optimizer is not None and storage.optimizer.state:
         # casts every state to its parameter's device
