@@ -319,5 +319,9 @@ def _wait_for_port(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text: torch's go on with a C++ stack."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of an error's text, as torch's go on with a C++ stack; and what NCCL has to
+    say, which stands behind it.
+    """
+    first, *others = str(error).splitlines() or [type(error).__name__]
+    said = others[others.index("Last error:") + 1 :] if "Last error:" in others else []
+    return f"{first}: {said[0]}" if said and said[0] else first

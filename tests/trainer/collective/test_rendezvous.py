@@ -29,6 +29,7 @@ from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
+from trainer.collective.rendezvous import first_line
 from trainer.environment.connection import Connection
 from trainer.environment.world import World
 
@@ -120,6 +121,20 @@ def test_an_option_without_effect_is_refused(
 
 
 # ---- a world of one ----
+
+
+def test_an_error_of_nccl_says_what_nccl_says() -> None:
+    """Without torch's stack, which stands between and behind."""
+    told = (
+        "NCCL error in: NCCLUtils.cpp:93, invalid usage, NCCL version 2.28.9\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    )
+    first, *_, last = told.splitlines()
+    assert first_line(RuntimeError(told)) == f"{first}: {last}"
+    assert first_line(RuntimeError("it broke\nframe #0")) == "it broke"
+    assert first_line(RuntimeError("it broke\nLast error:")) == "it broke"
+    assert first_line(ValueError()) == "ValueError"
 
 
 def test_alone_it_is_a_world_of_one() -> None:
