@@ -20,6 +20,7 @@ GROUPS = {  # a picture: its title, and how the names of its rows begin
     "survival": ("What surviving costs", ("survival/",)),
     "data": ("Reading data", ("data/",)),
     "paddle": ("Beside PaddlePaddle", ("paddle/",)),
+    "gpu": ("On a GPU", ("gpu/",)),
 }
 
 

@@ -154,7 +154,7 @@ def in_step(where: str) -> int:
         RARE("eager", "sync", "commit"),
         RARE("eager", "sync", "between"),
         RARE("eager", "sync", "after"),
-        ("eager", "async", "average"),
+        RARE("eager", "async", "average"),
         RARE("eager", "async", "after"),
         RARE("program", "sync", "average"),
         ("program", "sync", "commit"),

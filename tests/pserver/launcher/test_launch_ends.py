@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import RARE
 from tests.support.tiny_launch import DEADLINE, HANG, SHOW, Run
 
 pytestmark = pytest.mark.processes
@@ -132,7 +133,7 @@ def test_the_status_is_the_scripts_own(run: type[Run]) -> None:
     assert run("import sys; sys.exit(7)", trainers="1").end()[0] == 7
 
 
-@pytest.mark.parametrize("victim", ["server-0.log", "trainer-1.log"])
+@pytest.mark.parametrize("victim", ["server-0.log", RARE("trainer-1.log")])
 def test_a_process_killed_with_9_stops_the_rest_within_seconds(run: type[Run], victim: str) -> None:
     """Status 128 + 9, whatever the others then say about it; and nobody is left."""
     one = run(HANG, server="import os; print('pid', os.getpid(), flush=True)")

@@ -25,6 +25,7 @@ from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Kind
+from tests.support.tiers import RARE
 from trainer.checker import world_trial
 from trainer.checker.world_trial import play_world
 from trainer.checker.worlds import world_of
@@ -230,9 +231,16 @@ WRONG: dict[Callable[[pytest.MonkeyPatch], None], int] = {
 }
 
 
+LATE = (in_its_own_order, nothing_missed)  # seconds until they show
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize(
+    "wrong",
+    [RARE(each) if each in LATE else each for each in WRONG],
+    ids=lambda wrong: wrong.__name__,
+)
 def test_a_broken_promise_shows(
     wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path)
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_an_exit_code_of_a_child_reaches_the_parent(tmp_path: Path) -> None:
     """Started without waiting, the children are waited for by ``join``, which gives up after its
     time.

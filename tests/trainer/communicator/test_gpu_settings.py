@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.support.devices import Servers, assert_near, on_gpu
+from tests.support.tiers import RARE
 from trainer import DistributedEmbedding, Uniform, fleet, row_optimizers
 from transpiler import DistributedStrategy
 
@@ -97,7 +98,7 @@ def trained(endpoints: str, device: str, setting: str) -> nn.Module:
     return found.cpu()
 
 
-@pytest.mark.parametrize("device", ["cpu", on_gpu])
+@pytest.mark.parametrize("device", [RARE("cpu"), on_gpu])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_rows_and_layers_equal_those_of_the_cpu(
     servers: Servers, device: str, setting: str
