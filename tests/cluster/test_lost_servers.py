@@ -112,9 +112,10 @@ def launched(processes: Processes, mode: str, kills: int, **role: str) -> Starte
 
 
 def servers_of(launch: Started) -> list[psutil.Process]:
-    """The servers that run, the first one first."""
+    """The servers that run, the oldest first: numbers of processes begin again."""
     family = psutil.Process(launch.pid).children(recursive=True)
-    return sorted((each for each in family if "serve" in each.cmdline()), key=lambda p: p.pid)
+    found = (each for each in family if "serve" in each.cmdline())
+    return sorted(found, key=lambda p: (p.create_time(), p.pid))
 
 
 def said(launch: Started, pattern: str, count: int) -> list[re.Match[str]]:
@@ -135,7 +136,7 @@ def kill(launch: Started, processes: Processes, number: int, victim: int = 1) ->
     """A server dies when both trainers wait for it, and has come back; the others stay."""
     said(launch, f"waits for kill {number}", 2)
     found = servers_of(launch)
-    dies = found[-1] if victim or number else found[0]  # one that has come back has the last pid
+    dies = found[-1] if victim or number else found[0]  # one that has come back is the youngest
     dies.send_signal(signal.SIGKILL)
     (processes.path / f"killed-{number}").touch()
     said(launch, "decided steps since then are lost here", number + 1)
