@@ -1,5 +1,5 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
-# make test     the test suite: of every class of tests one or more, in some minutes
+# make test     the test suite: of every class of tests one or more, in some minutes; what fails runs once more at the end, alone
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
 # make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
@@ -55,7 +55,7 @@ demo: .venv/.examples
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
@@ -79,7 +79,7 @@ check-pairs: .venv/.dev
 
 check-sample: .venv/.dev
 	@echo "== $(SAMPLE) combinations of the matrices, three at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) -n 3 -r fE $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) --again -n 3 -r fE $(ARGS)
 
 check-long: .venv/.dev
 	@echo "== tests that take long, three files at a time"

@@ -20,6 +20,7 @@ from pserver.config import ServerConfig
 from pserver.service.server import Server
 
 pytest_plugins = [
+    "tests.support.flakes",
     "tests.support.tiers",
     "tests.support.checks",
     "tests.support.stores",
@@ -64,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(20_000)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Every wait has a deadline, the one for threads that a test left behind too: where they are is
     said, and the run ends.  Workers wait for the process that has started them, which ends them.
     """
@@ -73,7 +74,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
     def end() -> None:
         faulthandler.dump_traceback(all_threads=True)
-        os._exit(int(exitstatus))
+        os._exit(int(session.exitstatus))
 
     late = threading.Timer(EXIT_SECONDS, end)
     late.daemon = True
