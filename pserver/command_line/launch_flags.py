@@ -95,8 +95,9 @@ def _add_fates(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         default=0.0,
-        help="how long a trainer that gets SIGTERM may take to end its step and leave; the others "
-        "go on without it (default: 0, the job ends)",
+        help="how long a trainer that gets SIGTERM may take to end its step and leave, or a "
+        "handler of the script's own to do what it does; the others go on without it (default: 0, "
+        "the job ends)",
     )
     add(
         "--straggler-factor",

@@ -42,7 +42,7 @@ class Cluster:
         max_restarts: how often the cluster, or a trainer alone, is started again when a process has
             failed.
         grace_seconds: for how long a trainer that gets SIGTERM may go on with its step, to leave in
-            order; 0: it ends at once.
+            order, or its script's own handler with what it does; 0: it ends at once.
         least_trainers: with how many trainers the job begins, and may go on; 0: with all.  With
             servers so many are started, on the host of the first one, and ``trainers`` are as many
             places as there may be.
@@ -137,7 +137,6 @@ class Cluster:
             ("--data-dir", self.data_dir),
             ("--store", self.store),
             ("--web", self.web),
-            ("--grace", self.grace_seconds or None),
             ("--straggler-factor", self.straggler_factor),
             ("--record-log", self.record_log),
         )

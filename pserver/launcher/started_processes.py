@@ -150,7 +150,8 @@ class StartedProcesses:
         timeouts = {
             "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
-            "PSERVER_GRACE": cluster.grace_seconds or None,
+            # without servers nobody can leave in order: the scripts' own handlers have that time
+            "PSERVER_GRACE": None if cluster.collective else cluster.grace_seconds or None,
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers

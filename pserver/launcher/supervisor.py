@@ -29,7 +29,7 @@ from pserver.launcher.web_page import WebPage
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
-GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL: servers drain for 5 s
+GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL, beside --grace: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
 
 
@@ -109,11 +109,11 @@ class Supervisor:
             for process in self.suspended:
                 process.stop(signal.SIGKILL)  # no other signal reaches it
             self._rescue()
-            self._stop(signal.SIGTERM)
+            self._stop(signal.SIGTERM, self._processes())
             return self._report()
         except Interrupted as interrupted:
             self._say(f"{interrupted}: passed on; a second signal kills")
-            self._stop(interrupted.number, self.cluster.grace_seconds)
+            self._stop(interrupted.number, self._trainers, self.started.servers)
             return 128 + interrupted.number
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -261,7 +261,7 @@ class Supervisor:
 
         if self.cluster.host is None:
             if not self._until(left, LEAVE_SECONDS):
-                self._stop(signal.SIGTERM)
+                self._stop(signal.SIGTERM, self.started.servers)
         elif not self._until(left, NOTICE_SECONDS):
             self._say(
                 "the trainers here have ended; the servers here wait for those of other hosts"
@@ -325,7 +325,8 @@ class Supervisor:
         """Says of every process that failed why; returns the status of the first one's."""
         failed = by_cause(self.ended, self.started.servers)
         killed = [each for each in self._processes() if each.killed and each not in self.suspended]
-        for line in sentences(failed, self.suspended, killed, GRACE_SECONDS):
+        waited = GRACE_SECONDS + self.cluster.grace_seconds
+        for line in sentences(failed, self.suspended, killed, waited):
             self._say(line)
         self._decide((*self.suspended, *failed))
         return failed[0].status or 1 if failed else 1
@@ -365,27 +366,35 @@ class Supervisor:
         """Whether all have ended, and the events that say so have been taken."""
         return all(each in self.ended or each in self.lost for each in self._processes())
 
-    def _trainers_ended(self) -> bool:
-        return all(each.status is not None for each in self._trainers)
+    def _stop(self, number: int, *parties: Sequence[Process]) -> None:
+        """Asks processes to end, one party after the other; kills those that do not within their
+        grace, or all of them when the user asks again.
 
-    def _stop(self, number: int, grace_seconds: float = 0.0) -> None:
-        """Asks all processes to end; kills the rest after a grace, or when the user asks again.
-
-        Args:
-            grace_seconds: for how long trainers may leave in order, before their servers end.
+        Trainers have the grace of the job, and time to end: a handler of the script's own saves
+        then, or a step ends.
         """
         with suppress(Interrupted):
-            if grace_seconds and number == signal.SIGTERM:
-                for process in self._trainers:  # while their servers are there
-                    process.stop(number)
-                self._until(self._trainers_ended, grace_seconds, failures=False)
-            for process in self._processes():
-                process.stop(number)
-            if self._until(self._all_ended, GRACE_SECONDS, failures=False):
-                return
-        for process in self._processes():
-            process.stop(signal.SIGKILL)
-        self._until(self._all_ended, GRACE_SECONDS, failures=False)
+            for party in parties:
+                self._ask_to_end(party, number)
+                longer = self.cluster.grace_seconds if set(party) & set(self._trainers) else 0.0
+                if not self._end_of(party, GRACE_SECONDS + longer):
+                    self._ask_to_end(party, signal.SIGKILL)
+                    self._end_of(party, GRACE_SECONDS)
+            return
+        self._ask_to_end(self._processes(), signal.SIGKILL)
+        self._end_of(self._processes(), GRACE_SECONDS)
+
+    def _ask_to_end(self, party: Sequence[Process], number: int) -> None:
+        for process in party:
+            process.stop(number)
+
+    def _end_of(self, party: Sequence[Process], seconds: float) -> bool:
+        """Whether all of them end within that time."""
+
+        def over() -> bool:
+            return all(each in self.ended or each in self.lost for each in party)
+
+        return self._until(over, seconds, failures=False)
 
     def _say(self, text: str) -> None:
         self._end_panel()

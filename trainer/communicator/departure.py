@@ -163,11 +163,13 @@ class Departure:
         """
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         failed = next((client.failure for client in self._clients if client.failure), None)
-        if termination.came:
+        if termination.ends:
             return self._leave(REASON)
         if error is not None:
             return self._leave(spelled(error))
-        if failed is not None:  # which the script has caught: its end would be a success's
+        if termination.came:  # the script's own handler has ended it, after it had called ours
+            self._leave(REASON)
+        elif failed is not None:  # which the script has caught: its end would be a success's
             self._leave(spelled(failed))
         else:
             failure = "it ended without fleet.finish() or Executor.close()"

@@ -1,7 +1,13 @@
 """SIGTERM: a trainer that is told to end says so to the whole job, and exits with 143.
 
 Without a handler the kernel ends the process at once, and the others wait for the heartbeat
-timeout.  A handler that the script has installed itself is left alone.
+timeout.
+
+[Note: whose signal it is]  A script, or its trainer class, may install a handler of its own for
+SIGTERM before this one or after it, for the whole job or for a while.  So who owns the signal is
+asked when it comes: it is the handler that the interpreter has then.  Where that is another one,
+nobody is told anything, and the process goes on as that handler says.  It may call the one that it
+has found: from inside another's handler ours only notes that SIGTERM has come.
 
 [Note: told within a second]  Python runs a handler between two bytecodes of the main thread, which
 may be in a long backward pass or in a wait inside a library.  So the handler of the C level also
@@ -75,7 +81,7 @@ class Termination:
         the reason, and must not wait for locks that the script's threads hold for long.
 
         The first call installs the handler, if it comes from the main thread and the script has
-        none.
+        none.  See [Note: whose signal it is].
         """
         freeze_at_exit()  # others wait for this process's end
         self.allow(tell, 0.0)
@@ -97,6 +103,11 @@ class Termination:
             self._tells = {each: s for each, s in self._tells.items() if each != tell}
 
     @property
+    def ends(self) -> bool:
+        """Whether SIGTERM ends the process: the handler here has raised, not the script's own."""
+        return self._exit is not None
+
+    @property
     def awaited(self) -> bool:
         """Whether SIGTERM has come, and the trainer may leave the job in good order."""
         return bool(self._granted.get("seconds")) and not self._over.is_set()
@@ -114,6 +125,10 @@ class Termination:
         once.
         """
         return self._granted.setdefault("seconds", min(self._tells.values(), default=0.0))
+
+    def _owns(self) -> bool:
+        """See [Note: whose signal it is]."""
+        return signal.getsignal(signal.SIGTERM) == self._handle
 
     def _install(self) -> None:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -135,16 +150,18 @@ class Termination:
         )
 
     def _give_back(self) -> None:
-        """In a forked child."""
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write):
-                signal.set_wakeup_fd(other)
+        """In a forked child: the pipe too, where the handler is another's for a while."""
+        if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write):
+            signal.set_wakeup_fd(other)
+        if self._owns():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """The handler, in the main thread."""
+        """The handler, in the main thread; also called from inside another's."""
         self.came = True
+        if not self._owns():
+            return
         with suppress(OSError):  # where the wakeup descriptor is another's
             os.write(self._write, bytes([signal.SIGTERM]))
         if self._grant() and not self._over.is_set():
@@ -167,7 +184,7 @@ class Termination:
 
     def _watch(self) -> None:
         """The thread that tells the job."""
-        while signal.SIGTERM not in os.read(self._read, 64):
+        while signal.SIGTERM not in os.read(self._read, 64) or not self._owns():
             pass
         self.came = True
         reason = REASON

@@ -63,16 +63,76 @@ finally:
     assert (status, lines) == (143, ["told: ended by SIGTERM", "finally", "atexit"])
 
 
-def test_a_handler_of_the_script_s_own_stays() -> None:
-    """Whether it was installed before, or later."""
-    for own in ("before", "after"):
-        install = "signal.signal(signal.SIGTERM, lambda *_: (print('own'), os._exit(7)))\n"
-        add = "termination.add(tell)\n"
-        script = install + add if own == "before" else add + install
-        status, lines = ended(script.replace("print('own')", "print('own', flush=True)") + "wait()")
+ADD = "termination.add(tell)\n"
+OWN = """
+saved = threading.Event()
+found = signal.getsignal(signal.SIGTERM)
 
-        # another thread tells the servers at the same time, and may be cut off in its line
-        assert status == 7 and any(line.endswith("own") for line in lines), (own, lines)
+def own(number, frame):
+    print("own", flush=True)
+    if {calls} and callable(found):
+        found(number, frame)
+    saved.set()
+
+signal.signal(signal.SIGTERM, own)
+"""
+SAVES = """
+print("ready", flush=True)
+saved.wait(60)
+threading.Event().wait(0.3)  # for whoever tells others behind the script's back
+print("saves, came" if termination.came else "saves", flush=True)
+"""
+ALLOWS = "termination.allow(tell, 30.0)\n"
+
+
+@pytest.mark.parametrize("grace", ["", ALLOWS])
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_signal_is_its_handler_s_who_has_it_when_it_comes(
+    when: str, calls: bool, grace: str
+) -> None:
+    """Whether the script's was installed before ours or later: nobody is told, nothing is raised,
+    and who is called from inside of it only notes that the signal has come.
+    """
+    own = OWN.format(calls=calls)
+    status, lines = ended((own + ADD if when == "before" else ADD + own) + grace + SAVES)
+
+    noted = calls and when == "after"
+    assert (status, lines) == (0, ["own", "saves, came" if noted else "saves"])
+
+
+def test_a_handler_that_is_given_back_is_ours_again() -> None:
+    """As after a trainer's ``fit``: then the job is told, and the process ends."""
+    given_back = ADD + OWN.format(calls=True) + "signal.signal(signal.SIGTERM, found)\nwait()"
+
+    assert ended(given_back) == (143, ["told: ended by SIGTERM"])
+
+
+def test_a_child_that_is_forked_under_another_s_handler_does_not_speak_for_its_parent() -> None:
+    """It has the parent's pipe too: the parent would take the child's signal for its own."""
+    status, lines = ended(
+        ADD
+        + OWN.format(calls=True)
+        + """
+begun = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    os.write(begun[1], b"!")
+    time.sleep(60)
+    os._exit(1)
+os.read(begun[0], 1)
+signal.signal(signal.SIGTERM, found)
+os.kill(child, signal.SIGTERM)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+time.sleep(0.3)
+print("came" if termination.came else "not told", flush=True)
+"""
+        + "wait()"
+    )
+
+    assert lines[-3:] == ["child 7", "not told", "told: ended by SIGTERM"], lines
+    assert status == 143
 
 
 def test_a_job_that_was_left_is_not_told() -> None:
