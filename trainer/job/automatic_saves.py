@@ -121,7 +121,9 @@ class AutomaticSaves:
                 self._save_now(theirs["under way"])
 
     def _follow(self) -> None:
-        """This trainer waits in a joint call, and others may wait for it in a save."""
+        """This trainer waits, in a joint call or for samples, and others may wait for it in a
+        save.
+        """
         self._join_theirs()
         while not self._meeting and self._schedule.followed(self._taken()):
             self._save_now(self._schedule.name)
@@ -292,12 +294,15 @@ class AutomaticSaves:
         self._save_if_due(steps, waits=False)
 
     def waits(self) -> None:
-        """This trainer waits for samples that others may hand back: saves, where it is time.
+        """This trainer waits for samples that others may hand back, and they may wait for it in a
+        save: comes there.  Where trainers do not step together it also says when it is time.
 
         Raises:
             PServerError: the job has failed.
         """
-        if not self._script.returns and self._taken():
+        if self._script.together or self._script.returns or not self._taken():
+            self._follow()
+        else:
             self._save_if_due(self._taken(), waits=True)
 
     def _save_if_due(self, steps: int, waits: bool) -> None:

@@ -122,8 +122,7 @@ class SampleLeases:
             self.communicator.check()
             self.communicator.joint.attend()
             self.communicator.position.answer()
-            if not self.stripes:  # otherwise all have equally many steps
-                self._meanwhile()
+            self._meanwhile()
 
     def end(self, epoch: Epoch, segment: int, length: int) -> None:
         """The data has ended there; the next request says it."""

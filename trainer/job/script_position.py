@@ -141,7 +141,7 @@ class ScriptPosition:
                 plain["drawn"],
                 plain["groups"],
                 {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
-                plain["steps"] if self._together else (),  # elsewhere it counts its own
+                plain["steps"] if self.together else (),  # elsewhere it counts its own
                 plain["scales"],
                 {(loader, number): count for loader, number, count in plain["calls"]},
             )
@@ -149,7 +149,7 @@ class ScriptPosition:
         log.warning("joins the others after %d steps of theirs", plain["steps"][0])
 
     @property
-    def _together(self) -> bool:
+    def together(self) -> bool:
         """Whether the trainers take their steps together, so that one number is all trainers'."""
         there = self._job.communicator
         return there is not None and (

@@ -1,0 +1,81 @@
+"""A trainer that comes back when the others have used up the pass: it waits for samples, and they
+wait for it in a save.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pserver.config import ServerConfig
+from pserver.service.server import Server
+from tests.support.table_trainers import at_once
+from tests.support.threaded_scripts import SAMPLES, Script, kill
+from tests.support.tiers import RARE
+
+pytestmark = pytest.mark.timeout(60)
+
+PATIENCE = 20.0
+OUTER = {"type": "sgd", "lr": 1.0}
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {"a_sync": False, "a_sync_configs": {"lost_trainer": "go_on"}},
+    "async": {"a_sync_configs": {}},
+    "staleness": {"a_sync_configs": {"staleness": 2}},
+    "diloco": {"a_sync_configs": {"k_steps": 2, "outer_optimizer": OUTER}},
+}
+
+
+@pytest.mark.parametrize("lost", [0, RARE(1)])
+@pytest.mark.parametrize("mode", ["sync", "diloco", RARE("async"), RARE("staleness")])
+def test_who_comes_back_at_the_end_of_a_pass_saves_with_the_others(
+    tmp_path: Path, mode: str, lost: int
+) -> None:
+    """Although it gets no batch of that pass, and its script is not yet where theirs is."""
+    settings, folder = MODES[mode], str(tmp_path / "saved")
+    died, used_up, back = threading.Event(), threading.Event(), threading.Event()
+    with Server(ServerConfig()) as one, Server(ServerConfig()) as other:
+        servers = [one, other]
+
+        def script(number: int) -> Script:
+            return Script(servers, number, checkpoint=folder, **settings)
+
+        def stays(own: Script) -> int:
+            for epoch in range(2):
+                for number, _ in enumerate(own.shard(), 1):
+                    if not epoch and number == 5:
+                        assert died.wait(PATIENCE)
+                    own.step()
+                    own.optimizer.flush()
+                    held = servers[0].job.installed()
+                    if not epoch and held.leases.accounts[0].decided == SAMPLES:
+                        used_up.set()
+                        assert back.wait(PATIENCE)  # and then it saves
+            own.finish()
+            return own.optimizer.steps
+
+        def comes_back(own: Script) -> int:
+            for number, _ in enumerate(own.shard(), 1):
+                own.step()
+                if number == 4:
+                    break
+            own.optimizer.flush()
+            kill(servers, own)
+            died.set()
+            assert used_up.wait(PATIENCE)
+            again = script(lost)
+            back.set()
+            for _ in range(2):
+                for _ in again.shard():
+                    again.step()
+            again.finish()
+            return again.optimizer.steps
+
+        scripts = at_once(*(lambda n=n: script(n) for n in (0, 1)))  # type: ignore[misc]  # of lambdas
+        taken = at_once(
+            *(lambda n=n: (comes_back if n == lost else stays)(scripts[n]) for n in (0, 1))  # type: ignore[misc]  # of lambdas
+        )
+
+    assert all(taken), taken
