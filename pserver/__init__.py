@@ -125,7 +125,7 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     memory/          a process's own memory
-    config limits errors finite repeated_lines polling, and the generated messages
+    config limits errors finite onlookers repeated_lines polling, and the generated messages
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.
@@ -364,6 +364,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     memory/malloc.py                 holes
     memory/malloc.py                 one heap
     metrics/__init__.py              what metrics cost
+    onlookers.py                     onlookers
     operations/recorded_part.py      a server that comes back
     security/nonces.py               challenges that nobody keeps
     security/proof.py                what the port is for

@@ -25,9 +25,13 @@ def is_finite(tensor: torch.Tensor) -> bool:
     Example:
         >>> is_finite(torch.tensor([1.0, -2.0])), is_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
+        >>> is_finite(torch.tensor([complex(0.0, float("inf"))]))
+        False
         >>> is_finite(torch.full((2,), 3e38))  # though their sum is none
         True
     """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
         return True
     return bool(torch.isfinite(tensor).all())

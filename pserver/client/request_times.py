@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from pserver.onlookers import onlooker
 from pserver.tracing.spans import SPANS, Fact, now
 
 if TYPE_CHECKING:
@@ -36,15 +37,18 @@ class RequestTimes:
         self._began = now()
         self._committed = self._arrived = 0.0
 
+    @onlooker("the trace")
     def committed(self, step: int) -> None:
         """The request is a step, and its commit leaves."""
         self._facts = {**self._facts, "step": step}
         self._committed = now()
 
+    @onlooker("the trace")
     def arrives(self) -> None:
         """A value arrives."""
         self._arrived = self._arrived or now()
 
+    @onlooker("the trace")
     def answered(self, reply: Future[Reply]) -> None:
         """The request is over."""
         ended, add = now(), SPANS.add

@@ -18,6 +18,7 @@ from pserver.job.job_identity import check_names, check_trainer
 from pserver.job.joining import Joining
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, MemberState
+from pserver.onlookers import onlooker
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
 FINISH_SECONDS = 1.0  # the longest that Finish waits
@@ -100,10 +101,14 @@ class Attendance(Joining):
         """A heartbeat; the reply says whether the job still runs."""
         with self.condition:
             member = self.member(request.session)
-            member.activity, member.report = reports.kept(request, self.config.limits)
-            member.pace.heard(member.report)
+            self._hear_report(member, request)
             asked = 0 if self.program is None else self.program.position.asks(member)
             return reports.reply(self.failure, self._members, asked)
+
+    @onlooker("what trainers report")
+    def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
+        member.activity, member.report = reports.kept(request, self.config.limits)
+        member.pace.heard(member.report)
 
     def roll(self) -> wire.Roll:
         """Which trainers are there."""

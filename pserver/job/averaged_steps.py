@@ -20,6 +20,7 @@ from pserver.job.events import EventLog, Events
 from pserver.job.membership import Member
 from pserver.job_log.records import Process
 from pserver.metrics.job_steps import JobSteps
+from pserver.onlookers import onlooker
 from transpiler.plan.plan import Plan
 
 MOST = 2**48  # averages that a job may have: their sums travel
@@ -76,6 +77,7 @@ class AveragedSteps:
         self._steps, self._log = steps, EventLog(log, events)
         self._there: dict[Process, Averaging] = {}
 
+    @onlooker("the count of partial steps")
     def gathered(self, told: Mapping[Process, tuple[Member, Averages]]) -> None:
         """A gathering is over.
 

@@ -22,6 +22,7 @@ from pserver.job.observations import Observations
 from pserver.job.reload import Reload
 from pserver.job.stragglers import news
 from pserver.job_log.records import Process
+from pserver.onlookers import onlooker
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +118,7 @@ class Endings(ABC):
             self._announcements.lose_silent(now, timeout)
             self.observations.lose_silent(now, timeout)
             self._expire(now)
-            for trainer, text in news(self._members.joined(), self.config.straggler_factor):
-                self.log.say(f"straggler {trainer}", text)
+            self._name_stragglers()
             if self._members.by_trainer and self.failure is None:
                 self._check_missing(now)
             if self.program is not None and self.failure is None:
@@ -127,6 +127,11 @@ class Endings(ABC):
                 self._close_if_over()
         if self.links is not None:  # not under the job's lock
             self.links.tick()
+
+    @onlooker("the watch for stragglers")
+    def _name_stragglers(self) -> None:
+        for trainer, text in news(self._members.joined(), self.config.straggler_factor):
+            self.log.say(f"straggler {trainer}", text)
 
     def paused(self, seconds: float) -> None:
         """This process has not run for a while.  In a job that waits for servers the trainers have

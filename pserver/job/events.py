@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pserver import wire_pb2 as wire
+from pserver.onlookers import onlooker
 from pserver.repeated_lines import WIDTH, LimitedLog
 
 KEPT = 32  # of each kind: many of one kind do not push out another
@@ -28,6 +29,7 @@ class Events:
         self._lock = threading.Lock()  # guards the next
         self._by_kind: dict[str, deque[wire.Event]] = {}
 
+    @onlooker("the list of events")
     def add(self, kind: str, text: str) -> None:
         """Something has happened.
 

@@ -13,6 +13,7 @@ from pserver.job.background_saves import BackgroundSaves
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Member
 from pserver.job.recorder import Recorder
+from pserver.tracing.spans import now
 from transpiler.files.local_path import shown
 
 SAVE = "save"  # the kind of such calls in the job's log
@@ -78,8 +79,11 @@ class Filing(Attendance):
             return self._save_in_background(request, member, installed, path)
         if request.base or request.number:
             raise Refused("a save that has a number or a base is one in the background")
-        with installed.steps.checkpoint.time():
+        began = now()
+        try:
             job_files.save(path, installed, self._members)
+        finally:
+            installed.steps.saved(now() - began)
         self.lifecycle.events.add("saved", f"saved to {shown(path)}")
         return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
 
@@ -104,7 +108,7 @@ class Filing(Attendance):
             request.number,
             path,
             begin,
-            installed.steps.checkpoint.observe,
+            installed.steps.saved,
         )
         return wire.SaveReply(
             file=shown(path),

@@ -108,7 +108,7 @@ class InstalledProgram:
         self.decisions = decisions
         self.steps = JobSteps(spans)
         self.last_save: LastSave | None = None
-        self.quiesce = Quiesce(job, self.steps.pause.observe)
+        self.quiesce = Quiesce(job, self.steps.paused)
         self.tables = _open_tables(self.plan, self._server, scratch)
         self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
         self.leases = JobLeases(members, job)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pserver.errors import NonFinite
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.sync_round import Contribution
+from pserver.onlookers import onlooker
 from pserver.repeated_lines import RepeatedWarning
 from transpiler.plan.plan import Lane
 
@@ -49,6 +50,7 @@ class NonFiniteSteps:
         self._warning = RepeatedWarning(log)
         self.refused = 0
 
+    @onlooker("values that are not finite", where=lambda steps: steps._action == "apply")
     def judge(self, contribution: Contribution) -> None:
         """Refuses a trainer's step, or lets it pass; a warning says so.  All finite ones pass.
 

@@ -29,6 +29,7 @@ from pserver.errors import Outlier
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.norm_history import NormHistory
 from pserver.job.sync_round import Contribution
+from pserver.onlookers import onlooker
 from pserver.repeated_lines import RepeatedWarning
 from pserver.transport.push_norms import OutlierPush, said
 from transpiler.plan.plan import Lane
@@ -57,6 +58,7 @@ class OutlierPushes:
         self._warning = RepeatedWarning(log)
         self.refused = 0
 
+    @onlooker("the norms of pushes", where=lambda pushes: pushes._action == "apply")
     def judge(
         self,
         trainer: int,

@@ -57,8 +57,8 @@ class StepChecks:
         self._check_norms(who, contribution)
 
     def _check_norms(self, who: str, contribution: Contribution) -> None:
-        """A step says how large everything is that it brings, where its lane looks at that."""
-        if self._lane.outlier_push == "off" or contribution.overflow:
+        """A step says how large everything is that it brings, where its lane decides by that."""
+        if self._lane.outlier_push in ("off", "apply") or contribution.overflow:
             return
         brought = {self._updates[name].parameter for name in contribution.gradients}
         brought.update(n for n, rows in contribution.row_gradients.items() if len(rows.ids))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pserver import wire_pb2 as wire
+from pserver.onlookers import onlooker
 
 REPORTS = 8
 LEAST_SECONDS = 0.005  # of a step: what takes less is nobody's trouble, and mostly noise
@@ -30,7 +31,7 @@ class Member(Protocol):
     pace: Pace
 
 
-@dataclass(slots=True)
+@dataclass
 class Pace:
     """How long a trainer's own part of a step takes.
 
@@ -49,6 +50,7 @@ class Pace:
     named: bool = False
     _heard: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REPORTS))
 
+    @onlooker("the watch for stragglers")
     def heard(self, report: wire.TrainerReport) -> None:
         """A heartbeat has come: steps and seconds count of the lane that takes most of the time."""
         lane = max(report.lanes, key=lambda each: each.step_seconds, default=wire.LaneReport())

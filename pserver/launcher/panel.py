@@ -28,6 +28,7 @@ from pserver.launcher.panel_rows import panel_rows
 from pserver.launcher.panel_state import Feed, ProcessLine
 from pserver.launcher.process import Group, Process
 from pserver.launcher.terminal import Row, Terminal
+from pserver.onlookers import onlooker
 
 WATCH = (sys.executable, "-m", "pserver.launcher.watch")
 DRAW_SECONDS = 0.25
@@ -64,6 +65,7 @@ class Panel:
         self._over = threading.Event()
         self._drawing = threading.Thread(target=self._draw, name="panel", daemon=True)
 
+    @onlooker("the panel", end=lambda panel: panel.leave())
     def _start(self, token: str) -> subprocess.Popen[bytes]:
         """Starts the asking process, which waits for endpoints."""
         return subprocess.Popen(
@@ -75,6 +77,7 @@ class Panel:
             process_group=self._group.id,
         )
 
+    @onlooker("the panel", end=lambda panel: panel.leave())
     def watch(self, endpoints: Sequence[str]) -> None:
         """Asks servers how the job goes, from now on.
 
@@ -92,11 +95,13 @@ class Panel:
             target=self._read, args=(lines,), name="panel: servers", daemon=True
         ).start()
 
+    @onlooker("the panel", end=lambda panel: panel.leave())
     def _read(self, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
                 self._feed.take(json.loads(line), time.monotonic())
 
+    @onlooker("the panel", end=lambda panel: panel.leave())
     def _draw(self) -> None:
         while self._terminal.panel:
             height, width = self._terminal.size()
@@ -137,8 +142,16 @@ class Panel:
 
     def close(self) -> None:
         """Removes the panel, and ends what it has started; harmless when called twice."""
+        self.leave()
+        self._end_asking()
+
+    def leave(self) -> None:
+        """Gives the rows back to the terminal."""
         self._over.set()
         self._terminal.end_panel()
+
+    @onlooker("the process that asks for the panel")
+    def _end_asking(self) -> None:
         if self._asking is not None:
             self._asking.kill()
             self._asking.wait()
@@ -147,10 +160,15 @@ class Panel:
                     self._asking.stdin.close()
 
     def __enter__(self) -> Panel:
+        self._begin()
+        return self
+
+    @onlooker("the panel", end=lambda panel: panel.leave())
+    def _begin(self) -> None:
         self._terminal.panel = True
         self._drawing.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        self._drawing.join(END_SECONDS)
+        if self._drawing.ident is not None:  # it could be started
+            self._drawing.join(END_SECONDS)

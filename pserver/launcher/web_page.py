@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from pserver.launcher.process import Group
+from pserver.onlookers import onlooker
 
 WEB = (sys.executable, "-m", "pserver", "web")
 END_SECONDS = 5.0
@@ -44,6 +45,7 @@ class WebPage:
         self._process: subprocess.Popen[str] | None = None
         self._reader = threading.Thread(target=self._read, name="web: output", daemon=True)
 
+    @onlooker("the job's page")
     def begin(self, endpoints: Sequence[str]) -> None:
         """The servers are there; without a port there is no page."""
         if self._port is None:
@@ -59,6 +61,7 @@ class WebPage:
         )
         self._reader.start()
 
+    @onlooker("the job's page")
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None, "it has begun"
         for line in self._process.stdout:

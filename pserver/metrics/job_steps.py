@@ -10,11 +10,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pserver.metrics.histograms import in_seconds, in_steps
+from pserver.onlookers import onlooker
 from pserver.tracing.spans import Fact, Spans, now
 
 TEXT = 200  # letters of the names that a span has
 Work = Callable[[tuple[str, ...]], None]
 PUSHED = ("applied", "repeated", "refused")
+STEPS = "the metrics of steps"
 
 
 class JobSteps(Collector):
@@ -27,8 +29,6 @@ class JobSteps(Collector):
 
     Attributes:
         spans: see there.
-        checkpoint: of the seconds that a save took.
-        pause: of the seconds in which no step ran, because of a save, a load or a shrink.
         lanes: those of each lane, by index.
         partial_steps: of lost trainers: decided in a lane, and not in another one.
     """
@@ -64,8 +64,8 @@ class JobSteps(Collector):
             registry=None,
         )
         self._count_trainers()
-        self.checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
-        self.pause = in_seconds(
+        self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of all that is here.")
+        self._pause = in_seconds(
             "pserver_checkpoint_pause_seconds",
             "For how long no step ran, because of a save, a load or a shrink.",
         )
@@ -97,10 +97,12 @@ class JobSteps(Collector):
         self.lanes[index] = LaneSteps(index, self.spans, *measured)
         return self.lanes[index]
 
+    @onlooker(STEPS)
     def nonfinite(self, trainer: int) -> None:
         """A trainer has committed a step that is not finite."""
         self._nonfinite.labels(str(trainer)).inc()
 
+    @onlooker(STEPS)
     def outlier(self, trainer: int) -> None:
         """A trainer has committed a step with a norm far beyond its history."""
         self._outliers.labels(str(trainer)).inc()
@@ -108,13 +110,27 @@ class JobSteps(Collector):
     def partial(self, steps: int) -> None:
         """A lost trainer has left so many steps that are decided in a lane, and not in another."""
         self.partial_steps += steps
+        self._count_partial(steps)
+
+    @onlooker(STEPS)
+    def _count_partial(self, steps: int) -> None:
         self._partial.inc(steps)
+
+    @onlooker(STEPS)
+    def saved(self, seconds: float) -> None:
+        """A save of all that is here took so long."""
+        self._checkpoint.observe(seconds)
+
+    @onlooker(STEPS)
+    def paused(self, seconds: float) -> None:
+        """No step ran for so long, because of a save, a load or a shrink."""
+        self._pause.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """See :class:`Collector`."""
         for each in (
             *(self._step, self._wait, self._update, self._staleness, self._pushes),
-            *(self._nonfinite, self._outliers, self._partial, self.checkpoint, self.pause),
+            *(self._nonfinite, self._outliers, self._partial, self._checkpoint, self._pause),
         ):
             yield from each.collect()
 
@@ -172,6 +188,7 @@ class LaneSteps:
         self._staleness = staleness.labels(self._lane)
         self._pushes = {result: pushes.labels(self._lane, result) for result in PUSHED}
 
+    @onlooker(STEPS)
     def arrived(self, trainer: int, after: float) -> None:
         """A trainer's commit has come, some seconds after the step's first."""
         if trainer not in self._waits:
@@ -200,6 +217,7 @@ class LaneSteps:
 
         return timed
 
+    @onlooker(STEPS)
     def waited(self, trainer: int, step: int, since: float) -> None:
         """A trainer's step has waited for others since then; since 0 nobody has asked."""
         if since:
@@ -211,14 +229,17 @@ class LaneSteps:
         """Now, where a trace is under way; otherwise 0."""
         return now() if self._spans.on else 0.0
 
+    @onlooker(STEPS)
     def repeated(self) -> None:
         """A step has come again that was applied before, or is in progress."""
         self._pushes["repeated"].inc()
 
+    @onlooker(STEPS)
     def pushed(self, refused: bool) -> None:
         """A trainer's step is applied, or is not to be."""
         self._pushes["refused" if refused else "applied"].inc()
 
+    @onlooker(STEPS)
     def applied(self, since: float) -> None:
         """A step is applied whose first commit came at ``since``."""
         seconds = now() - since
@@ -226,6 +247,7 @@ class LaneSteps:
         self.totals.steps += 1
         self.totals.step_seconds += seconds
 
+    @onlooker(STEPS)
     def updated(self, since: float) -> None:
         """An update that began at ``since`` has ended."""
         seconds = now() - since
@@ -233,6 +255,7 @@ class LaneSteps:
         self.totals.updates += 1
         self.totals.update_seconds += seconds
 
+    @onlooker(STEPS)
     def stale(self, steps: int) -> None:
         """So many updates of others lie between two of one trainer."""
         self._staleness.observe(steps)

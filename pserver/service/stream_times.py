@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pserver.onlookers import onlooker
 from pserver.tracing.spans import Fact, Spans, now
 from pserver.wire_pb2 import Frame, Kind
 
@@ -24,6 +25,7 @@ class StreamTimes:
         self._step, self._since = 0, 0.0  # of what arrives
         self._answers = "answer"
 
+    @onlooker("the trace")
     def got(self, header: Frame) -> None:
         """A frame arrives, or has arrived: a step's first one begins what its COMMIT ends."""
         if header.kind == Kind.PULL:
@@ -36,6 +38,7 @@ class StreamTimes:
             self._add("receive", self._since, header.step)
             self._step, self._answers = 0, "answer"
 
+    @onlooker("the trace")
     def answered(self, since: float, step: int) -> None:
         """The answer to a step, or to a pull, has been on its way since then."""
         self._add(self._answers, since, step)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from pserver.onlookers import look_again, onlooker
+
 MOST_SPANS = 50_000  # of a process, in one trace
 Fact = str | int | float
 
@@ -57,12 +59,14 @@ class Spans:
     def begin(self) -> None:
         """Forgets what was noted, and notes from here on."""
         self._spans, self._dropped = [], 0
+        look_again(self)
         self.on = True
 
     def end(self) -> None:
         """Notes nothing more."""
         self.on = False
 
+    @onlooker("the trace", end=lambda spans: spans.end())
     def add(self, name: str, began: float, ended: float, track: str = "", /, **facts: Fact) -> None:
         """Notes a span; where there are too many, only that it was dropped.
 

@@ -14,12 +14,14 @@ change: GradScaler unscales by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pserver.onlookers import onlooker
 from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -50,23 +52,20 @@ class GradientChanges:
         self._compares = True  # whether this step compares elements
         self._touched = False  # whether versions have moved, and no element
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]  # torch's own
+            parameter.register_post_accumulate_grad_hook(partial(self._note, name))  # type: ignore[no-untyped-call]  # torch's own
             for name, parameter in parameters.items()
             if parameter.requires_grad
         ]
 
-    def _hook(self, name: str) -> Callable[[Tensor], None]:
-        noted = self._noted
+    @onlooker("the watch for clipping", end=lambda watch: watch.close())
+    def _note(self, name: str, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None:
+            self._noted[name] = id(gradient), gradient._version
+            if self._compares:
+                self._elements[name] = _elements(gradient).clone()
 
-        def note(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            if gradient is not None:
-                noted[name] = id(gradient), gradient._version
-                if self._compares:
-                    self._elements[name] = _elements(gradient).clone()
-
-        return note
-
+    @onlooker("the watch for clipping", end=lambda watch: watch.close())
     def check(self) -> None:
         """At a step, before the gradients leave: warns if one is not as backward left it."""
         changed = [name for name, noted in self._noted.items() if self._changed(name, noted)]
@@ -143,6 +142,8 @@ def changes_of(
 
 def _elements(gradient: Tensor) -> Tensor:
     flat = gradient.detach()._values() if gradient.is_sparse else gradient.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj())
     flat = flat.reshape(-1)
     return flat[:: max(1, flat.numel() // ELEMENTS)]
 

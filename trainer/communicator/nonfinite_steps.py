@@ -16,6 +16,7 @@ import torch
 
 from pserver.client.replies import Reply
 from pserver.finite import is_finite, listed
+from pserver.onlookers import onlooker
 from pserver.repeated_lines import RepeatedWarning
 from pserver.table.gradient import RowGradient
 from trainer.communicator.parameter_slices import ParameterSlices
@@ -75,14 +76,15 @@ class NonFiniteSteps:
 
     # ---- the answer ----
 
-    def hear(self, reply: Reply, first: int, last: int) -> Reply:
-        """Counts and says what the servers made of a message, and returns their reply.
+    @onlooker("what servers say of values that are not finite")
+    def hear(self, reply: Reply, first: int, last: int) -> None:
+        """Counts and says what the servers made of a message.
 
         Args:
             first, last: the steps of this lane that the message brought.
         """
         if not reply.nonfinite:
-            return reply
+            return
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         with self._lock:
             self.refused += reply.refused and self._lane.on_nonfinite == "refuse"
@@ -92,7 +94,6 @@ class NonFiniteSteps:
                     f"a NaN or an infinity in the step of trainer {each.trainer}, in "
                     f"{listed(each.variables)}: the servers {self._done(reply)} {steps}",
                 )
-        return reply
 
     def _done(self, reply: Reply) -> str:
         if reply.refused:

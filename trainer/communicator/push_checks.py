@@ -78,7 +78,8 @@ class PushChecks:
             first, last: the steps of this lane that the message brought.
         """
         self._norms.hear(reply, first, last)
-        return self._nonfinite.hear(reply, first, last)
+        self._nonfinite.hear(reply, first, last)
+        return reply
 
     def metrics(self) -> dict[str, float]:
         """Messages of which servers have applied nothing, by reason."""

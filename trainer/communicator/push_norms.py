@@ -14,6 +14,7 @@ import torch
 
 from pserver.client.replies import Reply
 from pserver.dense.compression import encoded_norm
+from pserver.onlookers import onlooker
 from pserver.repeated_lines import RepeatedWarning
 from pserver.table.gradient import RowGradient
 from pserver.transport.push_norms import OutlierPush, PushNorm, l2_norm, said
@@ -21,6 +22,11 @@ from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)
+
+
+def _only_looks(norms: PushNorms) -> bool:
+    """Whether servers apply outliers, and only say so."""
+    return norms._lane.outlier_push == "apply"
 
 
 class PushNorms:
@@ -45,6 +51,7 @@ class PushNorms:
 
     # ---- the step that is sent: one thread at a time ----
 
+    @onlooker("the norms of pushes", where=_only_looks)
     def look(
         self, name: str, parts: Iterable[tuple[str, torch.Tensor]], change: torch.Tensor | None
     ) -> None:
@@ -64,11 +71,13 @@ class PushNorms:
         before = self._norms.get(placement.name, 0.0)
         self._norms[placement.name] = math.hypot(before, norm)
 
+    @onlooker("the norms of pushes", where=_only_looks)
     def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
         """Measures the gradients of tables."""
         for name, gradient in tables if self._measures else ():
             self._of_tables[name] = PushNorm.of_rows(gradient.ids, gradient.rows)
 
+    @onlooker("the norms of pushes", otherwise=dict, where=_only_looks)
     def take_out(self, steps: int) -> dict[str, PushNorm]:
         """The norms of the step, by parameter and table.  The next one may begin.
 
@@ -85,6 +94,7 @@ class PushNorms:
 
     # ---- the answer ----
 
+    @onlooker("what servers say of norms")
     def hear(self, reply: Reply, first: int, last: int) -> None:
         """Counts and says what the servers made of a message.
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pserver.errors import PServerError
+from pserver.onlookers import onlooker
 from pserver.storage.single_file import written
 from pserver.tracing.chrome import document
 from pserver.tracing.recording import Recording
@@ -138,6 +139,7 @@ class Trace:
         self._left, self._taken = settings.after, 0  # steps
         self._torch = TorchSpans() if settings.profiler else None
         self._notes: list[str] = []
+        self._stop_watching: Callable[[], None] = lambda: None
         self._hurried = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="trace", daemon=True)
         if trainer == 0:
@@ -145,6 +147,7 @@ class Trace:
         if not self._left:
             self._begin()
 
+    @onlooker("the trace", end=lambda trace: trace.abandon())
     def stepped(self) -> None:
         """A step of this trainer is over."""
         if self.phase is Phase.ARMED:
@@ -182,6 +185,13 @@ class Trace:
         """Returns when the spans have been brought together, if they are under way."""
         if self.phase is Phase.TELLING:
             self._thread.join(JOIN_SECONDS)
+
+    def abandon(self) -> None:
+        """Ends it without a file; whatever is noted is forgotten."""
+        atexit.unregister(self._exits)
+        self.phase = Phase.OVER
+        SPANS.end()
+        self._stop_watching()
 
     # ---- its parts ----
 

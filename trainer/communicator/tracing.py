@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pserver.onlookers import look_again, onlooker
 from pserver.tracing.spans import SPANS
 from trainer.communicator.server_meeting import ServerMeeting
 from trainer.communicator.trace import Meeting, Phase, Trace, TraceSettings
@@ -55,8 +56,10 @@ class Tracing:
         trace = Trace(settings, self._count + 1, trainer, meeting, watch)
         self._count += 1
         self._present, self._counts = trace, counts
+        look_again(self)
         SPANS.watcher = self.stepped
 
+    @onlooker("the trace")
     def stepped(self, optimizer: object) -> None:
         """A step of an optimizer, or of a program (None), is over."""
         if self._present is not None and self._counts(optimizer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from prometheus_client import Counter, Histogram, ProcessCollector
@@ -20,11 +21,14 @@ from pserver.metrics.exposition import Exposition
 from pserver.metrics.histograms import in_seconds
 from pserver.metrics.json_log import LINES, write_json
 from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
+from pserver.onlookers import onlooker
 from pserver.security.access import Access
 from pserver.tracing.spans import SPANS, now
 from trainer.communicator.lane import LaneSender
 from trainer.environment.connection import LOOPBACK, Connection
 from transpiler.plan.plan import Deployment
+
+STEPS = "the metrics of steps"
 
 
 class TrainerSteps(Collector):
@@ -59,6 +63,7 @@ class TrainerSteps(Collector):
         self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
         self._waits = False  # now, and the time will count as blocked
 
+    @onlooker(STEPS)
     def closed(self, lane: int) -> None:
         """A step of a lane is complete."""
         closed = now()
@@ -93,10 +98,14 @@ class TrainerSteps(Collector):
         try:
             yield
         finally:
-            seconds, self._waits = now() - began, False
-            for lane in lanes:
-                self._lanes[lane][1].inc(seconds)
-                self.lane(lane).blocked_seconds += seconds
+            self._waits = False
+            self._waited(lanes, now() - began)
+
+    @onlooker(STEPS)
+    def _waited(self, lanes: Sequence[int], seconds: float) -> None:
+        for lane in lanes:
+            self._lanes[lane][1].inc(seconds)
+            self.lane(lane).blocked_seconds += seconds
 
     def lane(self, index: int) -> LaneTotals:
         """The totals of one lane."""
@@ -105,19 +114,28 @@ class TrainerSteps(Collector):
     def answered(self, lane: int, server: int) -> Callable[[float], None]:
         """Told the seconds that an answer of a server took."""
         histogram, totals = self._wait.labels(str(lane), f"server {server}"), self.lane(lane)
+        return partial(self._answered, histogram, totals, server)
 
-        def tell(seconds: float) -> None:
-            histogram.observe(seconds)
-            totals.answered(server, seconds)
-
-        return tell
+    @onlooker(STEPS)
+    def _answered(
+        self, histogram: Histogram, totals: LaneTotals, server: int, seconds: float
+    ) -> None:
+        histogram.observe(seconds)
+        totals.answered(server, seconds)
 
     @contextmanager
     def save(self) -> Iterator[None]:
         """A save of the whole job lasts as long as this."""
-        with self._checkpoint.time():
+        began = now()
+        try:
             yield
+        finally:
+            self._saved_in(now() - began)
         self.saves, self._saved = self.saves + 1, time.monotonic()
+
+    @onlooker(STEPS)
+    def _saved_in(self, seconds: float) -> None:
+        self._checkpoint.observe(seconds)
 
     @property
     def since_save(self) -> float:
@@ -200,6 +218,7 @@ class TrainerMetrics(Collector):
                 client.tables.track = f"to server {client.index}, tables"
                 client.tables.facts = {"server": client.index}
 
+    @onlooker("the report to the servers", otherwise=Report)
     def report(self) -> Report:
         """What servers are told with each heartbeat."""
         samples, values = self.said()

@@ -7,6 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from pserver.onlookers import onlooker
+
 
 class LoadBar:
     """A bar while it is entered; nothing where there is no terminal.
@@ -33,9 +35,13 @@ class LoadBar:
             self._bar.add_task("", total=total)
 
     def __enter__(self) -> LoadBar:
+        self._begin()
+        return self
+
+    @onlooker("the bar of loading", end=lambda bar: bar.leave())
+    def _begin(self) -> None:
         if self._bar is not None:
             self._bar.start()
-        return self
 
     def __exit__(
         self,
@@ -43,9 +49,19 @@ class LoadBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._end()
 
+    @onlooker("the bar of loading")
+    def _end(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives the terminal back."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+    @onlooker("the bar of loading", end=lambda bar: bar.leave())
     def at(self, done: int, samples: int) -> None:
         """So much of the total is done, and there are so many samples."""
         if self._bar is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pserver.onlookers import onlooker
 from trainer.executor.compiled_program import CompiledProgram
 from transpiler.ir.graph import Role
 from transpiler.program import Program
@@ -169,6 +170,7 @@ class _Lines:
         """Whether a line follows this batch."""
         return count % self._period == 0 and bool(self._names or self._debug)
 
+    @onlooker("the lines of fetched values")
     def ran(self, count: int, values: Sequence[Tensor]) -> None:
         """A batch is over."""
         if not self.due(count):

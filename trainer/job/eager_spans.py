@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from pserver.onlookers import onlooker
 from pserver.tracing.spans import SPANS, now
 
 
@@ -41,10 +42,12 @@ class Forwards:
         self._model, self._backwards = model, backwards
         self._began: list[float] = []  # of those under way: a model may call itself
 
+    @onlooker("the trace")
     def begin(self, module: nn.Module, args: Any) -> None:
         """Before a forward."""
         self._began.append(now())
 
+    @onlooker("the trace")
     def end(self, module: nn.Module, args: Any, outputs: Any) -> None:
         """After it."""
         if not self._began:
@@ -68,6 +71,7 @@ class Backwards:
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 leaf.grad_fn.register_prehook(self._begin)
 
+    @onlooker("the trace")
     def _begin(self, gradients: Any) -> None:
         task = torch._C._current_graph_task_id()
         if task == self._task or not SPANS.on:

@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pserver.onlookers import onlooker
 from trainer.environment.connection import Connection
 from trainer.environment.role import Role
 from trainer.job.data_position import CountedBatches
@@ -43,6 +44,7 @@ class ProgressBar:
         self._number = self._batch = self._samples = 0
         self._began = self._drawn = 0.0
 
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
     def begin(self, number: int, batches: int) -> None:
         """A pass begins; ``batches`` is 0 where their number is not known."""
         self._number, self._batch = number, 0
@@ -63,6 +65,7 @@ class ProgressBar:
             self._bar.start()
             atexit.register(self._bar.stop)  # after an error the pass may never be told its end
 
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
     def advance(self, batch: int) -> None:
         """So many batches have been given."""
         self._batch = batch
@@ -71,17 +74,23 @@ class ProgressBar:
             self._drawn = now
             self._draw(self._bar)
 
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
     def end(self) -> None:
         """The pass is over: the bar stays as it is then; elsewhere this is the line's time."""
         if self._bar is not None:
             self._draw(self._bar)
-            self._bar.stop()
-            atexit.unregister(self._bar.stop)
-            self._bar = None
+            self.leave()
         elif not self._console.is_terminal or self._console.is_dumb_terminal:
             seconds = time.perf_counter() - self._began
             text = f"pass {self._number}: {self._batch} batches in {seconds:.1f} s"
             print("  ".join([text, *self._said()]), file=self._console.file, flush=True)
+
+    def leave(self) -> None:
+        """Gives the terminal back."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            atexit.unregister(bar.stop)
+            bar.stop()
 
     def _draw(self, bar: Progress) -> None:
         (task,) = bar.tasks

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pserver.onlookers import onlooker
 from trainer.environment.connection import Connection
 from trainer.environment.role import Role
 
 if TYPE_CHECKING:
     from trainer.job.job import Job
 
+NAME = "the event files of TensorBoard"
 FLUSH_SECONDS = 5  # until others can read what was written
 
 
@@ -44,14 +46,19 @@ class EventFiles:
         self._step = step
         atexit.register(self.close)  # a script that fails has no finish()
 
+    @onlooker(NAME, end=lambda files: files._end())
     def add(self, values: Mapping[str, float]) -> None:
         """Writes values, at the step that the job has come to."""
         step = self._step()
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    @onlooker(NAME)
     def close(self) -> None:
         """Writes what is left; harmless when called twice."""
+        self._end()
+
+    def _end(self) -> None:
         atexit.unregister(self.close)
         self._writer.close()
 

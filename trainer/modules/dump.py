@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from pserver.onlookers import onlooker
 from trainer.modules.dump_file import DumpFiles
 from transpiler.ir.close_names import close_names
 from transpiler.plan.dump_settings import DumpSettings
@@ -63,11 +64,13 @@ class ModuleDump:
         ]
         self._hooks.append(listen(self._named))
 
+    @onlooker("the dump of steps", end=lambda dump: dump.close())
     def _computed(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
             self._seen.setdefault(name, []).extend(each.detach() for each in tensors)
 
+    @onlooker("the dump of steps", end=lambda dump: dump.close())
     def _named(self, name: str, tensor: Tensor) -> None:
         if name in self._wanted and torch.is_grad_enabled():
             self._seen.setdefault(name, []).append(tensor.detach())
@@ -80,8 +83,9 @@ class ModuleDump:
 
         Raises:
             ValueError: something of a name that is asked for was not computed.
-            OSError: the file cannot be written.
         """
+        if not self._hooks:
+            return
         seen, self._seen = self._seen, {}
         for name in self._wanted - set(seen):
             seen[name] = [self._of_parameter(name)]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pserver.onlookers import onlooker
 from pserver.storage.single_file import joined, written
 from transpiler.plan.dump_settings import DumpSettings
 
@@ -41,6 +42,7 @@ class DumpFiles:
         self._folder = joined(settings.path, f"trainer-{trainer_id}")
         self._last = 0
 
+    @onlooker("the dump of steps")
     def write(self, steps: int, values: Values, params: Mapping[str, Tensor]) -> None:
         """Writes one step.
 
@@ -48,9 +50,6 @@ class DumpFiles:
             steps: that were taken before; a step that is taken again has a number of its own.
             values: of the fields, and of what is summarised.
             params: those that are dumped.
-
-        Raises:
-            OSError: the file cannot be written.
         """
         self._last = step = max(self._last, steps) + 1
         name = f"step-{step:08d}{self._suffix}.jsonl"

@@ -304,8 +304,8 @@ def test_a_job_that_resumes_begins_a_history(servers: Servers, tmp_path: Path) -
 
 
 def test_a_step_without_its_norms_is_refused(servers: Servers) -> None:
-    """A client of another kind has to say them, where servers look."""
-    mine = trainer(servers(1), "async", outlier_push="apply", send_queue_size=1)
+    """A client of another kind has to say them, where servers decide by them."""
+    mine = trainer(servers(1), "async", outlier_push="refuse", send_queue_size=1)
     assert mine.job.communicator is not None
     (sender,) = mine.job.communicator.lanes
     sender._pipeline.checks._norms._measures = False
