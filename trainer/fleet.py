@@ -232,23 +232,22 @@ def _kind(role: RoleMaker) -> str:
 
 def _check_late(strategy: DistributedStrategy | None, job: Job, kind: str) -> None:
     """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
-    strategy = job.strategy if strategy is None else strategy
-    late = ""
-    if isinstance(strategy, DistributedStrategy):
-        late = ", ".join(too_late(strategy, job.first or DistributedStrategy()))
-    said = (
-        f"{late}: fleet.distributed_model reads it, from the strategy of fleet.init, and has been "
-        "called without; give the strategy to fleet.init(strategy=...), as it is to be"
-    )
-    check(strategy, kind, [said] if late else ())
+    first = job.first or DistributedStrategy()
+    late = [
+        said
+        for each in (job.strategy, None if strategy is job.strategy else strategy)
+        if isinstance(each, DistributedStrategy)
+        for said in too_late(each, first)
+    ]
+    check(job.strategy if strategy is None else strategy, kind, late)
 
 
 def _note_reader(strategy: DistributedStrategy | None, job: Job) -> None:
     """An optimizer has taken its settings: until the job's end it warns when they change."""
-    strategy = strategy or job.strategy
-    if strategy is not None:
-        strategy.note_reader("fleet.distributed_optimizer")
-        job.undo.callback(strategy.note_reader, "")
+    for each in (strategy, job.strategy):
+        if each is not None:
+            each.note_reader("fleet.distributed_optimizer")
+            job.undo.callback(each.note_reader, "")
 
 
 def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
@@ -461,7 +460,7 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
 def _leases(job: Job) -> SampleLeases | None:
     if not job.splits_data:
         return None
-    return job.samples.leases(job.communicator, job.strategy, job.saves)
+    return job.samples.leases(job.communicator, job.first, job.saves)
 
 
 # ---- the original's life-cycle calls ----

@@ -261,10 +261,7 @@ class DistributeTranspilerConfig:
                     f"launch_barrier={self.launch_barrier} contradicts wait_port={self.wait_port}: "
                     "they mean one thing"
                 )
-        if (
-            self.geo_sgd_need_push_nums != FIELDS["geo_sgd_need_push_nums"].default
-            and not self.geo_sgd_mode
-        ):
+        if self.is_set("geo_sgd_need_push_nums") and not self.geo_sgd_mode:
             found.append(
                 f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} has no effect with "
                 "geo_sgd_mode=False: switch it on"

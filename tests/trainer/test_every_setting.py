@@ -129,7 +129,7 @@ REASONS = (
     r"acts only in (a job|a program) with.+, and this is (a job|a process) .+; leave it "
     r"at its default(, and .+)?",
     r"no job reads it in this version(: .+)?; leave it at its default(, and .+)?",
-    r"fleet\.distributed_model reads it, from the strategy of fleet\.init.*",
+    r"fleet\.(distributed_model|shard) reads it, from the strategy of fleet\.init.*",
     r"has no effect with(out)? \w+=(True|False|'off').*",
 )
 
@@ -295,8 +295,6 @@ PLACES: dict[str, Place] = {
 def acts(place: str, name: str) -> bool:
     """Whether the setting's row says that it acts there."""
     setting, without = EVERY[name], place.endswith("without servers")
-    if name == "a_sync":  # trainers without servers step together, whatever it says
-        return not without
     if setting.early and place.startswith("distributed_optimizer"):
         return False
     if "hybrid" in setting.jobs and "collective" not in setting.jobs:
@@ -326,7 +324,7 @@ def test_every_setting_acts_or_is_refused_with_a_true_reason(place: str, servers
         usual, more = (among, AVERAGED) if averaged(place, name) else (plain, {})
         done, said = outcome(place, strategy_with(name, more=more), servers)
         if not acts(place, name):
-            if name == "a_sync":  # trainers without servers step together, whatever it says
+            if EVERY[name].idle_jobs:  # which the page says, too
                 assert (done, said) == (usual, "")
                 continue
             sentences = re.split(r"; (?=strategy\.|a_sync_configs)", said)

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from tests.support.eager_jobs import Servers
+from tests.support.settings import assign, other
 from trainer import fleet
 from transpiler import DistributedStrategy
+from transpiler.strategy.fields import every_setting
 
 
 def test_all_offenders_are_named_in_one_error() -> None:
@@ -77,3 +79,65 @@ def test_a_change_that_nothing_reads_is_said(caplog: pytest.LogCaptureFixture) -
     fleet.finish()
     strategy.gradient_merge = False
     assert "assigned after" not in caplog.text
+
+
+def elastic(on: bool) -> DistributedStrategy:
+    strategy = DistributedStrategy()
+    strategy.a_sync, strategy.a_sync_configs = False, {"lost_trainer": "stop"}
+    strategy.elastic = on
+    return strategy
+
+
+def test_leases_that_are_asked_for_late_are_refused(servers: Servers) -> None:
+    """With the optimizer's strategy, or by a change of init's before it: fleet.shard reads them
+    from what fleet.init got.
+    """
+    role = fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=servers(1).split(","))
+    for changes in (True, False):
+        first = elastic(False)
+        fleet.init(role, strategy=first)
+        model = fleet.distributed_model(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if changes:
+            first.elastic = True
+        late = None if changes else elastic(True)
+        with pytest.raises(ValueError, match="strategy.elastic: fleet.shard reads it, from"):
+            fleet.distributed_optimizer(optimizer, strategy=late)
+        fleet.finish()
+
+
+def test_a_change_that_hides_behind_the_optimizers_own_strategy_is_refused() -> None:
+    """Init's strategy changes, and the optimizer gets another one that says nothing of it."""
+    first = DistributedStrategy()
+    fleet.init(strategy=first)
+    model = fleet.distributed_model(nn.Linear(4, 2))
+    first.elastic = True
+    with pytest.raises(ValueError, match="strategy.elastic: fleet.shard reads it, from"):
+        fleet.distributed_optimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), strategy=DistributedStrategy()
+        )
+
+
+EARLY = [name for name, setting in every_setting() if setting.early]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_no_early_setting_is_taken_after_the_optimizer(own: bool) -> None:
+    """Each raises, and changes nothing, in init's strategy and in the optimizer's own; assigned
+    once more as it is, it does not, and after the job it is free.
+    """
+    first, further = DistributedStrategy(), DistributedStrategy()
+    fleet.init(strategy=first)
+    model = fleet.distributed_model(nn.Linear(4, 2))
+    fleet.distributed_optimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), strategy=further if own else None
+    )
+    for each in (first, further) if own else (first,):
+        for name in EARLY:
+            setting = dict(every_setting())[name]
+            with pytest.raises(ValueError, match=f"strategy.{name}: acts as fleet.init's"):
+                assign(each, name, other(name, setting))
+            assert not each.is_set(name)
+        each.amp = False
+    fleet.finish()
+    first.amp = True

@@ -169,10 +169,18 @@ def _staged(
     assert loss_fn is not None
     stage = stages_of(model, list(begins), here.degrees["pp"])[mesh["pp"].get_local_rank()]
     configs = strategy.pipeline_configs
-    group = mesh["pp"].get_group()
+    micro_batches, micro_size = (
+        configs[key] if strategy.is_set(f"pipeline_configs.{key}") else None
+        for key in ("accumulate_steps", "micro_batch_size")
+    )
     return stage.module, Pipeline(
-        *(model, stage, group, configs["accumulate_steps"], configs["micro_batch_size"], loss_fn),
-        schedule=configs["schedule_mode"],
+        model,
+        stage,
+        mesh["pp"].get_group(),
+        micro_batches,
+        micro_size,
+        loss_fn,
+        configs["schedule_mode"],
     )
 
 

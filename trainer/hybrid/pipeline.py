@@ -40,9 +40,9 @@ class Pipeline(nn.Module):
         model: the whole one, for the names of its inputs.
         stage: this rank's.
         group: the ranks of the pipeline, in the order of the stages.
-        micro_batches: into so many equal parts a batch is cut, along dimension 0; 1, the strategy's
-            default, leaves it to a ``micro_size`` above 1.
-        micro_size: samples of each; 1, the strategy's default, leaves it to the batch.
+        micro_batches: into so many equal parts a batch is cut, along dimension 0; None: into as many
+            as ``micro_size`` makes, and without that it is one.
+        micro_size: samples of each; None: as many as the batch has for each.
         loss_fn: (the model's output, target) -> a mean over samples, a scalar.
         schedule: "1F1B" or "F-then-B".
 
@@ -55,8 +55,8 @@ class Pipeline(nn.Module):
         model: nn.Module,
         stage: Stage,
         group: dist.ProcessGroup,
-        micro_batches: int,
-        micro_size: int,
+        micro_batches: int | None,
+        micro_size: int | None,
         loss_fn: Loss,
         schedule: str = "1F1B",
     ) -> None:
@@ -65,7 +65,9 @@ class Pipeline(nn.Module):
 
         index, count = dist.get_rank(group), dist.get_world_size(group)
         self._least = count if schedule == "1F1B" else 1  # micro batches
-        if micro_batches > 1 or micro_size == 1:
+        if micro_batches is None and micro_size is None:
+            micro_batches = 1
+        if micro_batches is not None:
             self._check_enough(micro_batches)
         self.stage, self._inputs, self._group = stage.module, stage.inputs, group
         self._names = batch_names(model)
@@ -126,7 +128,7 @@ class Pipeline(nn.Module):
                     f"{name}: expected a batch that {count} micro batches divide evenly, got "
                     f"{samples} samples"
                 )
-            if self._micro_size > 1 and samples != count * self._micro_size:
+            if self._micro_size is not None and samples != count * self._micro_size:
                 raise ValueError(
                     f"{name}: expected {count} micro batches of {self._micro_size} samples, got "
                     f"{samples} samples"
@@ -159,8 +161,9 @@ class Pipeline(nn.Module):
         Raises:
             ValueError: the size of micro batches does not divide it, or leaves too few of them.
         """
-        if self._micro_batches > 1 or self._micro_size == 1:
+        if self._micro_batches is not None:
             return self._micro_batches
+        assert self._micro_size is not None
         if samples % self._micro_size:
             raise ValueError(
                 f"target: expected a batch of micro batches of {self._micro_size} samples, got "

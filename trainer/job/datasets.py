@@ -278,7 +278,7 @@ def _job_leases(job: Job) -> SampleLeases | None:
     """A job's leases; None: each trainer has a fixed part, or all samples."""
     if not job.splits_data:
         return None
-    return job.samples.leases(job.communicator, job.strategy, job.saves)
+    return job.samples.leases(job.communicator, job.first, job.saves)
 
 
 def _known(job: Job, dataset: FileDataset) -> SampleCounts:

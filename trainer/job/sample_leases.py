@@ -164,16 +164,19 @@ class JobSamples:
     def leases(
         self,
         communicator: Communicator | None,
-        strategy: DistributedStrategy | None,
+        first: DistributedStrategy | None,
         saves: Saves | None,
     ) -> SampleLeases | None:
         """This trainer's leases; None where each trainer has a part that is fixed, as long as the
         job has no connection, for instance.
+
+        Args:
+            first: the strategy of ``fleet.init``, as it was there.
         """
         if communicator is None:
             return None
         if self._leases is None or self._leases.communicator is not communicator:
-            elastic = strategy is not None and strategy.elastic
+            elastic = first is not None and first.elastic
             stripes = stripes_of(communicator.plan, elastic)
             meanwhile = _nothing if saves is None else saves.waits
             if stripes is None:

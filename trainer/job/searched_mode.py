@@ -45,7 +45,7 @@ def searched(strategy: DistributedStrategy | None, role: RoleMaker) -> Distribut
     if not asked:
         return strategy
     names = ", ".join(asked)
-    by_hand = [f"strategy.{name}" for name in strategy.unsupported(()) if name in CHOSEN]
+    by_hand = [f"strategy.{name}" for name in CHOSEN if strategy.is_set(name)]
     if by_hand:
         raise ValueError(
             f"{names}: excludes {', '.join(by_hand)}, which the search chooses; leave one of the "

@@ -51,13 +51,10 @@ A_SYNC = Setting(
     "a_sync",
     True,
     flag(),
-    "Servers do not wait for all trainers; ``a_sync_configs`` says more.",
+    "Servers do not wait for all trainers; ``a_sync_configs`` says more.  Without servers trainers "
+    "step together, whatever it says.",
     EVERY,
-    (
-        "collective",
-        "hybrid",
-        "collective_program",
-    ),  # where it says nothing: it is on in every new strategy
+    idle_jobs=("collective", "hybrid", "collective_program"),  # it is on in every new strategy
 )
 
 OUTER_OPTIMIZER = table(

@@ -58,9 +58,11 @@ class Setting:
         jobs: kinds of jobs that read it besides: "collective" and "hybrid" in eager scripts;
             "program" and "collective_program" of transpiled programs, with servers and without.
             Programs read the keys of lanes by ``modes`` alone.
+        idle_jobs: kinds of jobs that take any value of it, and in which it does nothing.
         lane: the field of a :class:`~transpiler.plan.plan.Lane` that it becomes; "" for none.
-        early: it acts in ``fleet.distributed_model``, and so belongs into ``fleet.init``'s
-            strategy.
+        early: it acts before there is an optimizer, and so belongs into ``fleet.init``'s strategy.
+        absent: what a key that nobody assigns does, in words, where that is not what the default
+            says: the default asks for something, too, where it is assigned.
     """
 
     key: str
@@ -71,6 +73,8 @@ class Setting:
     jobs: tuple[str, ...] = ()
     lane: str = ""
     early: bool = False
+    absent: str = ""
+    idle_jobs: tuple[str, ...] = ()
 
 
 Table = Mapping[str, Setting]

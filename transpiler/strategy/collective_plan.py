@@ -11,7 +11,6 @@ from transpiler.plan.comm_rings import row_length
 from transpiler.plan.modes import GRAD_ALLREDUCE, LOCAL_SGD, NCCL2, Payload
 from transpiler.plan.plan import Collective
 from transpiler.strategy.exchange import exchange_of
-from transpiler.strategy.fields import CONFIGS
 from transpiler.strategy.local_sgd import local_sgd_of
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -124,7 +123,7 @@ def agreed(
         )
     key = "k_steps" if chosen == "localsgd" else "init_k_steps"
     steps = strategy.value(f"{chosen}_configs.{key}")
-    if config.k_steps not in (0, steps):
+    if config.is_set("k_steps") and config.k_steps != steps:
         found.append(
             f"k_steps={config.k_steps} contradicts strategy.{chosen}_configs[{key!r}]={steps}: "
             "leave one of them out"
@@ -141,13 +140,11 @@ def _shards(strategy: DistributedStrategy, mode: str, inner: int, trainers: int)
     Raises:
         ValueError: it does so in a mode that has no such programs, or for some of the trainers.
     """
-    degree = int(strategy.sharding_configs["sharding_degree"])
-    default = CONFIGS["sharding_configs"]["sharding_degree"].default
+    name = "sharding_configs.sharding_degree"
+    degree = strategy.value(name) if strategy.is_set(name) else trainers
     if not strategy.sharding:
-        if degree != default:
-            raise ValueError(
-                "strategy.sharding_configs.sharding_degree: has no effect without sharding=True"
-            )
+        if strategy.is_set(name):
+            raise ValueError(f"strategy.{name}: has no effect without sharding=True")
         return False
     if mode != GRAD_ALLREDUCE.name:
         raise ValueError(
@@ -165,30 +162,29 @@ def _shards(strategy: DistributedStrategy, mode: str, inner: int, trainers: int)
             "trainer has all gradients to check for an overflow; set "
             "amp_configs['use_pure_bf16'], or leave one of the two off"
         )
-    if odd := [name for name in _IN_BUCKETS if name in strategy.unsupported(())]:
+    if odd := [each for each in _IN_BUCKETS if each in strategy.unsupported(())]:
         raise ValueError(
             f"strategy.{', strategy.'.join(odd)}: has no effect with strategy.sharding, which sums "
             "each gradient by itself, on the trainer that updates its parameter; leave one of them "
             "out"
         )
-    if degree not in (1, trainers, default):
+    if degree not in (1, trainers):
         raise ValueError(
-            f"strategy.sharding_configs.sharding_degree={degree}: expected the {trainers} trainers "
-            f"of the program, 1 (no sharding), or the default, which means all of them"
+            f"strategy.{name}={degree}: expected the {trainers} trainers of the program, or 1 (no "
+            "sharding); leave it out for all of them"
         )
-    return degree > 1
+    return not strategy.is_set(name) or degree > 1
 
 
 def _assigned(config: DistributeTranspilerConfig, strategy: DistributedStrategy) -> dict[str, Any]:
     """The settings that both have, each from where it was assigned."""
-    assigned = strategy.unsupported(())
     for name in _SHARED:
         own, other = getattr(config, name), strategy.value(name)
-        if config.is_set(name) and name in assigned and own != other:
+        if config.is_set(name) and strategy.is_set(name) and own != other:
             raise ValueError(
                 f"{name}={own!r} contradicts strategy.{name}={other!r}: leave one of them out"
             )
     return {
-        name: strategy.value(name) if name in assigned else getattr(config, name)
+        name: strategy.value(name) if strategy.is_set(name) else getattr(config, name)
         for name in _SHARED
     }

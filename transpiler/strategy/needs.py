@@ -34,16 +34,23 @@ NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+# Numbers that say as much with their default, where that is assigned: one step makes an update.
+_COUNTS = ("gradient_merge_configs.k_steps",)
+
 
 def lonely(strategy: DistributedStrategy, kind: str) -> dict[str, str]:
     """The settings that lack another one in a kind of job: by full name, what is said of each."""
-    given = set(strategy.unsupported(()))
+    asked = strategy.unsupported(())
+    given = {*asked, *filter(strategy.is_set, _COUNTS)}
     found = {}
-    for name in strategy.unsupported(()):
+    for name in asked:
         places = f"{kind}: {name}", name, name.partition(".")[0]
         needed = next((NEEDS[place] for place in places if place in NEEDS), frozenset())
         if needed and not needed & given:
             found[name] = f"has no effect without {' or '.join(map(_said, sorted(needed)))}"
+            if empty := sorted(filter(strategy.is_set, needed)):
+                got = ", ".join(f"{each}={strategy.value(each)!r}" for each in empty)
+                found[name] += f", and got {got}"
     return found
 
 

@@ -12,8 +12,8 @@ sep        ``sep_degree``
 =========  =============================================  ===================================
 
 Two places may name one direction where they name the same number.  With ``sharding=True`` a
-``sharding_degree`` that is nowhere set (in ``sharding_configs`` its default is 8) is as many ranks
-as the other directions leave.
+``sharding_degree`` that is nowhere assigned is as many ranks as the other directions leave; an
+assigned one counts, also as 8, its default in ``sharding_configs``.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def degrees_of(strategy: DistributedStrategy) -> dict[str, int]:
 
 
 def _said(strategy: DistributedStrategy, axis: str) -> int | None:
-    set_names = set(strategy.unsupported(()))
     said = {
-        name: strategy.value(name)
+        name: degree
         for name in _SETTINGS[axis]
-        if name in set_names and _is_on(strategy, name)
+        if strategy.is_set(name)
+        and _is_on(strategy, name)
+        and (degree := strategy.value(name)) != REST
     }
     if len(set(said.values())) > 1:
         words = " and ".join(f"strategy.{name}={degree}" for name, degree in said.items())
@@ -109,14 +110,19 @@ def _of_degrees(strategy: DistributedStrategy, pp: int, mp: int) -> Iterator[str
     if strategy.pipeline and pp == 1:
         yield (
             "strategy.pipeline: expected a pp_degree above 1, which is the number of stages, got "
-            "none; set hybrid_configs['pp_degree']"
+            f"{_got(strategy, 'pp')}; set hybrid_configs['pp_degree']"
         )
     if strategy.tensor_parallel and mp == 1:
         yield (
             "strategy.tensor_parallel: expected a tensor_parallel_degree above 1, which is the "
-            "number of parts of a layer, got none; set "
+            f"number of parts of a layer, got {_got(strategy, 'mp')}; set "
             "tensor_parallel_configs['tensor_parallel_degree'], or hybrid_configs['mp_degree']"
         )
+
+
+def _got(strategy: DistributedStrategy, axis: str) -> str:
+    degree = _said(strategy, axis)
+    return "none" if degree is None else str(degree)
 
 
 def _of_sharding(strategy: DistributedStrategy, pp: int) -> Iterator[str]:

@@ -36,9 +36,9 @@ _AND_PROGRAMS = ("hybrid", "collective_program")
 DGC_JOBS = ("collective", "program")
 
 
-def _divided(key: str, default: Any, kind: Kind, sentence: str) -> Setting:
+def _divided(key: str, default: Any, kind: Kind, sentence: str, absent: str = "") -> Setting:
     """A setting of jobs that divide a model, read when the model is registered."""
-    return Setting(key, default, kind, sentence, jobs=_HYBRID, early=True)
+    return Setting(key, default, kind, sentence, jobs=_HYBRID, early=True, absent=absent)
 
 
 EXCHANGE_SWITCHES = (
@@ -247,9 +247,10 @@ PARALLEL_CONFIGS: Mapping[str, Table] = MappingProxyType(
                 "sharding_degree",
                 8,
                 count(),
-                "Shards; the default: as many as the other degrees leave trainers for.",
+                "Shards; not assigned: as many as the other degrees leave trainers for.",
                 jobs=_AND_PROGRAMS,
                 early=True,
+                absent="as many as the other degrees leave trainers for",
             ),
             _divided(
                 "gradient_merge_acc_step",
@@ -275,8 +276,20 @@ PARALLEL_CONFIGS: Mapping[str, Table] = MappingProxyType(
             Setting("optimize_cast", False, flag(), "Casts move to the update."),
         ),
         "pipeline_configs": table(
-            _divided("micro_batch_size", 1, count(), "Samples of a micro-batch."),
-            _divided("accumulate_steps", 1, count(), "Micro-batches of a batch."),
+            _divided(
+                "micro_batch_size",
+                1,
+                count(),
+                "Samples of a micro-batch; not assigned: as accumulate_steps makes them.",
+                absent="as accumulate_steps makes them",
+            ),
+            _divided(
+                "accumulate_steps",
+                1,
+                count(),
+                "Micro-batches of a batch; not assigned: as many as micro_batch_size makes.",
+                absent="as many as micro_batch_size makes",
+            ),
             _divided(
                 "schedule_mode",
                 "1F1B",

@@ -213,19 +213,19 @@ def in_one(refused: Sequence[str]) -> str:
 
 
 def too_late(strategy: DistributedStrategy, first: DistributedStrategy) -> list[str]:
-    """The settings of an optimizer's strategy that act before there is an optimizer.
+    """Why settings of an optimizer's strategy come too late: they act before there is an optimizer.
 
     Args:
-        first: ``fleet.init``'s strategy.
+        first: ``fleet.init``'s strategy, as it was there.
 
     Returns:
-        The full names of those that ``first`` does not have with the same value.
+        A sentence for each setting that ``first`` does not have with the same value.
     """
-    early = {name for name, setting in every_setting() if setting.early}
     return [
-        f"strategy.{name}"
-        for name in strategy.unsupported(())
-        if name in early and strategy.value(name) != first.value(name)
+        f"strategy.{name}: {'fleet.shard' if name == 'elastic' else 'fleet.distributed_model'} "
+        "reads it, from the strategy of fleet.init as it was there, and that one says another "
+        "thing; give the strategy to fleet.init(strategy=...), as it is to be"
+        for name in strategy.early_changes(first)
     ]
 
 
@@ -233,7 +233,7 @@ def _is_read(name: str, setting: Setting, kind: str) -> bool:
     if kind in ("servers", "alone"):
         return bool(setting.modes)
     of_lanes = kind == "program" and name.startswith("a_sync")
-    return of_lanes or kind in setting.jobs
+    return of_lanes or kind in (*setting.jobs, *setting.idle_jobs)
 
 
 def _places(name: str, setting: Setting) -> list[str]:

@@ -20,6 +20,7 @@ documented default and are 0, which is no bound for the latter.  ``checkpoints``
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ from transpiler.files.local_path import local_path, shown
 from transpiler.files.whole_file import PRIVATE, whole_file
 from transpiler.plan.lane_settings import OUTER_OPTIMIZER
 from transpiler.plan.setting import check_keys, refuse_name, refuse_type
-from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES
+from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES, every_setting
 from transpiler.strategy.strategy_file import copy_kept, kept_fields, parsed
 
 _log = logging.getLogger(__name__)
@@ -83,9 +84,7 @@ class Items(list[Any]):
 
 
 def _write(message: Message, name: str, value: Any) -> None:
-    if value is None:
-        message.ClearField(name)
-    elif isinstance(value, tuple):
+    if isinstance(value, tuple):
         getattr(message, name).extend(value)
     elif name == "modes":
         message.modes.extend(pb.Mode(pattern=pattern, mode=mode) for pattern, mode in value.items())  # type: ignore[attr-defined]  # ASyncConfigs
@@ -139,7 +138,9 @@ class DistributedStrategy:
     and the dict itself is neither kept nor changed.  Reading gives a copy that refuses changes.
     transpiler/strategy/fields.py lists all names, types and ranges.
 
-    Two strategies are equal if every switch and setting is.
+    An assignment counts as one, also that of a default: see :meth:`is_set`.
+
+    Two strategies are equal if they ask for the same.
 
     Raises:
         UnknownField (an AttributeError and a ValueError): there is no such switch or key; the
@@ -167,6 +168,15 @@ class DistributedStrategy:
         object.__setattr__(self, "_reader", reader)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if self._reader:
+            changed = copy.deepcopy(self)
+            changed._assign(name, value)
+            if late := changed.early_changes(self):
+                raise ValueError(
+                    f"strategy.{', strategy.'.join(late)}: acts as fleet.init's strategy has it "
+                    f"there, and this comes after {self._reader}: assign it before fleet.init, or "
+                    "after fleet.finish for the next job"
+                )
         self._assign(name, value)
         if self._reader:
             _log.warning(
@@ -184,10 +194,15 @@ class DistributedStrategy:
                 refuse_type(name, "a dict", value)
             checked = check_keys(name, CONFIGS[name], ALIASES.get(name, {}), value)
             message = type(getattr(self._message, name))()
+            others = [each for each in self._message.emptied if each.partition(".")[0] != name]
             for key, kept in checked.items():
-                _write(message, key, kept)
+                if _may_be_empty(kept):
+                    others.append(f"{name}.{key}")
+                else:
+                    _write(message, key, kept)
             self._message.ClearField(name)
-            if checked:
+            self._message.emptied[:] = others
+            if message.ListFields():
                 getattr(self._message, name).CopyFrom(message)
         else:
             refuse_name(type(self).__name__, name, [*SWITCHES, *CONFIGS])
@@ -213,10 +228,34 @@ class DistributedStrategy:
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *SWITCHES, *CONFIGS])
 
-    # ---- what differs from the defaults ----
+    # ---- what was assigned, and what that asks for ----
 
-    def _differences(self) -> Iterator[tuple[str, Any]]:
-        """The full name and the value of each setting that differs from its default."""
+    def is_set(self, name: str) -> bool:
+        """Whether a setting was assigned, if only to its default.
+
+        Args:
+            name: its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
+
+        Raises:
+            UnknownField: there is none of this name.
+
+        Example:
+            >>> strategy = DistributedStrategy()
+            >>> strategy.sharding_configs = {"sharding_degree": 8}
+            >>> strategy.is_set("sharding_configs.sharding_degree"), strategy.is_set("sharding")
+            (True, False)
+        """
+        self.value(name)
+        owner, _, key = name.rpartition(".")
+        message = getattr(self._message, owner) if owner else self._message
+        held = getattr(message, key)
+        present = bool(held) if hasattr(held, "extend") else message.HasField(key)
+        return present or name in self._message.emptied
+
+    def _asked(self) -> Iterator[tuple[str, Any]]:
+        """The full name and the value of each setting that asks for something else than what is so
+        without it.
+        """
         for name, setting in SWITCHES.items():
             if getattr(self, name) != setting.default:
                 yield name, getattr(self, name)
@@ -224,8 +263,9 @@ class DistributedStrategy:
             message = getattr(self._message, name)
             for key, setting in settings.items():
                 value = _read(message, key, setting.default)
-                if value != setting.default:
-                    yield f"{name}.{key}", value
+                full = f"{name}.{key}"
+                if value != setting.default or (setting.absent and self.is_set(full)):
+                    yield full, value
 
     def value(self, name: str) -> Any:
         """A setting by its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
@@ -243,6 +283,20 @@ class DistributedStrategy:
         settings = getattr(self, owner)
         return settings[key] if key in settings else refuse_name(owner, key, [*settings])
 
+    def early_changes(self, first: DistributedStrategy) -> list[str]:
+        """The full names of the assigned settings that act before there is an optimizer, and that
+        say another thing than they do in ``first``.
+        """
+        return [
+            name
+            for name, setting in every_setting()
+            if setting.early
+            and self.is_set(name)
+            and (
+                self.value(name) != first.value(name) or (setting.absent and not first.is_set(name))
+            )
+        ]
+
     def unsupported(self, supported: Collection[str]) -> list[str]:
         """Finds settings without effect.
 
@@ -251,7 +305,8 @@ class DistributedStrategy:
                 ``"a_sync_configs.k_steps"``.
 
         Returns:
-            The full names of all others that differ from their defaults.
+            The full names of all others that ask for something: that differ from their defaults,
+            or were assigned one that says another thing than their absence (``sharding_degree``).
 
         Example:
             >>> strategy = DistributedStrategy()
@@ -259,17 +314,27 @@ class DistributedStrategy:
             >>> strategy.unsupported({"a_sync"})
             ['amp']
         """
-        return [name for name, _ in self._differences() if name not in supported]
+        return [name for name, _ in self._asked() if name not in supported]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DistributedStrategy):
             return NotImplemented
-        return self._compact() == other._compact()
+        return self._compared() == other._compared()
+
+    def _compared(self) -> tuple[list[tuple[str, Any]], pb.DistributedStrategy]:
+        """What two equal strategies have in common; the order of patterns counts."""
+        kept = pb.DistributedStrategy()
+        copy_kept(self._message, kept)
+        asked = [
+            (name, tuple(value.items()) if isinstance(value, Mapping) else value)
+            for name, value in self._asked()
+        ]
+        return asked, kept
 
     def __str__(self) -> str:
         found = [
             (name, repr(_printable(name.rpartition(".")[2], value)))
-            for name, value in self._differences()
+            for name, value in self._asked()
         ]
         found += [(name, "(kept, and read by nothing)") for name in kept_fields(self._message)]
         if not found:
@@ -286,25 +351,16 @@ class DistributedStrategy:
 
     # ---- files and copies ----
 
-    def _compact(self) -> pb.DistributedStrategy:
-        """The message with only the settings that differ from their defaults."""
-        message = pb.DistributedStrategy()
-        for name, value in self._differences():
-            owner, _, key = name.rpartition(".")
-            _write(getattr(message, owner) if owner else message, key, value)
-        copy_kept(self._message, message)
-        return message
-
     def __getstate__(self) -> bytes:
-        return self._compact().SerializeToString()
+        return self._message.SerializeToString()
 
     def __setstate__(self, state: bytes) -> None:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
         self.note_reader("")
 
     def save_to_prototxt(self, output: str | Path) -> None:
-        """Writes the settings that differ from their defaults as protobuf text, to a file that only
-        its owner may read: ``fs_client_param`` has a password.
+        """Writes the settings that were assigned as protobuf text, to a file that only its owner
+        may read: ``fs_client_param`` has a password.
 
         Args:
             output: a path; the message is that of ``protos/transpiler/strategy.proto``.
@@ -314,7 +370,7 @@ class DistributedStrategy:
             ValueError: the path is a URL.
         """
         with whole_file(local_path(output, "save_to_prototxt"), PRIVATE) as file:
-            file.write_text(text_format.MessageToString(self._compact()), encoding="utf-8")
+            file.write_text(text_format.MessageToString(self._message), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: str | Path) -> None:
         """Takes over the settings of a file; settings that it does not name return to their
@@ -356,6 +412,11 @@ def _printable(key: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _may_be_empty(default: Any) -> bool:
+    """Whether a setting of this default may be assigned what no field of a message can hold."""
+    return default is None or (isinstance(default, tuple | Mapping) and not default)
+
+
 def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
     """The strategy of a message, every value of which is checked."""
     strategy = DistributedStrategy()
@@ -373,5 +434,12 @@ def _checked(message: pb.DistributedStrategy) -> DistributedStrategy:
                     if key.name in settings
                 },
             )
+    for name in message.emptied:
+        if strategy.is_set(name) or not _may_be_empty(dict(every_setting())[name].default):
+            raise ValueError(
+                "emptied: expected names of settings that may be empty, and have no value, got "
+                f"{name!r}"
+            )
+        strategy._message.emptied.append(name)
     copy_kept(message, strategy._message)
     return strategy

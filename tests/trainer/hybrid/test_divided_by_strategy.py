@@ -76,6 +76,8 @@ def test_degrees_of_sharding_make_the_mesh(rank: int, scratch: Path) -> None:
         fleet.finish()
     for configs, words in (
         ({"sharding_degree": 3}, "sharding_degree 3: expected at most the number of ranks.* is 2"),
+        ({"sharding_degree": 8}, "sharding_degree 8: expected at most the number of ranks.* is 2"),
+        ({"sharding_degree": 8, "dp_degree": 2}, "sharding_degree 8: expected at most the number"),
         ({"dp_degree": 2, "sharding_degree": 2}, "product is the 2 ranks, got 4"),
         ({"pp_allreduce_in_optimize": True}, "has an effect with replicas only"),
     ):
@@ -209,8 +211,8 @@ def test_the_pages_examples_run_as_jobs(rank: int, scratch: Path) -> None:
             "sharding_configs": {
                 "sharding_segment_strategy": "segment_broadcast_MB",
                 "segment_broadcast_MB": 32,
-                "sharding_degree": 8,
-                "dp_degree": 2,
+                "sharding_degree": 2,  # the page's 8 and 2 are those of 16 trainers
+                "dp_degree": 1,
                 "gradient_merge_acc_step": 4,
             },
         },
@@ -283,6 +285,7 @@ def test_a_pipeline_runs_micro_batches_in_its_schedules_order(rank: int, scratch
         "sharding_configs": {"pp_degree": 2, "sharding_degree": 1},
     }
     for values, configs, order in (
+        (degree, {"micro_batch_size": 1}, ("FF" + "BF" * 30 + "BB", "FB" * 32)[rank]),
         (degree, {"micro_batch": 4}, in_turn),
         (degree, {"micro_batch_size": 8}, in_turn),
         (degree, {"micro_batch_size": 16}, ("FFBB", "FBFB")[rank]),
@@ -298,6 +301,17 @@ def test_a_pipeline_runs_micro_batches_in_its_schedules_order(rank: int, scratch
             optimizer.zero_grad()
         assert orders[1:] == [order, order], configs  # the first finds the stages' shapes, too
         assert_equal_to(model, alone(3))
+        fleet.finish()
+    for configs, words in (
+        (
+            {"accumulate_steps": 1, "micro_batch_size": 8},
+            "accumulate_steps .*of at least pp_degree",
+        ),
+        ({"accumulate_steps": 4, "micro_batch_size": 1}, "4 micro batches of 1 samples, got 32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model, _ = begun(pipeline=True, pipeline_configs=configs, hybrid=STAGES, **degree)
+            model.forward_backward(*digits(1)[0][:1], target=digits(1)[0][1])
         fleet.finish()
     with pytest.raises(ValueError, match="micro batches of 12 samples, got 32 samples"):
         model, _ = begun(

@@ -57,13 +57,14 @@ def test_the_mode_is_that_which_was_chosen(
 def test_what_is_set_by_hand_and_what_chooses_it_are_both_named(script: Path) -> None:
     """One of the two has to go."""
     GEO.write(script)
-    strategy = fleet.DistributedStrategy()
-    strategy.auto_search, strategy.a_sync = True, False
+    for by_hand in (False, True):  # True is its default, too
+        strategy = fleet.DistributedStrategy()
+        strategy.auto_search, strategy.a_sync = True, by_hand
 
-    with pytest.raises(
-        ValueError, match=r"strategy\.auto_search: excludes strategy\.a_sync, .* leave one"
-    ):
-        fleet.init(strategy=strategy)
+        with pytest.raises(
+            ValueError, match=r"strategy\.auto_search: excludes strategy\.a_sync, .* leave one"
+        ):
+            fleet.init(strategy=strategy)
 
 
 def test_without_a_choice_the_job_says_how_to_make_one(servers: Servers, script: Path) -> None:

@@ -29,10 +29,13 @@ ONE = {"dp": 1, "pp": 1, "sharding": 1, "sep": 1, "mp": 1}
         ({"sharding": True}, {"sharding": REST}),
         (
             {"sharding": True, "sharding_configs": {"sharding_degree": 8, "dp_degree": 2}},
-            {"sharding": REST, "dp": 2},
+            {"sharding": 8, "dp": 2},
         ),
         ({"sharding": True, "hybrid_configs": {"dp_degree": 2}}, {"sharding": REST, "dp": 2}),
         ({"sharding": True, "sharding_configs": {"sharding_degree": 4}}, {"sharding": 4, "dp": -1}),
+        ({"sharding": True, "sharding_configs": {"sharding_degree": 1}}, {"dp": REST}),
+        ({"sharding": True, "hybrid_configs": {"sharding_degree": 1}}, {"dp": REST}),
+        ({"sharding": True, "hybrid_configs": {"dp_degree": -1}}, {"sharding": REST}),
         ({"sharding": True, "sharding_configs": {"mp_degree": 2}}, {"sharding": REST, "mp": 2}),
         (
             {

@@ -66,7 +66,7 @@ def test_the_table_and_the_proto_file_agree() -> None:
         return {field.name for field in fields if field.number < KEPT}
 
     top = pb.DistributedStrategy.DESCRIPTOR.fields
-    assert names(top) == {*SWITCHES, *CONFIGS}
+    assert names(top) == {*SWITCHES, *CONFIGS, "emptied"}
     for field in top:
         if field.name in CONFIGS:
             assert names(field.message_type.fields) == set(CONFIGS[field.name]), field.name
@@ -315,7 +315,9 @@ def test_a_strategy_prints_what_differs_and_no_password() -> None:
 
 
 def test_an_explicit_default_is_the_default() -> None:
-    """Assigning a default is as not assigning; the order of patterns is part of the modes."""
+    """A default that was assigned asks for nothing more than its absence; the order of patterns is
+    part of the modes.
+    """
     strategy, first, second = DistributedStrategy(), DistributedStrategy(), DistributedStrategy()
     strategy.a_sync = True
     strategy.dgc_configs = {"sparsity": [0.999]}
