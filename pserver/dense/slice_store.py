@@ -187,7 +187,7 @@ class SliceStore:
                 f"state {name!r}: expected shape {list(self._shapes[name])}, got {list(shape)}"
             )
         buffers = self._loading.setdefault(update.slice, {})
-        if state not in buffers:
+        if state not in buffers or buffers[state].dtype != DTYPES[dtype]:
             buffers[state] = torch.zeros(shape, dtype=DTYPES[dtype])
         return buffers[state]
 
@@ -206,10 +206,12 @@ class SliceStore:
         self.loaded()
 
     def loaded(self) -> None:
-        """Takes over the states that were written since the last call; see :meth:`destination`."""
-        for name, states in self._loading.items():
+        """Takes over the states that were written since the last call; see :meth:`destination`.
+        Where one is refused, none of them comes with a later call.
+        """
+        loading, self._loading = self._loading, {}
+        for name, states in loading.items():
             self.updates[name].load(states)
-        self._loading = {}
 
     def shapes(self) -> Iterator[tuple[str, torch.Size, torch.dtype]]:
         """Name, shape and dtype of every slice and of every state that exists."""

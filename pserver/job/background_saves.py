@@ -13,6 +13,7 @@ from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.events import EventLog
 from pserver.job.job_files import Saving
 from pserver.memory.malloc import trim_memory
+from pserver.undone import or_undone
 from transpiler.files.local_path import shown
 
 BEGIN_SECONDS = 20.0  # that a save waits for one that has not begun everywhere
@@ -108,12 +109,13 @@ class BackgroundSaves:
                     )
             began = self._clock()
             saving = begin()
-            with self._condition:
-                progress = SaveProgress(number, path, pause_seconds=saving.pause_seconds)
-                self.last, self._session, self._began = progress, session, began
-            threading.Thread(
+            progress = SaveProgress(number, path, pause_seconds=saving.pause_seconds)
+            thread = threading.Thread(
                 target=self._write, args=(saving, progress, took), name="save", daemon=True
-            ).start()
+            )
+            with or_undone(saving.close), self._condition:
+                thread.start()  # which may fail: the host has no more threads
+                self.last, self._session, self._began = progress, session, began
             return self.present or progress
         finally:
             self._beginning.release()
@@ -134,25 +136,33 @@ class BackgroundSaves:
                 self.bytes_written += size - progress.bytes
                 progress.bytes = size
 
-        failure = ""
+        failure = "it has ended before its end"  # until it is known
         try:
-            wrote(saving.write(wrote))
+            failure = self._failure_of(lambda: wrote(saving.write(wrote)))
+            with self._condition:
+                progress.seconds = self._clock() - self._began
+            trim_memory()  # what was copied is free again
+            if failure:
+                self._log.say("unsaved", f"a save has failed: {failure}", logging.ERROR)
+            else:
+                took(progress.seconds)
+                self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
+        finally:  # whatever happens here: who waits for it is told
+            with self._condition:
+                progress.failure, progress.done = failure, True
+                progress.identity = "" if failure else saving.identity
+                self.failed += bool(failure)
+                self._condition.notify_all()
+
+    def _failure_of(self, write: Callable[[], None]) -> str:
+        """Why a save could not be written; "": it is."""
+        try:
+            write()
         except PServerError as error:
-            failure = str(error)
+            return str(error)
         except Exception as error:  # whatever it is, the job goes on, and who asks is told
-            failure = f"{type(error).__name__}: {error}"
-        trim_memory()  # what was copied is free again
-        seconds = self._clock() - self._began
-        if failure:
-            self._log.say("unsaved", f"a save has failed: {failure}", logging.ERROR)
-        else:
-            took(seconds)
-            self._log.say("saved", f"saved to {shown(progress.path)}", logging.INFO)
-        with self._condition:
-            progress.seconds, progress.failure, progress.done = seconds, failure, True
-            progress.identity = "" if failure else saving.identity
-            self.failed += bool(failure)
-            self._condition.notify_all()
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     @property
     def under_way(self) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from pserver.errors import Draining, JobFailed, PServerError, ServerLost
@@ -299,7 +300,8 @@ class Decisions:
         notices = notices_of(data)
         with self._job.condition:
             for notice in notices if not self._closed else ():
-                self._noticed(server, notice)
+                # it does not come again: without it steps would wait for ever
+                self._job.or_fail(partial(self._noticed, server, notice))
 
     def _noticed(self, server: int, notice: Notice) -> None:
         assert self.coordinator is not None, "only the coordinator is told"

@@ -14,6 +14,7 @@ from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Member
 from pserver.job.recorder import Recorder
 from pserver.tracing.spans import now
+from pserver.undone import or_undone
 from transpiler.files.local_path import shown
 
 SAVE = "save"  # the kind of such calls in the job's log
@@ -94,13 +95,10 @@ class Filing(Attendance):
 
         def begin() -> job_files.Saving:
             saving = job_files.Saving(path, installed, self._members, base, continues=True)
-            try:
+            with or_undone(saving.close):
                 cut = installed.calls.carry_out(member, SAVE, request.number, saving.cut)
                 if cut is None:
                     raise Refused("this save began before the server came back")
-            except BaseException:
-                saving.close()
-                raise
             return saving
 
         progress = self.saves.begin(

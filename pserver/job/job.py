@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -43,6 +44,7 @@ from pserver.job.status_report import (
 )
 from pserver.memory.resident import resident_bytes
 from pserver.transport.byte_counters import ByteCounters
+from pserver.undone import or_undone
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
@@ -98,11 +100,8 @@ class Job(JointCalls):
             self._left = self.program, self._members
         self.traffic = ByteCounters(self.has)
         if self.program is not None:
-            self.program.decisions.close()
-            self.program.recording.close()
-            self._write_nothing()
+            self._end_log(self.program)
             self.reload = None  # this job is over
-        self.program = None
         self._identity = JobIdentity()
         self._members = Membership(1, self._clock())
         self._parts = ProgramParts(self.config.limits)
@@ -238,14 +237,23 @@ class Job(JointCalls):
     def _begin_log(self, installed: InstalledProgram) -> None:
         """From here on steps are decided.  The caller holds the job's lock."""
         self.program = installed
-        if self.reload is None:  # one that comes back records what it loads
-            self._record(installed)
-        self._write_ahead(installed)
-        deployment, decisions = installed.program.deployment, installed.decisions
-        if self.links is not None and deployment is not None and deployment.plan.servers > 1:
-            decisions.connect(partial(self._linked, self.links, deployment, decisions))
-        for member in self._members.joined():
-            installed.decisions.join(process_of(member), ())
+        with or_undone(partial(self._end_log, installed)):
+            if self.reload is None:  # one that comes back records what it loads
+                self._record(installed)
+            self._write_ahead(installed)
+            deployment, decisions = installed.program.deployment, installed.decisions
+            if self.links is not None and deployment is not None and deployment.plan.servers > 1:
+                decisions.connect(partial(self._linked, self.links, deployment, decisions))
+            for member in self._members.joined():
+                installed.decisions.join(process_of(member), ())
+
+    def _end_log(self, installed: InstalledProgram) -> None:
+        """Nothing is decided, or written down, any more, whatever of it fails to end."""
+        self.program = None
+        with ExitStack() as stack:
+            stack.callback(self._write_nothing)
+            stack.callback(installed.recording.close)
+            stack.callback(installed.decisions.close)
 
     def _linked(self, links: Links, deployment: Deployment, decisions: Decisions) -> Link:
         # a program that was kept in a file may name servers of another day

@@ -19,6 +19,7 @@ from pserver.job.membership import Membership
 from pserver.job.quiesce import CUT_SECONDS
 from pserver.job.server_cut import ServerCut
 from pserver.storage.place import place_at
+from pserver.undone import or_undone
 from transpiler.files.local_path import is_url, local_path, shown
 
 Named = TypeVar("Named", str, Path)
@@ -169,16 +170,13 @@ class Saving:
         Returns:
             The versions of the lanes together.
         """
-        try:
+        with or_undone(self.close):
             self._cut.take(record, self._changed, self._marks)
-        except BaseException:
-            self.close()
-            raise
-        if self._marks:
-            self._epochs = _epochs(self._installed)
-            self._installed.last_save = None  # until this one is written
-        self.pause_seconds = self._cut.pause_seconds
-        return int(sum(self._cut.meta["versions"]))
+            if self._marks:
+                self._epochs = _epochs(self._installed)
+                self._installed.last_save = None  # until this one is written
+            self.pause_seconds = self._cut.pause_seconds
+            return int(sum(self._cut.meta["versions"]))
 
     def close(self) -> None:
         """It is not written."""

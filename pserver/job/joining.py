@@ -5,7 +5,7 @@ train.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Busy, Draining, FingerprintMismatch, PartialPlan, Refused, TrainerLost
@@ -17,6 +17,7 @@ from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.reload import Reload
 from pserver.job_log.records import Process
+from pserver.undone import or_undone
 
 
 class Joining(Endings):
@@ -67,6 +68,7 @@ class Joining(Endings):
             Draining: the server is shutting down.
             TrainerLost: trainer 0, which would begin the job, has ended.
         """
+        undo: Callable[[], None] = lambda: None  # noqa: E731
         with self.condition:
             if self.lifecycle.draining:
                 raise Draining("the server is shutting down")
@@ -80,9 +82,11 @@ class Joining(Endings):
                     self._check_trainer_0(request)
                     return wire.JoinReply(ready=False)
                 self._begin(request)
+                undo = self._reset
             if self.reload is not None and not self.reload.done:
                 return self._offer_to_reload(self.reload, request)
-            member = self._member_of(request)
+            with or_undone(undo):  # what nobody has joined has not begun
+                member = self._member_of(request)
             if member is None:
                 process = Process(request.trainer_id, request.incarnation)
                 return wire.JoinReply(ready=False, held=process in self._members.held)

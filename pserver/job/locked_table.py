@@ -24,6 +24,7 @@ from pserver.table.rows_read import RowsRead
 from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
 from pserver.transport.codec import DTYPES
+from pserver.undone import or_undone
 from transpiler.ir.rules import Hparam
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
@@ -236,8 +237,8 @@ class LockedTable:
         with self._lock:
             most = max(KEPT_BYTES, self.rows.bytes_held // KEPT_PART)
             cut = self.rows.cut(changed_since_save, marks)
-            metadata = json.dumps(cut.metadata)
-            self._cut = LockedCut(cut, metadata, self._cut_read, most)
+            with or_undone(cut.close):
+                self._cut = LockedCut(cut, json.dumps(cut.metadata), self._cut_read, most)
             return self._cut
 
     def load(self, chunk: Chunk) -> None:

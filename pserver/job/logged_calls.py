@@ -15,15 +15,18 @@ in the log] in pserver/job_log/coordinator.py says when it gets there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from pserver.errors import PServerError, Refused, TrainerLost
+from pserver.errors import JobFailed, PServerError, Refused, TrainerLost
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member
 from pserver.job.quiesce import Quiesce
 from pserver.job_log.records import Call, Process
+from pserver.undone import or_undone
 
 MOST_AHEAD = 2**20  # numbers that a trainer may pass over: of calls that have failed before
 
@@ -105,10 +108,11 @@ class LoggedCalls:
             if present is None and number == logged:
                 return None
             own = present or LoggedCall(Call(process, kind, number))
-            if present is None:
-                self._calls[process, kind] = own
-                self._ready(own.call)  # it may be in the log when this returns
-            self._wait(own, lambda: own.done if present else self._is_due(own))
+            with nullcontext() if present else or_undone(partial(self._never_runs, own)):
+                if present is None:
+                    self._calls[process, kind] = own
+                    self._ready(own.call)  # it may be in the log when this returns
+                self._wait(own, lambda: own.done if present else self._is_due(own))
         if present is None:
             self._run(own, run)
         if own.failure is not None:
@@ -177,16 +181,19 @@ class LoggedCalls:
         return first and all(lane.has_applied(own.record) for lane in self._lanes)
 
     def _wait(self, own: LoggedCall, done: Callable[[], bool]) -> None:
-        try:
-            while not done():
-                if own.given_up is not None:
-                    raise own.given_up
-                self._job.check_running()
-                self._job.condition.wait(WAKE_SECONDS)
-        except PServerError:
-            if own.record:
-                self._quiesce.let_go(own.record)
-            raise
+        while not done():
+            if own.given_up is not None:
+                raise own.given_up
+            self._job.check_running()
+            self._job.condition.wait(WAKE_SECONDS)
+
+    def _never_runs(self, own: LoggedCall) -> None:
+        """The thread that was to carry it out has failed before its turn: nobody waits for it."""
+        if own.record:
+            self._quiesce.let_go(own.record)
+        text = f"the {own.call.kind} with number {own.call.number} failed before its turn"
+        own.given_up = own.given_up or JobFailed(text)
+        self._job.condition.notify_all()
 
     def _run(self, own: LoggedCall, run: Callable[[int], Any]) -> None:
         try:

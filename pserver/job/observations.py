@@ -26,6 +26,8 @@ class Observation:
         last_heard: in seconds of the job's clock.
         session: the secret that its calls and its stream repeat.
         paused: its pause lasts.
+        wanted: it has asked for one, and not for its end.
+        ended: it reads no more, and pauses nothing from here on.
         end_stream: breaks its stream; a later one replaces it.
     """
 
@@ -33,15 +35,24 @@ class Observation:
     last_heard: float
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     paused: bool = False
+    wanted: bool = False
+    ended: bool = False
     end_stream: Callable[[], None] = lambda: None
 
     def set_pause(self, paused: bool) -> None:
-        """Begins or ends its pause; waits for the steps that run.  Not under the job's lock."""
-        if paused and not self.paused:
-            self.installed.quiesce.pause()
-        elif self.paused and not paused:
-            self.installed.quiesce.resume()
-        self.paused = paused
+        """Begins or ends its pause; waits for the steps that run, and gives up the job's lock
+        meanwhile.  A pause that was ended before it has begun does not begin.
+        """
+        quiesce = self.installed.quiesce
+        with quiesce.condition:
+            self.wanted = paused and not self.ended
+            if not paused and self.paused:
+                self.paused = False
+                quiesce.resume()
+            elif self.wanted and quiesce.pause(lambda: self.paused or not self.wanted):
+                self.paused = self.wanted
+                if not self.wanted:
+                    quiesce.resume()
 
 
 class Observations:
@@ -83,6 +94,7 @@ class Observations:
 
     def end(self, observation: Observation) -> None:
         """It reads no more."""
+        observation.ended = True
         if self._by_session.pop(observation.session, None) is not None:
             observation.set_pause(False)
 

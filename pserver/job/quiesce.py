@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pserver.errors import Busy
 from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
+from pserver.undone import or_undone
 
 CUT_SECONDS = 600.0  # for which a load or a shrink waits for a save that is being written
 
@@ -33,12 +34,15 @@ class Quiesce:
     Args:
         job: for its lock.
         paused: told the seconds that each pause has lasted.
+
+    Attributes:
+        condition: the job's.
     """
 
     def __init__(
         self, job: Lifecycle, paused: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        self._job = job
+        self._job, self.condition = job, job.condition
         self._told = paused
         self._since = 0.0  # when the pause began
         self._running = 0
@@ -138,14 +142,25 @@ class Quiesce:
                 raise Busy("a save is being written here: ask again when it is done")
             self._job.condition.wait(WAKE_SECONDS)
 
-    def pause(self) -> None:
-        """Begins what :meth:`paused` does; :meth:`resume` ends it."""
+    def pause(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Begins what :meth:`paused` does; :meth:`resume` ends it.
+
+        Args:
+            given_up: asked while another pause lasts, under the job's lock: no more is wanted.
+
+        Returns:
+            Whether it has begun.
+        """
         with self._job.condition:
             while self._paused:
+                if given_up():
+                    return False
                 self._job.condition.wait(WAKE_SECONDS)
             self._paused, self._since = True, time.monotonic()
-            while self._running:
-                self._job.condition.wait(WAKE_SECONDS)
+            with or_undone(self.resume):
+                while self._running:
+                    self._job.condition.wait(WAKE_SECONDS)
+            return True
 
     def resume(self) -> None:
         """Ends a pause."""

@@ -75,6 +75,8 @@ class Reloading(Filing):
             reload.read(manifest.read(place_at(reload.path)).meta)
         except PServerError as error:
             self._cannot(error)
+        except Exception as error:  # it has begun, so nobody else brings the program
+            self._cannot(Refused(f"the save at {shown(reload.path)}: {error!r}"))
         return True
 
     def _write_ahead(self, installed: InstalledProgram) -> None:
@@ -88,7 +90,7 @@ class Reloading(Filing):
         if self.reload is not None:
             try:
                 coordination.restore()
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # whatever it holds
                 self._cannot(Refused(f"the log that server 0 has written: {error!r}"))
             decisions.came_back()
         coordination.begin()

@@ -15,6 +15,7 @@ from pserver.checkpoint.checkpoint import Writer
 from pserver.dense.slice_copies import SliceCopies
 from pserver.job.installed_program import InstalledProgram
 from pserver.job.membership import Membership
+from pserver.undone import or_undone
 
 if TYPE_CHECKING:
     from pserver.job.locked_cut import LockedCut
@@ -53,27 +54,23 @@ class ServerCut:
             marks: what changes in tables from here on is noted, for the next such cut.
         """
         installed = self._installed
-        try:
-            with installed.quiesce.paused():
-                began = time.monotonic()
-                installed.quiesce.read_cut()
-                self._slices.take()
-                for name, table in installed.tables.items():
-                    self._tables[name] = table.cut(changed_since_save, marks)
-                place = installed.log_place
-                self.meta = {
-                    "fingerprint": installed.plan.fingerprint(),
-                    "versions": [lane.version for lane in installed.lanes],
-                    "watermarks": self._members.watermarks(),
-                    "leases": installed.leases.plain(),
-                    "log": place if record is None else {**place, "record": record},
-                    "lost": {t: [loss.steps, loss.rows] for t, loss in installed.lost.items()},
-                    "tables": {name: cut.metadata for name, cut in self._tables.items()},
-                }
-                self.pause_seconds = time.monotonic() - began
-        except BaseException:
-            self.close()
-            raise
+        with or_undone(self.close), installed.quiesce.paused():
+            began = time.monotonic()
+            installed.quiesce.read_cut()
+            self._slices.take()
+            for name, table in installed.tables.items():
+                self._tables[name] = table.cut(changed_since_save, marks)
+            place = installed.log_place
+            self.meta = {
+                "fingerprint": installed.plan.fingerprint(),
+                "versions": [lane.version for lane in installed.lanes],
+                "watermarks": self._members.watermarks(),
+                "leases": installed.leases.plain(),
+                "log": place if record is None else {**place, "record": record},
+                "lost": {t: [loss.steps, loss.rows] for t, loss in installed.lost.items()},
+                "tables": {name: cut.metadata for name, cut in self._tables.items()},
+            }
+            self.pause_seconds = time.monotonic() - began
 
     def write(self, writer: Writer) -> None:
         """Writes all of it but the manifest.

@@ -127,6 +127,12 @@ class UpdateTask:
             else:
                 self.updated.update(batch)
             if not self._left and not self._running:
-                self._on_end(self.failure)
-                self.finished = self.failure is None
+                self._end()
             self._condition.notify_all()
+
+    def _end(self) -> None:
+        try:
+            self._on_end(self.failure)
+        except BaseException as error:  # who waits for the step is told
+            self.failure = self.failure or error
+        self.finished = self.failure is None

@@ -5,6 +5,7 @@ shrink runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from pserver.job.lane_updates import Taken
 from pserver.job.lifecycle import Lifecycle
@@ -14,6 +15,7 @@ from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.workers import Workers
 from pserver.metrics.job_steps import LaneSteps
 from pserver.tracing.spans import now
+from pserver.undone import or_undone
 
 
 class UpdateTasks:
@@ -68,21 +70,23 @@ class UpdateTasks:
             PServerError: the job ended while a save, a load or a shrink ran.
         """
         update = self._steps.traced("update", update, version + 1)
-        updating = self._quiesce.updating(0 if taken is None else taken.record)
-        updating.__enter__()
+        updating = ExitStack()
+        updating.enter_context(self._quiesce.updating(0 if taken is None else taken.record))
         began = now()
 
-        def on_end(failure: BaseException | None) -> None:
+        def end(failure: BaseException | None) -> None:
             self.running -= 1
             self._steps.updated(began)
             if failure is None:
                 applied()
-            updating.__exit__(None, None, None)
 
-        with self._job.condition:
+        def on_end(failure: BaseException | None) -> None:
+            with updating:  # which ends, whatever happens here
+                self._job.or_fail(lambda: end(failure))
+
+        def task() -> UpdateTask:
             if taken is not None:
                 taken.begins()
-            self.running += 1
             task = UpdateTask(
                 self._job.condition,
                 self._batches.with_held(assigned),
@@ -93,4 +97,8 @@ class UpdateTasks:
             if self._workers.threads > 1 and self._batches.large:
                 task.in_workers = True
                 self._workers.start(task.advance_all, self._batches.sizes)
+            self.running += 1  # a worker ends it under the lock, so later
             return task
+
+        with or_undone(updating.close), self._job.condition:
+            return self._job.or_fail(task)  # it is decided: it is applied, or the job ends

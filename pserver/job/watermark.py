@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pserver.finite import NonFiniteStep
@@ -35,7 +37,7 @@ class Watermark:
         uploaded: the last upload that was loaded, by its request's number.
         stream: the number of the stream that counts: the latest one.
         end_stream: breaks that stream.
-        loading: a thread copies a part of an upload into the slices.
+        loading: a thread copies a part of an upload into what the server holds, in :meth:`upload`.
         script_steps: of the process's script, in the steps that were applied, or whose record
             stands.
         histories: of norms, by parameter and table; never saved, so another start begins anew.
@@ -71,6 +73,34 @@ class Watermark:
         """
         again, self.taking, self.taking_rows = self.taking == step, step, rows
         return again
+
+    @contextmanager
+    def upload(
+        self, condition: threading.Condition, check: Callable[[], None], request: int, last: bool
+    ) -> Iterator[bool]:
+        """While it lasts the caller copies a part of an upload, and no later stream of the trainer
+        goes on; however it ends, they do afterwards.
+
+        Args:
+            condition: the job's.
+            check: raises where the caller's stream does not count; called under the lock.
+            request: the upload's number.
+            last: with this part it is whole, and counts once.
+
+        Yields:
+            Whether to copy it; False: it was loaded before, and trainers may have stepped since.
+        """
+        with condition:
+            check()
+            self.loading = new = not 0 < request <= self.uploaded
+        try:
+            yield new
+            if last and new:
+                self.uploaded = max(self.uploaded, request)
+        finally:
+            with condition:
+                self.loading = False
+                condition.notify_all()
 
     def apply(
         self,

@@ -29,6 +29,7 @@ from pserver.errors import (
 )
 from pserver.link.link_end import LinkEnd
 from pserver.transport.sequenced import SequencedStream
+from pserver.undone import or_undone
 from pserver.wire_pb2 import FollowRequest, Hello, Kind
 
 log = logging.getLogger(__name__)
@@ -243,10 +244,16 @@ class CoordinatorLinks:
             ):
                 raise UnknownSession(f"this session of server {index} is not known here")
             follower.end.last_heard = self._clock()
-            first, follower.linked, follower.listens = not follower.linked, True, True
+            before, first = follower.listens, not follower.linked
+            follower.linked = follower.listens = True
+
+        def unlinked() -> None:
+            follower.linked, follower.listens = False, before
+
         if first:
             log.info("server %d follows, over %s", index, stream.transport)
-            self._joined(index, follower.last)
+            with or_undone(unlinked):  # its next stream is told of once more
+                self._joined(index, follower.last)
         return follower
 
     def _left(self, index: int, follower: _Follower) -> None:

@@ -7,7 +7,7 @@ that arrives again counts once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,10 +33,15 @@ class TableService:
     on.
 
     One thread uses it.
+
+    Args:
+        check_place: raises where the stream does not count any more.
     """
 
-    def __init__(self, stream: Stream, job: Job, member: Member) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: Stream, job: Job, member: Member, check_place: Callable[[], None]
+    ) -> None:
+        self._stream, self._check_place = stream, check_place
         self._job = job
         self._member = member
         self._watermark = member.watermark(TABLES)
@@ -104,11 +109,10 @@ class TableService:
 
     def _load(self, header: Frame) -> None:
         arrays = self._arrays.take_out()
-        with self._job.condition:
-            again = 0 < header.request <= self._watermark.uploaded
-            self._watermark.uploaded = max(self._watermark.uploaded, header.request)
-        if not again:
-            self._replace(arrays, header)
+        condition, check = self._job.condition, self._check_place
+        with self._watermark.upload(condition, check, header.request, last=True) as new:
+            if new:  # it counts where all of it was taken: one that was refused may come again
+                self._replace(arrays, header)
         self._answer((), Done(version=self._job.installed().version))
 
     def _replace(self, arrays: dict[str, torch.Tensor], header: Frame) -> None:

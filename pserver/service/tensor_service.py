@@ -15,10 +15,13 @@ goes on, and the same step on the later stream joins it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 
 from pserver.errors import (
+    JobFailed,
+    PServerError,
     Refused,
     Unreachable,
 )
@@ -29,6 +32,7 @@ from pserver.job.lane_executor import LaneExecutor
 from pserver.job.membership import Member
 from pserver.job.outcome import Outcome
 from pserver.job.sync_round import Clipping, Contribution
+from pserver.job.update_task import UpdateTask
 from pserver.memory.malloc import trim_memory
 from pserver.security.role import Role
 from pserver.service.answers import done_of, nonfinite_rows, nonfinite_steps, norms_of
@@ -71,7 +75,9 @@ class TensorService:
         self._member = member
         self._lane = hello.lane
         self._watermark = member.watermark(TABLES if hello.tables else hello.lane)
-        self._tables = TableService(stream, job, member) if hello.tables else None
+        self._tables = (
+            TableService(stream, job, member, self._check_place) if hello.tables else None
+        )
         self._times = StreamTimes(job.tracing.spans, member.trainer, hello.lane)
         # row gradients of the step in progress
         self._rows = ArrayAssembler(job.has, job.config.limits.memory_bytes)
@@ -132,7 +138,10 @@ class TensorService:
                 )
             self._watermark.stream, end_earlier = self._number, self._watermark.end_stream
             self._watermark.end_stream = self._stream.cancel
+            self._working.works(self._stream)
             while self._watermark.loading:  # the earlier stream's thread copies values
+                self._check_place()
+                self._job.lifecycle.check_running()
                 self._job.condition.wait(WAKE_SECONDS)
         if end_earlier is not None:
             end_earlier()
@@ -199,7 +208,8 @@ class TensorService:
             self._loaded(header)
             return
         executor, step = self._executor(), header.step
-        task = executor.commit(self._member, step, self._contribution(step, header.commit))
+        contribution = self._contribution(step, header.commit)
+        task = self._taken(step, lambda: executor.commit(self._member, step, contribution))
         if isinstance(task, Clipping):
             self._stream.send(Frame(kind=Kind.NORMS, step=step, norms=Norms(squared=task.norms)))
             task = executor.scale(task, self._coefficients(step))
@@ -223,6 +233,19 @@ class TensorService:
             )
         finally:
             task.finish()
+
+    def _taken(self, step: int, take: Callable[[], UpdateTask | Clipping]) -> UpdateTask | Clipping:
+        """Takes a step.  Where this server fails in it, nobody knows how far it has come, so no
+        trainer is to wait for it.
+        """
+        try:
+            return take()
+        except PServerError:
+            raise
+        except Exception as error:
+            text = f"the server failed in step {step}: {type(error).__name__}: {error}"
+            self._job.lifecycle.fail(JobFailed(text))
+            raise
 
     def _contribution(self, step: int, commit: Commit) -> Contribution:
         """The step that a COMMIT completes: every slice's gradient is whole, or named as absent."""
@@ -268,41 +291,27 @@ class TensorService:
     def _value(self, header: Frame, payload: memoryview) -> None:
         self._job.check_loads(self._member, "values")
         slices = self._job.installed().slices
-        with self._job.condition:
-            self._check_place()
-            if 0 < header.request <= self._watermark.uploaded:
-                return  # sent again after it was loaded; trainers may have stepped since
-            self._watermark.loading = True
-        try:
+        with self._upload(header, last=False) as new:
+            if not new:
+                return
             with slices.writing([part.name for part in header.parts]):
                 codec.scatter(
                     header,
                     payload,
                     lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),
                 )
-        finally:
-            self._rests()
 
     def _loaded(self, header: Frame) -> None:
         """Ends an upload, which counts once."""
-        with self._job.condition:
-            self._check_place()
-            again = 0 < header.request <= self._watermark.uploaded
-            self._watermark.loading = not again
-        outcome = Outcome(self._job.installed().version, 0)
-        if not again:
-            try:
+        with self._upload(header, last=True) as new:
+            if new:
                 outcome = self._job.loaded(self._member)
-                self._watermark.uploaded = header.request
-            finally:
-                self._rests()
+            else:
+                outcome = Outcome(self._job.installed().version, 0)
         self._answer((), lambda: outcome)
 
-    def _rests(self) -> None:
-        """What this stream has brought is loaded: another one may go on."""
-        with self._job.condition:
-            self._watermark.loading = False
-            self._job.condition.notify_all()
+    def _upload(self, header: Frame, last: bool) -> AbstractContextManager[bool]:
+        return self._watermark.upload(self._job.condition, self._check_place, header.request, last)
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()

@@ -12,6 +12,7 @@ from pserver.table.chunks import NONE, TableChunks
 from pserver.table.index import Index
 from pserver.table.kernels import Array
 from pserver.table.slot_cut import Chunk, SlotCut
+from pserver.undone import or_undone
 
 BLOCK = 65536  # removed ids of a chunk
 
@@ -50,7 +51,8 @@ class TableCut:
         after = chunks.epoch + 1 if marks else -1
         rows, waiting = chunks.indexes
         self._rows = SlotCut(rows, epoch, after, self._row_chunk)
-        self._waiting = SlotCut(waiting, epoch, after, self._waiting_chunk)
+        with or_undone(self._rows.close):
+            self._waiting = SlotCut(waiting, epoch, after, self._waiting_chunk)
         self._others = self._other_chunks(cold, removed)
 
     def _row_chunk(self, slots: Array) -> Chunk:

@@ -39,6 +39,12 @@ def test_wrong_inputs_harm_no_job_in_this_process() -> None:
     assert progress.total > 1000
 
 
+def test_a_commit_before_anything_is_installed_stops_no_later_stream() -> None:
+    """These inputs once left a lane as if values were being loaded, and all after them waited."""
+    progress = inprocess.fuzz(20261127, SECONDS, first=4400)
+    assert progress.number > 4600
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("guard", [*map(RARE, GUARDS[:-1]), GUARDS[-1]])
 def test_attacks_on_all_ports_leave_the_job_its_result(guard: str) -> None:

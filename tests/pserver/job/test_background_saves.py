@@ -178,6 +178,8 @@ class SlowSaving:
             raise self.failure
         return 100
 
+    def close(self) -> None: ...
+
 
 class Saves:
     """A server's saves, and what has come of them."""
