@@ -70,9 +70,10 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     whether the step is new, in progress, or applied already.  A new step continues:
 
     - *sync* and *diloco*: it joins the lane's ``job/sync_round.py``.  The thread waits
-      (``job/blocking_waits.py``) until the round has its record; the first thread that sees that
-      begins the update.  Where norms clip, that thread merges first, every
-      stream sends NORMS to its trainer, and the trainers answer SCALE.
+      (``job/blocking_waits.py``) until the round has its record; the thread with whose step it
+      stands, or one that waits, begins the update, and the others wake when it has ended.  Where
+      norms clip, that thread merges first, every stream sends NORMS to its trainer, and the
+      trainers answer SCALE.
     - *the other modes*: it is an update of its own, in the order of the log
       (``job/staged_steps.py``).
 
@@ -161,7 +162,7 @@ channel.
 
 The locks, the outer ones first.  A thread that holds one takes only locks below it::
 
-    Lifecycle.condition     the job's lock: state, members, watermarks, sync rounds, update tasks.
+    Lifecycle.lock          the job's lock: state, members, watermarks, sync rounds, update tasks.
                             Not under it: work on tensors, and sending
     a slice's lock          one async update of the slice, or one read of its state
     Snapshot._lock          one slice's copy; held while the copy is made
@@ -180,8 +181,9 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
     ByteCounters._lock      the counts
     JobTrace._lock          what trainers leave of a trace; taken by itself
 
-A trainer's wait for others ends when the job ends: it wakes five times a second and calls
-``Lifecycle.check_running``.
+Each wait of a job's thread has an event of its own (``job/waits.py``): the record of a step, its
+turn, a round, an update.  Whoever makes it come true tells it.  A failure, a loss, a server that
+drains and a trainer that comes or leaves wake all, and each asks ``Lifecycle.check_running``.
 
 
 State machines
@@ -339,6 +341,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/snapshot.py                  reading beside an update
     job/staged_steps.py              turns
     job/stragglers.py                a straggler
+    job/update_task.py               going on
+    job/waits.py                     one wake for one waiter
     job/watermark.py                 exactly once
     job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log

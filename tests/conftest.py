@@ -25,6 +25,7 @@ pytest_plugins = [
     "tests.support.checks",
     "tests.support.stores",
     "tests.support.order",
+    "tests.support.patience",
 ]
 
 # in the processes that tests spawn with start_method="forkserver"

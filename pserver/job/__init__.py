@@ -12,6 +12,7 @@ In reading order::
     endings            silence, loss, failure, success; how a job ends
     announcements      trainers that have not joined yet
     lifecycle          the job's states, its failure, and the job's lock
+    waits              the waits of the job's threads, each at an event of its own
     events             what has happened, for who watches
     reports            what is kept of what trainers say of themselves
     job_identity       which trainers belong to the job

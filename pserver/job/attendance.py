@@ -12,7 +12,6 @@ import time
 from pserver import wire_pb2 as wire
 from pserver.errors import Busy, Draining, JobFailed, TrainerLost
 from pserver.job import reports
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decisions import process_of
 from pserver.job.job_identity import check_names, check_trainer
 from pserver.job.joining import Joining
@@ -44,7 +43,7 @@ class Attendance(Joining):
             if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
                 self.log.say("reset", "reset: what the job has left is dropped", logging.INFO)
                 self._reset()
-            self.condition.notify_all()
+            self.lifecycle.wake_all()
             return wire.ResetReply(state=state)
 
     # ---- coming and leaving ----
@@ -127,11 +126,9 @@ class Attendance(Joining):
                 raise self.failure
             member.finished = True
             self._fewer_awaited()
-            self.condition.notify_all()
+            self.lifecycle.wake_all()
             end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
-            while members.unfinished() and time.monotonic() < end:
-                self.lifecycle.check_running()
-                self.condition.wait(WAKE_SECONDS)
+            self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)
             missing = members.unfinished()
             if missing:
                 self.lifecycle.check_running()
@@ -168,7 +165,7 @@ class Attendance(Joining):
             self.program.decisions.left(process_of(member), member.preempted_after)
         self._fewer_awaited()
         self._close_if_over()
-        self.condition.notify_all()
+        self.lifecycle.wake_all()
 
     def _fewer_awaited(self) -> None:
         if self.program is not None:

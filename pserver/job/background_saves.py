@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pserver.errors import Busy, PServerError, Refused
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.events import EventLog
 from pserver.job.job_files import Saving
+from pserver.job.waits import patience
 from pserver.memory.malloc import trim_memory
 from pserver.undone import or_undone
 from transpiler.files.local_path import shown
@@ -179,5 +179,5 @@ class BackgroundSaves:
         end = time.monotonic() + seconds
         with self._condition:
             while self.under_way and time.monotonic() < end:
-                self._condition.wait(WAKE_SECONDS)
+                self._condition.wait(patience(end))
             return not self.under_way

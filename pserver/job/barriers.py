@@ -114,6 +114,7 @@ class Barriers:
                 f"barrier {name!r}",
                 lambda: not missing() or time.monotonic() >= end,
                 apart,
+                end,
             )
             wait_until_done(self._job, self._members, wait, missing)
             if missing():

@@ -12,45 +12,47 @@ everywhere.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from pserver.errors import JobFailed
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Membership, Wait
-from pserver.polling import poll
+from pserver.job.waits import Event
 
 BARRIER = "barrier"  # the place of such a wait
 GATHERING = "gathering"  # likewise: see gatherings.py
-WAKE_SECONDS = 0.2  # between two checks whether the job still runs
-
-log = logging.getLogger(__name__)
 
 
 def wait_until_done(
-    job: Lifecycle, members: Membership, wait: Wait, missing: Callable[[], list[int]]
+    job: Lifecycle,
+    members: Membership,
+    wait: Wait,
+    missing: Callable[[], list[int]],
+    event: Event | None = None,
 ) -> None:
     """Blocks until ``wait`` is done.  The caller holds the job's lock, which is free meanwhile.
 
     Args:
         missing: the trainers that are waited for, for the log.
+        event: tells when it may be done; None: that of control calls does.
 
     Raises:
         PServerError: what ended the job meanwhile.
     """
+    if wait.done():
+        return
 
     def waiting() -> str:
         for_whom = ", ".join(map(str, missing()))
         return f"trainer {wait.member.trainer} waits at {wait.what} for trainer {for_whom}"
 
+    def check() -> None:
+        job.check_running()
+        _check_deadlock(job, members)
+
     wait.member.waits[wait.place] = wait
     try:
-        for _ in poll(log, waiting):
-            if wait.done():
-                return
-            job.check_running()
-            _check_deadlock(job, members)
-            job.condition.wait(WAKE_SECONDS)
+        job.waits.wait(event or job.changed, wait.done, waiting, wait.deadline, check)
     finally:
         # the same step may have come again over another stream, with a wait of its own
         if wait.member.waits.get(wait.place) is wait:
@@ -59,6 +61,8 @@ def wait_until_done(
 
 def _check_deadlock(job: Lifecycle, members: Membership) -> None:
     """See [Note: trainers that wait for each other]."""
+    if not any(BARRIER in member.waits for member in members.by_trainer.values()):
+        return
     joined = {member.trainer: member for member in members.joined()}
     awaited = members.awaited()
     blocked = [

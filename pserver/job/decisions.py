@@ -290,7 +290,7 @@ class Decisions:
         if self.coordinator is None:
             standing = Standing.of(data) if self._returned else None
             records = records_of(data)
-            with self._job.condition:
+            with self._job.lock:
                 if standing is not None and self._returned is not None and not self._closed:
                     self.last, returned, self._returned = standing.last, self._returned, None
                     returned(standing)
@@ -298,7 +298,7 @@ class Decisions:
                     self._take(self._resumed(data, records))
             return
         notices = notices_of(data)
-        with self._job.condition:
+        with self._job.lock:
             for notice in notices if not self._closed else ():
                 # it does not come again: without it steps would wait for ever
                 self._job.or_fail(partial(self._noticed, server, notice))
@@ -318,7 +318,7 @@ class Decisions:
         """The link has ended.  The job fails where a step needs it: on a server that has had its
         last one the job may be over already.  Where server 0 may come back, it is followed again.
         """
-        with self._job.condition:
+        with self._job.lock:
             if self._follows_again(error):
                 return
             self._cut = error
@@ -330,7 +330,7 @@ class Decisions:
 
     def server_lost(self, server: int, error: PServerError) -> None:
         """Server 0 has lost another one: waits for it, or does what :meth:`cut` says."""
-        with self._job.condition:
+        with self._job.lock:
             if self.coordinator is None or not self.awaits or self._closed:
                 self.cut(error)
             elif self._job.failure is None:
@@ -347,7 +347,7 @@ class Decisions:
             say: tells it something.
             last: of a server that was not lost, and follows again: the last record that it has.
         """
-        with self._job.condition:
+        with self._job.lock:
             coordinator, away = self.coordinator, server in self.away
             if coordinator is None or self._closed or not (away or last is not None):
                 return
@@ -360,7 +360,7 @@ class Decisions:
                 self._job.say("back", f"server {server} follows again; the job goes on")
             else:
                 self._job.fail(ServerLost(f"server {server} has missed more than is kept"))
-            self._job.condition.notify_all()
+            self._job.wake_all()
 
     @property
     def awaited(self) -> list[int]:
@@ -456,4 +456,3 @@ class Decisions:
                 case Call():
                     if self.calls is not None:
                         self.calls.logged(record.what, record.number)
-        self._job.condition.notify_all()

@@ -188,7 +188,7 @@ class Endings(ABC):
         for end in streams:
             if end is not None:
                 end()
-        self.condition.notify_all()
+        self.lifecycle.wake_all()
 
     def _go_on_without(self, member: Member, text: str, keeps_place: bool) -> None:
         """The job goes on; where steps need all trainers, it may keep the lost one's place for
@@ -214,7 +214,7 @@ class Endings(ABC):
         self.log.say(f"empty {trainer}", text)
         if self.program is not None:
             self.program.decisions.changed()
-        self.condition.notify_all()
+        self.lifecycle.wake_all()
 
     def _check_missing(self, now: float) -> None:
         """Fails the job where a trainer will not join any more."""

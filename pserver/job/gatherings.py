@@ -104,7 +104,8 @@ class Gatherings:
                     self._close_if_all()
                     return self._was_in(member, request.after) or time.monotonic() >= end
 
-                wait = Wait(member, GATHERING, "the gathering of all trainers", done)
+                place = GATHERING, "the gathering of all trainers"
+                wait = Wait(member, *place, done, deadline=end)
                 wait_until_done(self._job, self._members, wait, self._missing)
             said = roll(self._members)
             if not self._was_in(member, request.after):

@@ -282,7 +282,7 @@ class Job(JointCalls):
                 count = len(slices.values)
                 held = f"{count} slice{'' if count == 1 else 's'}, {slices.bytes_held} bytes"
                 self.log.say("installed", f"installed: {held}", logging.INFO)
-            self.condition.notify_all()
+            self.lifecycle.wake_all()
             return Outcome(installed.version, 0)
 
     def check_lane(self, lane: int) -> None:

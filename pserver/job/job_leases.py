@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.sync_round import Contribution
@@ -52,6 +52,7 @@ class JobLeases:
         self.catches_up = False
         self.write: Callable[..., None] | None = None
         self._asking: dict[int, Member] = {}  # by number, the last process that has asked
+        self._told = job.waits.event()  # of who waits for a lease
         self._dealt = False  # a lease, ever
         self._changes = 0
 
@@ -79,10 +80,7 @@ class JobLeases:
                 again, before = True, self._changes
                 if not nothing or asked.unstepped is None or time.monotonic() >= end:
                     return _reply(reply, request.epoch.number)
-                while self._changes == before and time.monotonic() < end:
-                    self._job.check_running()
-                    self._job.condition.wait(WAKE_SECONDS)
-                    self._follow_members()
+                self._job.wait(self._told, partial(self._has_changed, before), end)
 
     def _answer(self, member: Member, asked: LeaseAsked) -> Lease:
         if member.fenced or self._members.by_trainer.get(member.trainer) is not member:
@@ -102,14 +100,17 @@ class JobLeases:
 
     def _changed(self) -> None:
         self._changes += 1
-        self._job.condition.notify_all()
+        self._told.tell()
+
+    def _has_changed(self, since: int) -> bool:
+        self._follow_members()
+        return self._changes != since
 
     def _replace(self, member: Member) -> None:
         """A process asks; one that had its number before has no leases any more."""
         before = self._asking.get(member.trainer)
-        while before is not None and before is not member and _is_applied(before):
-            self._job.check_running()
-            self._job.condition.wait(WAKE_SECONDS)
+        if before is not None and before is not member:
+            self._job.wait(self._told, lambda: not _is_applied(before))
         self._asking[member.trainer] = member
 
     def let_in(self, trainer: int, unapplied: Mapping[int, Contribution]) -> bool:
@@ -184,6 +185,8 @@ class JobLeases:
             self._table.decided(trainer, incarnation, ranges)
             self._wrote("decided", trainer, incarnation, ranges)
             self._changed()
+        else:
+            self._told.tell()  # a step of one who has gone may have been waited for
 
     # ---- what is told, and kept ----
 

@@ -232,5 +232,5 @@ class Joining(Endings):
         self.log.say(
             f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
         )
-        self.condition.notify_all()
+        self.lifecycle.wake_all()
         return member

@@ -2,8 +2,8 @@
 one update; in the other modes each trainer's step is an update of its own, as it arrives.
 
 [Note: who updates]  A step is applied when its record stands: see [Note: the job's log] in
-pserver/job_log/coordinator.py.  A sync step is merged and applied once: the first thread that finds
-the sync round ready moves its phase under the job's lock (``sync_round.py`` draws the phases).
+pserver/job_log/coordinator.py.  A sync step is merged and applied once: one thread leads the round,
+and moves its phase under the job's lock (``sync_round.py`` draws the phases).
 After that no slice changes until every trainer has committed again, so replies are sent straight
 from the slices' memory.  In async mode an update holds its slice's lock, so that updates of one
 slice never race, and readers get a copy (``snapshot.py``), or notice that a value has changed while
@@ -32,7 +32,6 @@ from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import FingerprintMismatch, Refused, TrainerLost
 from pserver.job.applied_rounds import AppliedRounds
 from pserver.job.async_slices import AsyncSlices, Writing
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
@@ -140,6 +139,7 @@ class LaneExecutor:
         )
         self._round = self._updates.new_round()
         self._taken: Taken | None = None  # of the round
+        self._staging = False  # the thread that has the job's lock brings a step of the lane
         self._rounds = AppliedRounds(index, members, leases, self._steps)
 
     def commit(
@@ -160,7 +160,7 @@ class LaneExecutor:
             PServerError: the job failed meanwhile.
         """
         watermark = member.watermark(self.index)
-        with self._job.condition:
+        with self._job.lock:
             self._staged.check(member)
             if step <= watermark.applied:
                 return self._rounds.again(member, step)
@@ -172,7 +172,7 @@ class LaneExecutor:
             again = watermark.take(step, contribution.rows)
             self.hparams = contribution.hparams
             self._staged.wait_for_place(member, watermark, again, lambda: not self._round.time)
-            current = self._round
+            current, staged = self._round, None
             if again:
                 self._steps.repeated()
             else:
@@ -180,10 +180,9 @@ class LaneExecutor:
                 self.outliers.judge(member.trainer, step, contribution, watermark.histories)
                 staged = self._stage(current, member, step, contribution)
             if again and not self.lane.kind.waits_for_all:
-                # the same step runs in another thread, from an earlier stream
-                self._staged.wait_until(member, lambda: watermark.applied >= step)
+                self._staged.wait_until_applied(member, step, watermark)
                 return UpdateTask()
-        if self.lane.kind.waits_for_all:
+        if staged is None:
             return self._commit_sync(member, step, current)
         return self._commit_async(staged)
 
@@ -191,9 +190,13 @@ class LaneExecutor:
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """The record of these steps stands: they are applied."""
-        together = self.lane.kind.waits_for_all
-        decide = self._round.decide if together else self._staged.decide
-        count_decided(self._members, self.index, decide(steps, time, record))
+        if self.lane.kind.waits_for_all:
+            contributions = self._round.decide(steps, time, record)
+            if not self._staging:
+                self._waits.moved.tell(1)  # it leads
+        else:
+            contributions = self._staged.decide(steps, time, record)
+        count_decided(self._members, self.index, contributions)
 
     @property
     def staged(self) -> Sequence[tuple[Member, int, int]]:
@@ -244,10 +247,9 @@ class LaneExecutor:
         """
         watermark = member.watermark(self.index)
         task.wait_for()
-        with self._job.condition:
+        with self._job.lock:
             if self.lane.staleness is not None:
-                least = step - self.lane.staleness
-                self._waits.wait(member, step, lambda: self._waits.slowest() >= least)
+                self._waits.wait_for_slowest(member, step, self.lane.staleness)
             version = self.version if self.lane.kind.waits_for_all else watermark.version
             return watermark.outcome(version or self.version)
 
@@ -256,11 +258,11 @@ class LaneExecutor:
     def _commit_async(self, staged: StagedStep) -> UpdateTask:
         """Applies one trainer's step as an update of its own, when its turn comes."""
         began = now()
-        with self._job.condition:
+        with self._job.lock:
             self._staged.wait_for_turn(staged)
         # not under the lock, and nobody else's turn
         taken = self._job.or_fail(lambda: self._updates.take(staged.decided(self.index)))
-        with self._job.condition:
+        with self._job.lock:
             # under the lock: workers take updates in their order
             self._last_task = task = self._tasks.begin(
                 self.version,
@@ -287,14 +289,19 @@ class LaneExecutor:
         watermark.apply(1, contribution.overflow, contribution.refused, *seen)
         watermark.version = self.version
         self._staged.applied(staged)
+        self._waits.took(staged.step)
         self._leases.decided(member.trainer, member.incarnation, contribution.leases)
 
     def _commit_sync(self, member: Member, step: int, current: SyncRound) -> UpdateTask | Clipping:
         """Waits until the sync round has its record, and applies the round once."""
-        with self._job.condition:
-            self._waits.wait(member, step, lambda: bool(current.time or member.fenced), current)
+        with self._job.lock:
+            self._waits.wait_for_record(member, step, current)
             if member.trainer not in current.contributions:
+                if current.goes_on:
+                    self._waits.moved.tell(1)  # another one leads
                 raise TrainerLost(member.fenced)
+            self._waits.wait_for_leader(current, lambda: current.goes_on)
+            current.led = True
             clips = self._clips_by_norm and bool(current.counted)
             merges = clips and current.phase is Phase.COLLECTING
             current.phase = Phase.MERGING if merges else current.phase
@@ -305,11 +312,9 @@ class LaneExecutor:
             norms = partial(current.measure, self.updates, self.tables)
             measure = self._steps.traced("merge", lambda _: norms(), self.version + 1)
             self._job.or_fail(partial(measure, ()))
-            with self._job.condition:
+            with self._job.lock:
                 current.phase = Phase.MERGED
-                self._job.condition.notify_all()
-        with self._job.condition:
-            self._waits.wait(member, step, lambda: current.phase is not Phase.MERGING, current)
+                self._waits.moved.tell()
         if current.norms:
             return Clipping(current, current.norms)
         return self._apply(current, Phase.MERGED, {})
@@ -319,13 +324,18 @@ class LaneExecutor:
 
     def _stage(
         self, current: SyncRound, member: Member, step: int, contribution: Contribution
-    ) -> StagedStep:
-        staged = StagedStep(member, step, contribution)
+    ) -> StagedStep | None:
+        """Gives the step, where it is an update of its own."""
+        staged = None
         if self.lane.kind.waits_for_all:
             self._add(current, member, contribution)
         else:
-            self._staged.add(staged)
-        self._decisions.staged(self.index, member, step, contribution.rows, contribution.leases)
+            staged = self._staged.add(member, step, contribution)
+        self._staging = True
+        try:
+            self._decisions.staged(self.index, member, step, contribution.rows, contribution.leases)
+        finally:
+            self._staging = False
         return staged
 
     def _add(self, current: SyncRound, member: Member, contribution: Contribution) -> None:
@@ -337,6 +347,7 @@ class LaneExecutor:
         # no other step waits for it from here on, and not before this one is in the round
         if contribution.last:
             member.leaving.add(self.index)
+            self._job.wake_all()
         current.began = current.began or now()
         self._steps.arrived(member.trainer, now() - current.began)
 
@@ -350,7 +361,7 @@ class LaneExecutor:
         Raises:
             PServerError: the job failed meanwhile.
         """
-        with self._job.condition:
+        with self._job.lock:
             self._job.check_running()
         if clipping.scaled:
             return UpdateTask()
@@ -361,7 +372,7 @@ class LaneExecutor:
     ) -> UpdateTask:
         """Begins the update of a sync round that is in the phase ``ready``, unless it has begun."""
         merge = self._steps.traced("merge", current.merge, self.version + 1)
-        with self._job.condition:
+        with self._job.lock:
             first = current.phase is ready
             current.phase = Phase.APPLYING if first else current.phase
         if first:
@@ -374,7 +385,7 @@ class LaneExecutor:
                     merge(batch)
                 self._updates.update_round(current, taken.steps, batch)
 
-            with self._job.condition:
+            with self._job.lock:
                 current.task = self._tasks.begin(
                     self.version,
                     update,
@@ -382,12 +393,12 @@ class LaneExecutor:
                     (*current.assignments, *taken.steps.buffers),
                     taken=taken,
                 )
-                self._job.condition.notify_all()
+                if current.task.early:
+                    self._waits.moved.tell()
                 return current.task
-        with self._job.condition:
-            while current.task is None:
-                self._job.check_running()
-                self._job.condition.wait(WAKE_SECONDS)
+        with self._job.lock:
+            self._waits.wait_for_leader(current, lambda: current.answers)
+            assert current.task is not None, "it answers"
             return current.task
 
     def _applied(self, current: SyncRound) -> None:
@@ -400,6 +411,8 @@ class LaneExecutor:
         self._steps.applied(current.began)
         self._rounds.add(current)
         self._round = self._updates.new_round()
+        self._waits.moved.tell()
+        self._staged.placed.tell()
 
     def replay(self, steps: DecidedSteps) -> None:
         """Applies decided steps of a recorded log, in this thread."""
@@ -410,19 +423,19 @@ class LaneExecutor:
     @property
     def undecided(self) -> int:
         """Steps that have come and have no record."""
-        with self._job.condition:
+        with self._job.lock:
             return len(self.staged)
 
     @property
     def queued(self) -> int:
         """Steps that have come and are not applied."""
-        with self._job.condition:
+        with self._job.lock:
             return len(self._round.contributions) + len(self._staged) + self._tasks.running
 
     @property
     def begun(self) -> int:
         """Updates applied so far, and those under way."""
-        with self._job.condition:
+        with self._job.lock:
             return self.version + self._tasks.running
 
     # ---- reading slices ----

@@ -15,18 +15,22 @@ job without an update has nothing to lose, and is not kept.
 
 A server that starts with a program (``--program``) begins in SERVING and returns there.
 
-[Note: the job's lock]  ``Lifecycle.condition`` is a condition over a re-entrant lock.  It guards
-the bookkeeping of the job room: the state, the members and their watermarks, sync rounds, update
-tasks.  It is the outer lock: under it a thread may take a snapshot's lock for an instant; a thread
-that holds a slice's, a snapshot's or a table's lock never takes it.  A thread holds it for
-bookkeeping only: never while tensors are merged, updated or copied between processes, never while
-anything is sent.  A thread that changes what others may wait for calls ``notify_all``.
+[Note: the job's lock]  ``Lifecycle.lock`` is a re-entrant lock.  It guards the bookkeeping of the
+job room: the state, the members and their watermarks, sync rounds, update tasks.  It is the outer
+lock: under it a thread may take a snapshot's lock for an instant; a thread that holds a slice's, a
+snapshot's or a table's lock never takes it.  A thread holds it for bookkeeping only: never while
+tensors are merged, updated or copied between processes, never while anything is sent.
+
+A thread that changes what others may wait for tells the event of that: see [Note: one wake for one
+waiter] in waits.py.  Control calls, which wait for one another, share one event, ``changed``; its
+condition is ``Lifecycle.condition``, at which no step waits.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +38,7 @@ from typing import TypeVar
 
 from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError, TrainerLost
 from pserver.job.events import EventLog, Events
+from pserver.job.waits import Event, Waits
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +55,16 @@ class JobState(enum.Enum):
 
 
 class Lifecycle:
-    """The phase of one server's job, and the condition on which the job's threads wait.
+    """The phase of one server's job, and what the job's threads wait for.
 
     Every method may be called from any thread; each takes the lock itself.
 
     Attributes:
-        condition: see [Note: the job's lock].
-        state: guarded by ``condition``.
+        waits: those of the job's threads.
+        lock: see [Note: the job's lock].
+        changed: that of control calls: who takes part, what is said at a barrier.
+        condition: its condition, over ``lock``.
+        state: guarded by ``lock``.
         failure: what ended the present job; None while all is well.
         failed_at: when that was, in seconds of the clock.
         last_failure: as ``failure``, but it stays when the server is empty again.
@@ -71,7 +79,10 @@ class Lifecycle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.condition = threading.Condition(threading.RLock())
+        self.waits = Waits()
+        self.lock = self.waits.lock
+        self.changed = self.waits.event()
+        self.condition = self.changed.condition
         self.state = JobState.EMPTY
         self.failure: PServerError | None = None
         self.failed_at = 0.0
@@ -84,7 +95,7 @@ class Lifecycle:
 
     def begin(self) -> None:
         """Trainer 0 has joined an empty server: a new job begins."""
-        with self.condition:
+        with self.lock:
             self.failure = self.last_failure = None
             self.succeeded = False
             self.ended.clear()
@@ -92,13 +103,13 @@ class Lifecycle:
 
     def empty(self) -> None:
         """The server has no job any more."""
-        with self.condition:
+        with self.lock:
             self.failure = None
             self.state = JobState.EMPTY
 
     def succeed(self) -> None:
         """Every trainer has left, and said that it is done."""
-        with self.condition:
+        with self.lock:
             self.succeeded, self.last_failure = True, None
 
     def fail(self, error: PServerError) -> None:
@@ -106,14 +117,33 @@ class Lifecycle:
 
         The first error stays.  An empty server has nothing to fail.
         """
-        with self.condition:
+        with self.lock:
             if self.failure is None and self.state is not JobState.EMPTY:
                 self.failure = self.last_failure = error
                 self.failed_at = self._clock()
                 self.succeeded = False
                 self.state = JobState.FAILED
                 self._log.say("failed", f"the job failed: {error}", logging.ERROR)
-            self.condition.notify_all()
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Something has changed that may concern any wait.  The caller holds the lock."""
+        self.waits.wake_all()
+        self.condition.notify_all()
+
+    def wait(self, event: Event, done: Callable[[], bool], deadline: float = math.inf) -> bool:
+        """Waits until ``done``, which the event tells.  The caller holds the lock.
+
+        Args:
+            deadline: the longest, by :func:`time.monotonic`.
+
+        Returns:
+            Whether it is done; False where the deadline has come before.
+
+        Raises:
+            PServerError: what ended the job meanwhile.
+        """
+        return self.waits.wait(event, done, deadline=deadline, check=self.check_running)
 
     def say(self, kind: str, text: str) -> None:
         """Logs something that the job goes on after, and keeps it as an event."""
@@ -121,7 +151,7 @@ class Lifecycle:
 
     def lose(self, error: TrainerLost) -> None:
         """Ends the job, because a trainer is lost."""
-        with self.condition:
+        with self.lock:
             self.events.add("lost", str(error))
             self.fail(error)
 
@@ -140,11 +170,11 @@ class Lifecycle:
 
     def drain(self) -> None:
         """The server is shutting down: from here on every wait and every new step raises."""
-        with self.condition:
+        with self.lock:
             if not self.draining:
                 self.events.add("draining", "the server is shutting down")
             self.draining = True
-            self.condition.notify_all()
+            self.wake_all()
             self.ended.set()
 
     def check_running(self) -> None:

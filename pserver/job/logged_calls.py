@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from pserver.errors import JobFailed, PServerError, Refused, TrainerLost
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member
 from pserver.job.quiesce import Quiesce
@@ -102,7 +101,7 @@ class LoggedCalls:
             PServerError: what ended the job meanwhile; and what ``run`` raises.
         """
         process = Process(member.trainer, member.incarnation)
-        with self._job.condition:
+        with self._job.lock:
             self._job.check_running()
             present, logged = self._present(process, kind, number)
             if present is None and number == logged:
@@ -148,6 +147,7 @@ class LoggedCalls:
         if own is not None and own.call == call and own.given_up is None:
             own.record = record
             self._quiesce.hold_behind(record)
+            self._quiesce.rested.tell()
 
     def stands(self, process: Process, calls: Mapping[str, int]) -> None:
         """On a server that comes back: the calls of a process that are in the log."""
@@ -181,11 +181,12 @@ class LoggedCalls:
         return first and all(lane.has_applied(own.record) for lane in self._lanes)
 
     def _wait(self, own: LoggedCall, done: Callable[[], bool]) -> None:
-        while not done():
+        def check() -> None:
             if own.given_up is not None:
                 raise own.given_up
             self._job.check_running()
-            self._job.condition.wait(WAKE_SECONDS)
+
+        self._job.waits.wait(self._quiesce.rested, done, check=check)
 
     def _never_runs(self, own: LoggedCall) -> None:
         """The thread that was to carry it out has failed before its turn: nobody waits for it."""
@@ -193,19 +194,19 @@ class LoggedCalls:
             self._quiesce.let_go(own.record)
         text = f"the {own.call.kind} with number {own.call.number} failed before its turn"
         own.given_up = own.given_up or JobFailed(text)
-        self._job.condition.notify_all()
+        self._quiesce.rested.tell()
 
     def _run(self, own: LoggedCall, run: Callable[[int], Any]) -> None:
         try:
             own.result = run(own.record)
         except BaseException as error:
             own.failure = error
-        with self._job.condition:
+        with self._job.lock:
             own.done = True
             self._quiesce.let_go(own.record)
-            self._job.condition.notify_all()
+            self._quiesce.rested.tell()
 
     def _give_up(self, own: LoggedCall, error: PServerError) -> None:
         if not own.record and own.given_up is None:
             own.given_up = error
-            self._job.condition.notify_all()
+            self._quiesce.rested.tell()

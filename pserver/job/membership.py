@@ -12,6 +12,7 @@ A member's states::
 from __future__ import annotations
 
 import enum
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Wait:
         what: for messages: "step 12", "barrier 'epoch'".
         done: whether the wait is over.
         apart: trainers that wait at another barrier come to this one, too.
+        deadline: the longest, by :func:`time.monotonic`.
     """
 
     member: Member
@@ -55,6 +57,7 @@ class Wait:
     what: str
     done: Callable[[], bool]
     apart: bool = False
+    deadline: float = math.inf
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ class Observation:
         quiesce = self.installed.quiesce
         with quiesce.condition:
             self.wanted = paused and not self.ended
+            quiesce.rested.tell()  # for a pause that is not wanted any more
             if not paused and self.paused:
                 self.paused = False
                 quiesce.resume()

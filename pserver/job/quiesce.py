@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pserver.errors import Busy
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.undone import or_undone
 
@@ -37,6 +36,8 @@ class Quiesce:
 
     Attributes:
         condition: the job's.
+        rested: the event that a step has ended, or that what holds steps has: for who waits until
+            none runs, or until certain ones are applied.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Quiesce:
     ) -> None:
         self._job, self.condition = job, job.condition
         self._told = paused
+        self.rested = job.waits.event()
+        self._goes_on = job.waits.event()  # steps may begin
         self._since = 0.0  # when the pause began
         self._running = 0
         self._paused = False
@@ -60,19 +63,29 @@ class Quiesce:
         Raises:
             PServerError: the job ended during a pause.
         """
-        with self._job.condition:
-            while self._paused or (self._held and record > self._held[0]):
-                self._job.check_running()
-                self._job.condition.wait(WAKE_SECONDS)
-            self._running += 1
+        with self._job.lock:
+            self.begin_step(record)
         try:
             yield
         finally:
-            with self._job.condition:
-                self._running -= 1
-                self._job.condition.notify_all()
+            with self._job.lock:
+                self.end_step()
 
     # ---- the caller holds the job's lock ----
+
+    def begin_step(self, record: int) -> None:
+        """Begins what :meth:`updating` does; :meth:`end_step` ends it."""
+        if self._is_held(record):
+            self._job.wait(self._goes_on, lambda: not self._is_held(record))
+        self._running += 1
+
+    def _is_held(self, record: int) -> bool:
+        return self._paused or (bool(self._held) and record > self._held[0])
+
+    def end_step(self) -> None:
+        """A step has changed all that it changes."""
+        self._running -= 1
+        self.rested.tell()
 
     def hold_behind(self, record: int) -> None:
         """Steps whose records stand behind this one wait until :meth:`let_go`."""
@@ -87,7 +100,12 @@ class Quiesce:
         """Steps do not wait behind this record any more."""
         if record in self._held:
             self._held.remove(record)
-            self._job.condition.notify_all()
+            self._let_on()
+
+    def _let_on(self) -> None:
+        """What held steps is over: for them, and for who holds them next."""
+        self._goes_on.tell()
+        self.rested.tell()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -109,20 +127,20 @@ class Quiesce:
         Raises:
             Busy: it still is not.
         """
-        with self._job.condition:
+        with self._job.lock:
             self._await(lambda: self._cut, seconds)
             self._cut = True
 
     def read_cut(self) -> None:
         """It is taken, and read from here on."""
-        with self._job.condition:
+        with self._job.lock:
             self._reading = True
 
     def end_cut(self) -> None:
         """The cut is not read any more."""
-        with self._job.condition:
+        with self._job.lock:
             self._cut = self._reading = False
-            self._job.condition.notify_all()
+            self.rested.tell()
 
     def await_cut(self, seconds: float = CUT_SECONDS) -> None:
         """Returns when no cut is read: for who changes more than a step does, of which a cut would
@@ -132,39 +150,36 @@ class Quiesce:
         Raises:
             Busy: one is read still, after so many seconds.
         """
-        with self._job.condition:
+        with self._job.lock:
             self._await(lambda: self._reading, seconds)
 
     def _await(self, busy: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
-        while busy():
-            if time.monotonic() >= end:
-                raise Busy("a save is being written here: ask again when it is done")
-            self._job.condition.wait(WAKE_SECONDS)
+        if not self._job.waits.wait(self.rested, lambda: not busy(), deadline=end):
+            raise Busy("a save is being written here: ask again when it is done")
 
     def pause(self, given_up: Callable[[], bool] = lambda: False) -> bool:
         """Begins what :meth:`paused` does; :meth:`resume` ends it.
 
         Args:
             given_up: asked while another pause lasts, under the job's lock: no more is wanted.
+                Whoever gives up tells ``rested``.
 
         Returns:
             Whether it has begun.
         """
-        with self._job.condition:
-            while self._paused:
-                if given_up():
-                    return False
-                self._job.condition.wait(WAKE_SECONDS)
+        with self._job.lock:
+            self._job.waits.wait(self.rested, lambda: not self._paused or given_up())
+            if self._paused:
+                return False
             self._paused, self._since = True, time.monotonic()
             with or_undone(self.resume):
-                while self._running:
-                    self._job.condition.wait(WAKE_SECONDS)
+                self._job.waits.wait(self.rested, lambda: not self._running)
             return True
 
     def resume(self) -> None:
         """Ends a pause."""
-        with self._job.condition:
+        with self._job.lock:
             self._paused, seconds = False, time.monotonic() - self._since
-            self._job.condition.notify_all()
+            self._let_on()
         self._told(seconds)

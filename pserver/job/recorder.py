@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.events import EventLog
+from pserver.job.waits import patience
 from pserver.job_log.entries import MAGIC, head_of
 from pserver.job_log_pb2 import Closing, Entry
 
@@ -86,7 +86,7 @@ class Recorder:
         """
         with self._condition:
             while self._waiting > self._most and not self.failure:
-                self._condition.wait(WAKE_SECONDS)
+                self._condition.wait(patience())
             return not self.failure and not self._closed
 
     def append(self, kept: Kept) -> None:
@@ -145,7 +145,7 @@ class Recorder:
     def _next(self) -> tuple[int, Kept] | None:
         with self._condition:
             while not self._queue and not self._closed:
-                self._condition.wait(WAKE_SECONDS)
+                self._condition.wait(patience())
             return self._queue.popleft() if self._queue else None
 
     def _fail(self, error: OSError) -> None:

@@ -130,7 +130,7 @@ class Reloading(Filing):
         self._take_part(standing)
         self.lifecycle.state = JobState.SERVING
         self.log.say("reloaded", _said(reload.path, found))
-        self.condition.notify_all()
+        self.lifecycle.wake_all()
 
     def _take_part(self, standing: Standing) -> None:
         """The trainers of the job, as server 0 knows them."""

@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 
@@ -75,15 +74,17 @@ class ScriptPosition:
                 self._asked += 1
             number = self._asked
         end = time.monotonic() + WAIT_SECONDS
-        while self._answered < number and time.monotonic() < end:
-            self._job.check_running()
-            if self._who_knows() is None:  # all that knew have gone
-                problem = "no trainer is there that has been there before"
-                return self._told(member, wire.PositionReply(problem=problem), number)
-            self._job.condition.wait(WAKE_SECONDS)
-        if self._answered < number:
-            return wire.PositionReply(number=number)
-        return self._told(member, self._answer, number)
+        self._job.wait(
+            self._job.changed,
+            lambda: self._answered >= number or self._who_knows() is None,
+            end,
+        )
+        if self._answered >= number:
+            return self._told(member, self._answer, number)
+        if self._who_knows() is None:  # all that knew have gone
+            problem = "no trainer is there that has been there before"
+            return self._told(member, wire.PositionReply(problem=problem), number)
+        return wire.PositionReply(number=number)
 
     def _told(self, member: Member, answer: wire.PositionReply, number: int) -> wire.PositionReply:
         member.placed = True

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pserver.errors import PServerError, TrainerLost
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.decided_steps import DecidedSteps
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
 from pserver.job.sync_round import Contribution, SyncRound
+from pserver.job.waits import Event
 from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process, ProcessStep
 
@@ -27,6 +27,7 @@ class StagedStep:
     """One trainer's step that has come whole.
 
     Attributes:
+        event: that its turn has come, or it is applied.
         time: of its record, in seconds since 1970.
         record: the record's number.
         turn: its place among the lane's updates; -1: it has no record.
@@ -36,6 +37,7 @@ class StagedStep:
     member: Member
     step: int
     contribution: Contribution
+    event: Event
     time: float = 0.0
     record: int = 0
     turn: int = -1
@@ -64,7 +66,10 @@ class StagedSteps:
         self._job = job
         self._waiting: dict[int, StagedStep] = {}  # by trainer
         self._deciding: dict[int, StagedStep] = {}  # by trainer: with a record, and not applied
+        self._turns: dict[int, StagedStep] = {}  # with a record, and not begun
         self._decided = self._begun = 0  # updates
+        # one that waits until another may be staged
+        self.placed = job.waits.event()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -80,9 +85,11 @@ class StagedSteps:
         if member.fenced:
             raise TrainerLost(member.fenced)
 
-    def add(self, staged: StagedStep) -> None:
+    def add(self, member: Member, step: int, contribution: Contribution) -> StagedStep:
         """A step has come; before its record can."""
-        self._waiting[staged.member.trainer] = staged
+        staged = StagedStep(member, step, contribution, self._job.waits.event())
+        self._waiting[member.trainer] = staged
+        return staged
 
     def decide(
         self, steps: Iterable[ProcessStep], time: float, record: int
@@ -96,10 +103,16 @@ class StagedSteps:
         for step in steps:
             staged = self._waiting.pop(step.process.trainer)
             staged.time, staged.record, staged.turn = time, record, self._decided
+            self._turns[self._decided] = staged
             self._decided += 1
             self._deciding[staged.member.trainer] = staged
             found[staged.member.trainer] = staged.contribution
+        self._tell_next()
         return found
+
+    def _tell_next(self) -> None:
+        if (following := self._turns.get(self._begun)) is not None:
+            following.event.tell()
 
     @property
     def waiting(self) -> list[tuple[Member, int, int]]:
@@ -118,6 +131,7 @@ class StagedSteps:
     def applied(self, staged: StagedStep) -> None:
         """A step has been applied."""
         del self._deciding[staged.member.trainer]
+        staged.event.tell()
 
     def drop(self, member: Member) -> bool:
         """A trainer is lost; what it has staged never counts.
@@ -139,7 +153,21 @@ class StagedSteps:
             TrainerLost: its trainer was lost before.
             PServerError: what ended the job meanwhile.
         """
-        self.wait_until(staged.member, lambda: staged.turn == self._begun, staged)
+        self._wait(staged.event, staged.member, lambda: staged.turn == self._begun, staged)
+
+    def wait_until_applied(self, member: Member, step: int, watermark: Watermark) -> None:
+        """Waits for a step that runs in another thread, from an earlier stream.
+
+        Args:
+            watermark: of the trainer, in this lane.
+
+        Raises:
+            TrainerLost, PServerError: as :meth:`wait_for_turn`.
+        """
+        trainer = member.trainer
+        staged = self._waiting.get(trainer) or self._deciding.get(trainer)
+        event = self._job.changed if staged is None else staged.event
+        self._wait(event, member, lambda: watermark.applied >= step)
 
     def wait_for_place(
         self, member: Member, watermark: Watermark, again: bool, done: Callable[[], bool]
@@ -158,15 +186,19 @@ class StagedSteps:
             PServerError: what ended the job meanwhile.
         """
         try:
-            self.wait_until(member, lambda: again or done())
+            self._wait(self.placed, member, lambda: again or done())
             if member.fenced and not again:
                 raise TrainerLost(member.fenced)
         except PServerError:
             watermark.taking = watermark.applied
             raise
 
-    def wait_until(
-        self, member: Member, done: Callable[[], bool], staged: StagedStep | None = None
+    def _wait(
+        self,
+        event: Event,
+        member: Member,
+        done: Callable[[], bool],
+        staged: StagedStep | None = None,
     ) -> None:
         """Waits until ``done``, for a trainer.
 
@@ -177,16 +209,19 @@ class StagedSteps:
             TrainerLost: the trainer was lost before.
             PServerError: what ended the job meanwhile.
         """
-        while not done():
+
+        def check() -> None:
             if member.fenced and (staged is None or staged.dropped):
                 raise TrainerLost(member.fenced)
             self._job.check_running()
-            self._job.condition.wait(WAKE_SECONDS)
+
+        self._job.waits.wait(event, done, check=check)
 
     def begin(self) -> None:
         """The update whose turn it is has begun."""
+        del self._turns[self._begun]
         self._begun += 1
-        self._job.condition.notify_all()
+        self._tell_next()
 
 
 def waiting(current: SyncRound, members: Membership, lane: int) -> list[tuple[Member, int, int]]:

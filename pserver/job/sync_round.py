@@ -3,12 +3,13 @@ waiting.
 
 ::
 
-    COLLECTING --its record stands---------------------> APPLYING --> APPLIED
+    COLLECTING --its record stands: a thread leads-----> APPLYING --> APPLIED
          |                                                  ^
          `--where norms clip--> MERGING --> MERGED ---------'
                                       coefficient known
 
-In MERGING and in APPLYING a thread works on the tensors, outside the job's lock.  Meanwhile the
+One thread leads a round whose record stands: the one that has let it stand, or the first one that
+waits.  In MERGING and in APPLYING it works on the tensors, outside the job's lock.  Meanwhile the
 other threads wait, or send the slices that are updated already.
 
 The record says whose steps are in it: see [Note: the job's log] in pserver/job_log/coordinator.py.
@@ -115,11 +116,12 @@ class Contribution:
 class SyncRound:
     """The step that all trainers of a sync job take together.
 
-    The job's lock guards ``phase``, ``contributions`` and ``task``; in MERGING and APPLYING the
-    rest belongs to the threads that merge and update.
+    The job's lock guards ``phase``, ``led``, ``contributions`` and ``task``; in MERGING and
+    APPLYING the rest belongs to the threads that merge and update.
 
     Attributes:
         goes_on_without: a contribution that is refused is left out; otherwise the round is.
+        led: a thread takes it further.
         averages: merged gradients are means over trainers; otherwise sums.
         contributions: by trainer.
         merged: merged gradients by slice.
@@ -136,6 +138,7 @@ class SyncRound:
     goes_on_without: bool = False
     averages: bool = True
     phase: Phase = Phase.COLLECTING
+    led: bool = False
     contributions: dict[int, Contribution] = field(default_factory=dict)
     merged: dict[str, torch.Tensor] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
@@ -169,6 +172,27 @@ class SyncRound:
     def hparams(self) -> Hparams:
         """The step's hyper-parameters, on which all trainers agree."""
         return self.contributions[min(self.contributions)].hparams
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a thread that waits in the round may go on: to lead it, or to answer."""
+        match self.phase:
+            case Phase.COLLECTING:
+                return bool(self.time) and not self.led
+            case Phase.MERGING:
+                return False
+            case Phase.APPLYING:
+                return bool(self.norms) or self.answers
+            case _:
+                return True
+
+    @property
+    def answers(self) -> bool:
+        """Whether something of its update may be there, or nothing ever will be."""
+        task = self.task
+        if task is None or self.phase is Phase.APPLIED:
+            return task is not None
+        return task.early or task.failure is not None
 
     def add(self, trainer: int, contribution: Contribution) -> None:
         """Adds one trainer's step.

@@ -1,15 +1,23 @@
-"""A committed step's update, as batches that any worker thread can claim, with its progress."""
+"""A committed step's update, as batches that any worker thread can claim, with its progress.
+
+[Note: going on]  Where updates come one by one, each waits for the one before.  If each ran in the
+thread of its own trainer, every one would begin by waking a thread, which first has to find a free
+processor: with many trainers that takes longer than a small update.  So a thread that has ended an
+update goes on with those behind it, for an instant; their threads wake when their updates are
+there.  It does so before it answers its own trainer, which is why it takes ``GO_ON_SECONDS`` at
+most: none that is as large as that.
+"""
 
 from __future__ import annotations
 
-import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pserver.job.blocking_waits import WAKE_SECONDS
+from pserver.job.waits import ALL, Event, Waits
 
 Batch = tuple[str, ...]  # names of slices and tables that one call updates
-ALL = 2**31  # threads: those that wait
+GO_ON_SECONDS = 0.002  # see [Note: going on]
 
 
 class UpdateTask:
@@ -19,82 +27,125 @@ class UpdateTask:
     applied before: finished, with nothing to do.
 
     Args:
-        condition: the job's; guards everything here, and is notified after every batch.
+        waits: the job's, with the lock that guards everything here.
         batches: what is to be updated.
         work: updates one batch; called without the lock.
         on_end: called under the lock, once: when every batch is updated (with None), or when one
             has failed and none runs any more (with what it raised).
         after: the update before; no batch begins before that one is finished.  See [Note: turns]
-            in staged_steps.py.
+            in staged_steps.py.  The caller holds the lock.
 
     Attributes:
         updated: names of the slices and tables that have their new values.
         finished: every batch is updated, and ``on_end`` has returned.
         failure: what the first batch that failed raised.
         in_workers: threads of their own update it; otherwise those do that wait for it.
+        early: something of it may be there long before all is.
     """
 
     def __init__(
         self,
-        condition: threading.Condition | None = None,
+        waits: Waits | None = None,
         batches: Iterable[Batch] = (),
         work: Callable[[Batch], None] = lambda batch: None,
         on_end: Callable[[BaseException | None], None] = lambda failure: None,
         after: UpdateTask | None = None,
     ) -> None:
         self.updated: set[str] = set()
-        self.finished = condition is None
+        self.finished = waits is None
         self.failure: BaseException | None = None
         self.in_workers = False
-        self._condition = condition or threading.Condition()
+        self._waits = waits or Waits()
+        self._lock = self._waits.lock
+        self._events: dict[str, Event] = {}  # by slice or table; "": of the end
         self._left = deque(batches)
+        self.early = len(self._left) > 1
         self._running = 0
+        self._seconds = 0.0  # that its batches have taken
         self._work, self._on_end = work, on_end
-        self._after = after
+        # the updates before and behind it, until the one of both that comes first is finished
+        self._after = after if after is not None and not after.finished else None
+        self._behind: UpdateTask | None = None
+        if self._after is not None:
+            self._after._behind = self
+            if self._after.failure is not None:
+                self._fail(self._after.failure)
 
     def advance(self, limit: int) -> bool:
-        """Updates the next batch in this thread.
+        """Updates the next batch in this thread; and when that was the last one, also updates
+        behind this one: see [Note: going on].
 
         Args:
             limit: the number of batches that may run at once.
 
         Returns:
-            False if no batch is left, or ``limit`` of them run already.
+            False if no batch is left, or ``limit`` of them run already, or the update before is not
+            finished.
 
         Raises:
             Exception: what the update raised.
         """
-        if (before := self._after) is not None:
-            before.wait_for(helpers=ALL)
-            self._after = None
-        with self._condition:
-            if not self._left or self._running >= limit:
-                return False
+        began, behind = self._advance(limit)
+        if behind is not None:
+            behind._go_on(self._seconds)
+        return began
+
+    def _advance(self, limit: int) -> tuple[bool, UpdateTask | None]:
+        """Gives also the update behind this one, where the batch was the last one of this."""
+        with self._lock:
+            if not self._may_begin(limit):
+                return False, None
             batch = self._left.popleft()
             self._running += 1
         failure: BaseException | None = None
+        since = time.monotonic()
         try:
             self._work(batch)
         except BaseException as error:
             failure = error
             raise
         finally:
-            self._batch_ended(batch, failure)
-        return True
+            behind = self._batch_ended(batch, failure, time.monotonic() - since)
+        return True, behind
+
+    def _may_begin(self, limit: int) -> bool:
+        return bool(self._left) and self._running < limit and self._after is None
+
+    def _go_on(self, seconds: float) -> None:
+        """The update before has ended in this thread.
+
+        Args:
+            seconds: that it has taken.
+        """
+        until = time.monotonic() + GO_ON_SECONDS - seconds
+        task: UpdateTask | None = self
+        while task is not None:
+            if task.in_workers or time.monotonic() > until:
+                with self._lock:
+                    task._tell_one()
+                return
+            try:
+                began, behind = task._advance(1)
+            except Exception:
+                return  # it has failed, and tells that itself
+            if behind is not None or not began:
+                task = behind
 
     def advance_all(self, limit: int) -> None:
         """Updates batches in this thread until none is left, or ``limit`` of them run already."""
+        while (before := self._after) is not None:
+            before.wait_for(helpers=ALL)
         while self.advance(limit):
             pass
 
     def finish(self) -> None:
-        """Updates what is left, where no worker does; what another thread updates is left to it.
+        """Updates what is left, or waits for it, where no worker updates it.
 
         Raises:
             Exception: what the update raised.
         """
-        while not self.in_workers and self.advance(1):
-            pass
+        if not self.in_workers:
+            self.wait_for()
 
     def wait_for(self, name: str = "", helpers: int = 1) -> None:
         """Updates, or waits for, a slice or table; without a name all of them, and ``on_end``.
@@ -107,32 +158,118 @@ class UpdateTask:
         Raises:
             Exception: what the update raised.
         """
-        others = False  # have the rest
-        while True:
-            with self._condition:
-                if name in self.updated or self.finished:
-                    return
-                if self.failure is not None:
-                    raise self.failure
-                if others:
-                    self._condition.wait(WAKE_SECONDS)
-            others = self.in_workers or not self.advance(helpers)
+        while not self._is_there(name):
+            if self.in_workers or not self._help(helpers):
+                with self._lock:
+                    self._wait(name, helpers)
 
-    def _batch_ended(self, batch: Batch, failure: BaseException | None) -> None:
-        with self._condition:
+    def _is_there(self, name: str) -> bool:
+        if name in self.updated or self.finished:
+            return True
+        if self.failure is not None:
+            raise self.failure
+        return False
+
+    def _first(self) -> UpdateTask:
+        """The first update that is not finished, of those before this one and itself.
+
+        Raises:
+            Exception: what it raised, where it has failed.
+        """
+        task = self
+        while (before := task._after) is not None:
+            task = before
+        if task.failure is not None:
+            raise task.failure
+        return task
+
+    def _help(self, helpers: int) -> bool:
+        """Updates something, of this update or one before; False: there is nothing now."""
+        task = self._first()
+        return task.advance(helpers if task is self else ALL)
+
+    def _may_help(self, helpers: int) -> bool:
+        task = self._first()
+        return not self.in_workers and task._may_begin(helpers if task is self else ALL)
+
+    def _wait(self, name: str, helpers: int) -> None:
+        """Until it is there, or this thread may update something."""
+        event = self._events.get(name)
+        if event is None:
+            event = self._events[name] = self._waits.event()
+        self._waits.wait(event, lambda: self._is_there(name) or self._may_help(helpers))
+
+    def _batch_ended(
+        self, batch: Batch, failure: BaseException | None, seconds: float
+    ) -> UpdateTask | None:
+        """Gives the update behind this one, where this one is finished."""
+        behind = None
+        with self._lock:
             self._running -= 1
-            self.failure = self.failure or failure
-            if self.failure is not None:
-                self._left.clear()
-            else:
-                self.updated.update(batch)
-            if not self._left and not self._running:
-                self._end()
-            self._condition.notify_all()
+            self._seconds += seconds
+            if (failure := self.failure or failure) is not None:
+                self._fail(failure)
+                return None
+            self.updated.update(batch)
+            if self._left or self._running:
+                self._tell(batch)
+                return None
+            if (failure := self._end(None)) is not None:
+                self._fail(failure)
+                return None
+            self.finished = True
+            self._tell_all()
+            if self._behind is not None:
+                behind, self._behind = self._behind, None
+                behind._after = None
+        return behind
 
-    def _end(self) -> None:
+    def _fail(self, failure: BaseException) -> None:
+        """A batch has failed, or an update before this one: nothing that is left is ever updated,
+        nor anything behind it.
+        """
+        task: UpdateTask | None = self
+        while task is not None:
+            task.failure = failure
+            task._left.clear()
+            task._tell_all()
+            if task._running:  # it comes here again
+                return
+            task._end(failure)
+            task = task._behind
+
+    def _end(self, failure: BaseException | None) -> BaseException | None:
+        """Calls ``on_end``, once; gives the failure, or what was raised in there: who waits for the
+        step is told.
+        """
+        on_end, self._on_end = self._on_end, lambda failure: None
         try:
-            self._on_end(self.failure)
-        except BaseException as error:  # who waits for the step is told
-            self.failure = self.failure or error
-        self.finished = self.failure is None
+            on_end(failure)
+        except BaseException as error:
+            return failure or error
+        return failure
+
+    def _tell(self, batch: Batch) -> None:
+        """A batch has ended, and was not the last one: tells those that wait for something in it;
+        or, where batches are left and nobody is told, a thread that may help.
+        """
+        stand = {name: event for name, event in self._events.items() if event.standing}
+        told = [stand[name] for name in batch if name in stand]
+        for event in told:
+            event.tell()
+        if self._left and not told and not self.in_workers:
+            self._tell_one()
+
+    def _tell_all(self) -> None:
+        for event in self._events.values():
+            event.tell()
+
+    def _tell_one(self) -> None:
+        """A thread may help: one that waits for this update, or else for one behind it."""
+        task: UpdateTask | None = self
+        while task is not None:
+            for event in task._events.values():
+                if event.standing:
+                    event.tell(1)
+                    return
+            task = task._behind

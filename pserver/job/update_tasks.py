@@ -5,7 +5,6 @@ shrink runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 
 from pserver.job.lane_updates import Taken
 from pserver.job.lifecycle import Lifecycle
@@ -70,8 +69,8 @@ class UpdateTasks:
             PServerError: the job ended while a save, a load or a shrink ran.
         """
         update = self._steps.traced("update", update, version + 1)
-        updating = ExitStack()
-        updating.enter_context(self._quiesce.updating(0 if taken is None else taken.record))
+        with self._job.lock:
+            self._quiesce.begin_step(0 if taken is None else taken.record)
         began = now()
 
         def end(failure: BaseException | None) -> None:
@@ -79,16 +78,20 @@ class UpdateTasks:
             self._steps.updated(began)
             if failure is None:
                 applied()
+            else:
+                self._job.wake_all()  # who waits for the end of it
 
         def on_end(failure: BaseException | None) -> None:
-            with updating:  # which ends, whatever happens here
+            try:
                 self._job.or_fail(lambda: end(failure))
+            finally:  # the step ends, whatever happens here
+                self._quiesce.end_step()
 
         def task() -> UpdateTask:
             if taken is not None:
                 taken.begins()
             task = UpdateTask(
-                self._job.condition,
+                self._job.waits,
                 self._batches.with_held(assigned),
                 lambda batch: self._job.or_fail(lambda: update(batch)),
                 on_end,
@@ -100,5 +103,5 @@ class UpdateTasks:
             self.running += 1  # a worker ends it under the lock, so later
             return task
 
-        with or_undone(updating.close), self._job.condition:
+        with self._job.lock, or_undone(self._quiesce.end_step):
             return self._job.or_fail(task)  # it is decided: it is applied, or the job ends

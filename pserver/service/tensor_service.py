@@ -25,7 +25,6 @@ from pserver.errors import (
     Refused,
     Unreachable,
 )
-from pserver.job.blocking_waits import WAKE_SECONDS
 from pserver.job.job import Job
 from pserver.job.job_leases import ranges_of
 from pserver.job.lane_executor import LaneExecutor
@@ -139,10 +138,7 @@ class TensorService:
             self._watermark.stream, end_earlier = self._number, self._watermark.end_stream
             self._watermark.end_stream = self._stream.cancel
             self._working.works(self._stream)
-            while self._watermark.loading:  # the earlier stream's thread copies values
-                self._check_place()
-                self._job.lifecycle.check_running()
-                self._job.condition.wait(WAKE_SECONDS)
+            self._wait_for_upload()
         if end_earlier is not None:
             end_earlier()
 
@@ -312,6 +308,16 @@ class TensorService:
 
     def _upload(self, header: Frame, last: bool) -> AbstractContextManager[bool]:
         return self._watermark.upload(self._job.condition, self._check_place, header.request, last)
+
+    def _wait_for_upload(self) -> None:
+        """Waits while an earlier stream's thread copies values.  The caller holds the lock."""
+        lifecycle = self._job.lifecycle
+
+        def check() -> None:
+            self._check_place()
+            lifecycle.check_running()
+
+        lifecycle.waits.wait(lifecycle.changed, lambda: not self._watermark.loading, check=check)
 
     def _pull(self, header: Frame) -> None:
         self._job.lifecycle.check_running()

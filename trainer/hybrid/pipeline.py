@@ -40,8 +40,8 @@ class Pipeline(nn.Module):
         model: the whole one, for the names of its inputs.
         stage: this rank's.
         group: the ranks of the pipeline, in the order of the stages.
-        micro_batches: into so many equal parts a batch is cut, along dimension 0; None: into as many
-            as ``micro_size`` makes, and without that it is one.
+        micro_batches: into so many equal parts a batch is cut, along dimension 0; None: into as
+            many as ``micro_size`` makes, and without that it is one.
         micro_size: samples of each; None: as many as the batch has for each.
         loss_fn: (the model's output, target) -> a mean over samples, a scalar.
         schedule: "1F1B" or "F-then-B".

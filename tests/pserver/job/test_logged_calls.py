@@ -43,9 +43,9 @@ class Calls:
         return self.applied >= record - 1
 
     def apply(self, record: int) -> None:
-        with self.job.condition:
+        with self.job.lock:
             self.applied = record
-            self.job.condition.notify_all()
+            self.quiesce.rested.tell()
 
     def begin(self, number: int, kind: str = "shrink") -> Future[str | None]:
         """A call comes; it is ready when this returns, or has ended."""
@@ -61,9 +61,8 @@ class Calls:
         return f"at {record}"
 
     def log(self, number: int, record: int, kind: str = "shrink") -> None:
-        with self.job.condition:
+        with self.job.lock:
             self.calls.logged(Call(Process(0, "a"), kind, number), record)
-            self.job.condition.notify_all()
 
     def step(self, record: int) -> Future[None]:
         """A step whose record stands."""

@@ -15,6 +15,7 @@ from pserver.config import ServerConfig
 from pserver.dense import slice_update
 from pserver.job import installed_program
 from pserver.job.update_task import Batch, UpdateTask
+from pserver.job.waits import Waits
 from pserver.job.workers import Workers
 from pserver.service.server import Server
 from transpiler.distribute import plan_parameters, pserver_program
@@ -119,14 +120,14 @@ def test_an_update_that_fails_ends_for_everybody() -> None:
     """What is left of it is not done, it is never over, and its end is told once, when nothing of
     it runs any more.
     """
-    changed, both, ends = threading.Condition(), threading.Barrier(2), list[BaseException | None]()
+    both, ends = threading.Barrier(2), list[BaseException | None]()
 
     def work(batch: Batch) -> None:
         both.wait(SECONDS)
         if batch == ("1",):
             raise ValueError("no update")
 
-    progress = UpdateTask(changed, [("0",), ("1",), ("2",)], work, ends.append)
+    progress = UpdateTask(Waits(), [("0",), ("1",), ("2",)], work, ends.append)
     failed: list[bool] = []
 
     def advance() -> None:

@@ -1,0 +1,8 @@
+"""Read by each Python that a test run with ``--patient-waits`` starts: see ../patience.py."""
+
+from contextlib import suppress
+
+with suppress(ImportError):
+    from pserver.job import waits
+
+    waits.WAKE_SECONDS = 3600.0
