@@ -108,7 +108,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., trainer_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., manifest: _Optional[_Mapping[str, str]] = ..., transports: _Optional[_Iterable[str]] = ..., server_index: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program", "late", "roll", "held")
+    __slots__ = ("ready", "install", "transport", "data_port", "heartbeat_timeout_seconds", "steps", "session", "run", "store", "awaits_servers", "wants_program", "late", "roll", "held", "held_by")
     READY_FIELD_NUMBER: _ClassVar[int]
     INSTALL_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class JoinReply(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     install: bool
     transport: str
@@ -137,7 +138,8 @@ class JoinReply(_message.Message):
     late: bool
     roll: Roll
     held: bool
-    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ..., late: _Optional[bool] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
+    held_by: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ready: _Optional[bool] = ..., install: _Optional[bool] = ..., transport: _Optional[str] = ..., data_port: _Optional[int] = ..., heartbeat_timeout_seconds: _Optional[float] = ..., steps: _Optional[_Iterable[int]] = ..., session: _Optional[str] = ..., run: _Optional[str] = ..., store: _Optional[str] = ..., awaits_servers: _Optional[bool] = ..., wants_program: _Optional[bool] = ..., late: _Optional[bool] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., held: _Optional[bool] = ..., held_by: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InstallRequest(_message.Message):
     __slots__ = ("session", "program", "part", "number", "parts")
@@ -217,18 +219,36 @@ class LaneReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., blocked_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., waits: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("failure", "error", "clock_ns", "roll", "position_asked")
+    __slots__ = ("failure", "error", "clock_ns", "roll", "position_asked", "waits")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     POSITION_ASKED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     failure: str
     error: str
     clock_ns: int
     roll: Roll
     position_asked: int
-    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., position_asked: _Optional[int] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[WaitStatus]
+    def __init__(self, failure: _Optional[str] = ..., error: _Optional[str] = ..., clock_ns: _Optional[int] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., position_asked: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ...) -> None: ...
+
+class WaitStatus(_message.Message):
+    __slots__ = ("trainer_id", "kind", "what", "number", "seconds", "for_whom")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FOR_WHOM_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: int
+    kind: str
+    what: str
+    number: int
+    seconds: float
+    for_whom: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, trainer_id: _Optional[int] = ..., kind: _Optional[str] = ..., what: _Optional[str] = ..., number: _Optional[int] = ..., seconds: _Optional[float] = ..., for_whom: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Roll(_message.Message):
     __slots__ = ("changes", "absent", "preempted", "first")
@@ -334,7 +354,7 @@ class BarrierRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., apart: _Optional[bool] = ..., past: _Optional[bool] = ..., gathers: _Optional[bool] = ..., after: _Optional[int] = ..., ends: _Optional[bool] = ..., averages: _Optional[int] = ..., overflows: _Optional[int] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
-    __slots__ = ("passed", "texts", "roll", "number", "changes")
+    __slots__ = ("passed", "texts", "roll", "number", "changes", "put_off")
     class TextsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -347,12 +367,14 @@ class BarrierReply(_message.Message):
     ROLL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    PUT_OFF_FIELD_NUMBER: _ClassVar[int]
     passed: bool
     texts: _containers.ScalarMap[int, str]
     roll: Roll
     number: int
     changes: int
-    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., number: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
+    put_off: str
+    def __init__(self, passed: _Optional[bool] = ..., texts: _Optional[_Mapping[int, str]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., number: _Optional[int] = ..., changes: _Optional[int] = ..., put_off: _Optional[str] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
     __slots__ = ("session", "address", "topic")
@@ -454,7 +476,7 @@ class StatusRequest(_message.Message):
     def __init__(self, variables: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording", "epochs", "partial_steps", "awaits_servers", "away", "reload")
+    __slots__ = ("state", "fingerprint", "mode", "slices", "bytes_held", "version", "trainers", "uptime_seconds", "bytes_in", "bytes_out", "transports", "failure", "variables", "tables", "failed_seconds", "kept_seconds", "steps_refused_nonfinite", "time", "memory_bytes", "lanes", "events", "server_index", "trainers_expected", "run", "steps_refused_outlier", "save", "recording", "epochs", "partial_steps", "awaits_servers", "away", "reload", "waits")
     class VariablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +516,7 @@ class StatusReply(_message.Message):
     AWAITS_SERVERS_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     RELOAD_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     state: str
     fingerprint: str
     mode: str
@@ -526,7 +549,8 @@ class StatusReply(_message.Message):
     awaits_servers: bool
     away: _containers.RepeatedScalarFieldContainer[int]
     reload: ReloadStatus
-    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., partial_steps: _Optional[int] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[WaitStatus]
+    def __init__(self, state: _Optional[str] = ..., fingerprint: _Optional[str] = ..., mode: _Optional[str] = ..., slices: _Optional[int] = ..., bytes_held: _Optional[int] = ..., version: _Optional[int] = ..., trainers: _Optional[_Iterable[_Union[TrainerStatus, _Mapping]]] = ..., uptime_seconds: _Optional[float] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., failure: _Optional[str] = ..., variables: _Optional[_Mapping[str, VariableBytes]] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., failed_seconds: _Optional[float] = ..., kept_seconds: _Optional[float] = ..., steps_refused_nonfinite: _Optional[int] = ..., time: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., server_index: _Optional[int] = ..., trainers_expected: _Optional[int] = ..., run: _Optional[str] = ..., steps_refused_outlier: _Optional[int] = ..., save: _Optional[_Union[SaveStatus, _Mapping]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., partial_steps: _Optional[int] = ..., awaits_servers: _Optional[bool] = ..., away: _Optional[_Iterable[int]] = ..., reload: _Optional[_Union[ReloadStatus, _Mapping]] = ..., waits: _Optional[_Iterable[_Union[WaitStatus, _Mapping]]] = ...) -> None: ...
 
 class RecordingStatus(_message.Message):
     __slots__ = ("recording", "entry", "record", "failure", "tables", "versions")

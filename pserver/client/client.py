@@ -297,11 +297,21 @@ class Client(Heartbeating):
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
         text = f"waiting for {self} to go on with the job" if self._joined else text
-        end = time.monotonic() + self._start_timeout
-        for _ in poll(log, lambda: text, pause_seconds=POLL_SECONDS):
+        end, reply = time.monotonic() + self._start_timeout, JoinReply()
+
+        def waiting() -> str:
+            if not reply.held:
+                return text
+            others = ", ".join(map(str, reply.held_by))
+            return (
+                f"waiting for trainer {others} to come to the end of a pass: they divide this "
+                "trainer's samples of it, and it steps with them after that"
+            )
+
+        for _ in poll(log, waiting, pause_seconds=POLL_SECONDS):
             if (reply := self._control.join(request)).ready:
                 return reply
-            if reply.held:  # the server's log says why
+            if reply.held:  # however long that takes
                 end = time.monotonic() + self._start_timeout
             elif time.monotonic() > end:
                 break

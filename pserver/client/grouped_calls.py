@@ -12,7 +12,7 @@ from typing import TypeVar
 from pserver.client.explained import explained
 from pserver.client.lease_calls import LeaseCalls
 from pserver.client.position_calls import PositionCalls
-from pserver.client.replies import Absences, Gathered
+from pserver.client.replies import Absences, Gathered, PutOff
 from pserver.client.save_calls import SaveCalls
 from pserver.client.server_return import ServerReturn
 from pserver.client.trace_calls import TraceCalls
@@ -97,9 +97,15 @@ class GroupedCalls(ABC):
 
         Returns:
             What trainers have told, by trainer; those that told nothing are not in it.
+
+        Raises:
+            PutOff: one that is apart is not held.
         """
         request = BarrierRequest(name=name, text=text, past=past, apart=apart)
-        return dict(self._passed(request, meanwhile).texts)
+        reply = self._passed(request, meanwhile)
+        if reply.put_off:
+            raise PutOff(reply.put_off)
+        return dict(reply.texts)
 
     def gather(
         self,
@@ -126,13 +132,13 @@ class GroupedCalls(ABC):
         return Gathered(reply.number, reply.changes, dict(reply.texts))
 
     def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
-        """The reply when all have come; a call waits for a second."""
+        """The reply when all have come, or it is put off; a call waits for a second."""
 
         def ask(session: str) -> BarrierReply:
             request.session = session
             return self._control.barrier(request)
 
-        while not (reply := self._asked(ask)).passed:
+        while not ((reply := self._asked(ask)).passed or reply.put_off):
             self.check()
             meanwhile()
         self.learn(Absences.of(reply.roll))

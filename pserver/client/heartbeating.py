@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from pserver.client.channel import Channel
 from pserver.client.grouped_calls import GroupedCalls
@@ -33,7 +33,7 @@ from pserver.errors import (
     Unreachable,
     from_wire,
 )
-from pserver.wire_pb2 import JoinReply
+from pserver.wire_pb2 import JoinReply, WaitStatus
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Heartbeating(GroupedCalls):
     _failure: PServerError | None
     _heartbeat_timeout: float
     _return: ServerReturn
+    _waits_said: Collection[int] = ()  # numbers of waits
 
     @property
     @abstractmethod
@@ -105,6 +106,7 @@ class Heartbeating(GroupedCalls):
                 log.warning("%s answers again, over a new connection", self)
             answered, unanswered = time.monotonic(), 0
             self.learn(Absences.of(reply.roll))
+            self._say_waits(reply.waits)
             if reply.failure:
                 self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
                 return
@@ -112,6 +114,18 @@ class Heartbeating(GroupedCalls):
                 self.asked(reply.position_asked)
             for channel in self.every_channel:
                 channel.end_if_silent()
+
+    def _say_waits(self, waits: Iterable[WaitStatus]) -> None:
+        """Says of each wait of this trainer that lasts long for whom it waits, once."""
+        said = {each.number: each for each in waits}
+        for number, wait in said.items():
+            if number not in self._waits_said:
+                whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+                log.warning(
+                    "this trainer waits at %s for trainer %s, for %.0f s now (so says %s)",
+                    *(wait.what, whom, wait.seconds, self),
+                )
+        self._waits_said = said.keys()
 
     def _comes_back(self, error: PServerError, silence: float) -> bool:
         """Whether a server that has not answered is awaited, or has come back and was joined again.

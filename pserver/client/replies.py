@@ -157,6 +157,12 @@ class Absences:
         return cls(roll.changes, frozenset(roll.absent), dict(roll.preempted), first)
 
 
+class PutOff(Exception):
+    """A meeting of trainers that the job makes by itself is not held: they would wait for one
+    another for ever.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """A gathering of the trainers that are there, which is over.

@@ -17,6 +17,7 @@ from pserver.job.job_identity import check_names, check_trainer
 from pserver.job.joining import Joining
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, MemberState
+from pserver.job.wait_table import Kind
 from pserver.onlookers import onlooker
 
 ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
@@ -102,7 +103,9 @@ class Attendance(Joining):
             member = self.member(request.session)
             self._hear_report(member, request)
             asked = 0 if self.program is None else self.program.position.asks(member)
-            return reports.reply(self.failure, self._members, asked)
+            tells = self.program is not None and self.program.decisions.decides
+            waits = self._members.waits.long(member.trainer) if tells else ()
+            return reports.reply(self.failure, self._members, asked, waits)
 
     @onlooker("what trainers report")
     def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
@@ -128,7 +131,12 @@ class Attendance(Joining):
             self._fewer_awaited()
             self.lifecycle.wake_all()
             end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
-            self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)
+            waits = members.waits.held(
+                member.trainer, Kind.END, "the job's end", members.unfinished
+            )
+            with waits as held:
+                self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)
+                held.over = not (request.wait and members.unfinished())
             missing = members.unfinished()
             if missing:
                 self.lifecycle.check_running()
@@ -157,6 +165,7 @@ class Attendance(Joining):
         if member.state is not MemberState.JOINED:
             return
         member.state = MemberState.LEFT
+        self._members.waits.drop(member.trainer)
         level = logging.INFO if member.preempted_after is None else logging.WARNING
         self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
         if reason:

@@ -5,6 +5,11 @@ one another there.
 comes by barriers that the others have passed.  There it does not wait, and nobody waits for it; it
 is told what the others told there, so that its script decides as theirs did.  What is kept for that
 is bounded: of barriers that are forgotten it is told what it said itself.
+
+[Note: a save that is put off]  Trainers meet in an automatic save at a barrier of the save's own
+name.  Where it would stand for ever (see [Note: rings] in wait_table.py) it is put off: who waits
+there is told so, and so is who comes later, so that all of them leave this save out.  Nobody has
+passed it then, and a barrier that somebody has passed is never put off.
 """
 
 from __future__ import annotations
@@ -18,11 +23,16 @@ from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.gatherings import Gatherings
+from pserver.job.kept_texts import KeptTexts
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, Wait
 from pserver.job.reports import roll
+from pserver.job.wait_table import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
+MOST_PUT_OFF = (
+    256  # saves whose names are kept; to an earlier one a trainer comes in vain once more
+)
 MOST_NAMES = 2**16  # of barriers, and of topics
 KEPT_BYTES = 2**22  # of texts of barriers that are over
 KEPT_TEXT = 2**16  # characters of one barrier that are kept: tensors are too long
@@ -36,6 +46,7 @@ class Barriers:
         job: for its lock and its end.
         stepped: whether a step of the job was applied, ever.
         averaged: counts what lost trainers have in averages only, or on servers only.
+        texts: bounds what trainers tell one another.
 
     Attributes:
         passed: whether all trainers have passed one, ever.
@@ -50,22 +61,27 @@ class Barriers:
         job: Lifecycle,
         stepped: Callable[[], bool] = lambda: True,
         averaged: AveragedSteps | None = None,
+        texts: KeptTexts | None = None,
     ) -> None:
         self._members, self._job, self._stepped = members, job, stepped
-        self.gatherings = Gatherings(members, job, averaged)
+        self._texts = texts or KeptTexts()
+        self.gatherings = Gatherings(members, job, averaged, self._texts)
         self.write: Callable[..., None] | None = None
         self._written: set[str] = set()  # names
         # by name: the trainers that have reached it, each with what it told the others
         self._arrived: dict[str, dict[int, str]] = {}
         self._over: dict[str, dict[int, str]] = {}  # what was told at those that all have passed
         self._kept = 0  # characters of these
+        self._put_off: dict[str, str] = {}  # saves, with why
+        self._passed: set[str] = set()  # names, of those that are not forgotten
         self.passed = False
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
         """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or a gathering.
 
         Raises:
-            Refused: there are too many barriers; see also :meth:`Gatherings.come`.
+            Refused: there are too many barriers, or what is told at them takes too much memory; see
+                also :meth:`Gatherings.come`.
         """
         texts: dict[int, str] | None = None
         if request.gathers:
@@ -75,8 +91,8 @@ class Barriers:
         else:
             texts = self.meet(member, request.name, WAIT_SECONDS, request.text, request.apart)
         with self._job.condition:
-            said = roll(self._members)
-        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=said)
+            said, why = roll(self._members), self._put_off.get(request.name, "")
+        return wire.BarrierReply(passed=texts is not None, texts=texts, roll=said, put_off=why)
 
     def meet(
         self,
@@ -93,21 +109,32 @@ class Barriers:
             apart: trainers that wait at another barrier come to this one, too.
 
         Returns:
-            What trainers have told, by trainer; None if ``timeout_seconds`` were over before.
+            What trainers have told, by trainer; None if ``timeout_seconds`` were over before, or if
+            it is put off.
 
         Raises:
-            Refused: there are too many barriers.
+            Refused: there are too many barriers, or what is told at them takes too much memory.
         """
         with self._job.condition:
+            if name in self._put_off:
+                return None
             check_room("barriers", name, self._arrived)
+            if member.trainer not in self._arrived.get(name, {}):
+                self._texts.add(member.trainer, name, text)
             arrived = self._arrived.setdefault(name, {})
             arrived.setdefault(member.trainer, text)
-            self._job.condition.notify_all()
+            if apart:
+                self._job.wake_all()  # who waits for samples comes to a save
+            self._job.changed.tell()
             end = time.monotonic() + timeout_seconds
 
             def missing() -> list[int]:
+                if name in self._passed or name in self._put_off:
+                    return []
                 return [trainer for trainer in self._awaited() if trainer not in arrived]
 
+            kind = Kind.SAVE if apart else Kind.BARRIER
+            what = name if apart else f"barrier {name!r}"
             wait = Wait(
                 member,
                 BARRIER,
@@ -115,16 +142,38 @@ class Barriers:
                 lambda: not missing() or time.monotonic() >= end,
                 apart,
                 end,
+                missing,
             )
-            wait_until_done(self._job, self._members, wait, missing)
-            if missing():
+            with self._members.waits.held(member.trainer, kind, what, missing) as held:
+                wait_until_done(self._job, self._members, wait, missing)
+                held.over = not missing()
+            if missing() or name in self._put_off:
                 return None
             self.passed = True
+            self._passed.add(name)
             if self.write is not None and name not in self._written:
                 self._written.add(name)
                 self.write("barrier", name, list(arrived.items()))
             self._forget_before(name)
             return {own: told for own, told in arrived.items() if told}
+
+    def put_off(self, name: str, why: str) -> bool:
+        """Nobody waits at a save's barrier any more, nor will.  The caller holds the job's lock.
+
+        Returns:
+            Whether it is put off now: somebody has passed it otherwise.
+        """
+        arrived = self._arrived.get(name)
+        if arrived is None or name in self._passed:
+            return False
+        self._put_off[name] = why
+        if len(self._put_off) > MOST_PUT_OFF:
+            del self._put_off[next(iter(self._put_off))]
+        if self.write is not None:
+            self.write("put off", name, why)
+        self._drop(name)
+        self._job.wake_all()
+        return True
 
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
@@ -132,13 +181,20 @@ class Barriers:
         """What who takes its place is to :meth:`take`: the barriers that all have passed."""
         passed = [(name, self._arrived[name]) for name in self._arrived if name in self._written]
         known = [*self._over.items(), *passed]
-        return [["barrier", name, list(told.items())] for name, told in known]
+        put_off = [["put off", name, why] for name, why in self._put_off.items()]
+        return [["barrier", name, list(told.items())] for name, told in known] + put_off
 
-    def take(self, kind: str, name: str, told: Sequence[Sequence[Any]]) -> None:
+    def take(self, kind: str, name: str, told: Sequence[Sequence[Any]] | str) -> None:
         """Takes what another process has written."""
+        if isinstance(told, str):
+            self._put_off[name] = told
+            return
         self.passed = True
         self._written.add(name)
+        self._passed.add(name)
         self._arrived[name] = {trainer: text for trainer, text in told}
+        for trainer, text in told:
+            self._texts.add(trainer, name, text, checked=False)
 
     def past(self, member: Member, name: str, text: str) -> dict[int, str]:
         """What was told at a barrier that all but this trainer have passed.  See [Note: barriers of
@@ -166,9 +222,16 @@ class Barriers:
         for earlier in list(self._arrived):
             if earlier == name:
                 break
-            if self._arrived[earlier].keys() >= awaited:
+            if earlier in self._passed or self._arrived[earlier].keys() >= awaited:
                 self._written.discard(earlier)
-                self._keep(earlier, self._arrived.pop(earlier))
+                self._passed.discard(earlier)
+                self._keep(earlier, self._drop(earlier))
+
+    def _drop(self, name: str) -> dict[int, str]:
+        told = self._arrived.pop(name)
+        for trainer, text in told.items():
+            self._texts.remove(trainer, name, text)
+        return told
 
     def _keep(self, name: str, told: dict[int, str]) -> None:
         size = len(name) + sum(map(len, told.values()))

@@ -5,9 +5,9 @@ A wait ends when the job ends.  One that lasts long is logged, with the trainers
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
 barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
-where all wait at barriers, but not at the same one; unless one of these is apart, to which trainers
-come from the other one.  The job then fails and tells them so.  To a gathering they come from
-everywhere.
+where all wait at barriers, but not at the same one.  The job then fails and tells them so.  Not
+where one waits in a save of the job's own, which gives way, nor where they wait for samples: see
+[Note: rings] in wait_table.py.  To a gathering they come from everywhere.
 """
 
 from __future__ import annotations
@@ -68,17 +68,14 @@ def _check_deadlock(job: Lifecycle, members: Membership) -> None:
     blocked = [
         joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits
     ]
-    if any(GATHERING in member.waits for member in blocked):
+    waits = [wait for member in blocked for wait in member.waits.values()]
+    if any(wait.place == GATHERING or wait.apart for wait in waits):
         return
-    if len(blocked) < len(awaited) or any(
-        wait.done() for member in blocked for wait in member.waits.values()
-    ):
+    if len(blocked) < len(awaited) or any(wait.done() for wait in waits):
         return
-    waits = [each.waits[BARRIER] for each in blocked if BARRIER in each.waits]
-    barriers = {wait.what for wait in waits if not wait.apart}
-    apart = {wait.what for wait in waits if wait.apart}
+    barriers = {wait.what for wait in waits if wait.place == BARRIER}
     at_barrier = [BARRIER in member.waits for member in blocked]
-    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1 or len(apart) > 1):
+    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1):
         said = ", ".join(f"trainer {each.trainer} waits at {each.waiting}" for each in blocked)
         job.fail(
             JobFailed(

@@ -55,7 +55,7 @@ class Coordination:
         self._takes: Mapping[str, Callable[..., None]] = {
             **dict.fromkeys(("log", "record", "left"), coordinator.take),
             **dict.fromkeys(("leases", "lease"), self._leases.take),
-            "barrier": barriers.take,
+            **dict.fromkeys(("barrier", "put off"), barriers.take),
             "gathering": gatherings.take,
             "said": topics.take,
         }

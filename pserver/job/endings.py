@@ -54,7 +54,7 @@ class Endings(ABC):
         self.program: InstalledProgram | None = None
         self._clock = clock
         self._identity = JobIdentity()
-        self._members = Membership(1, clock())
+        self._members = Membership(1, clock(), clock=clock)
         self._announcements = Announcements()
         self.links: Links | None = None
         self._coordinator = ""  # server 0's endpoint, as trainers name it
@@ -123,6 +123,8 @@ class Endings(ABC):
                 self._check_missing(now)
             if self.program is not None and self.failure is None:
                 self.program.decisions.tick(now, self.config.start_timeout_seconds)
+                if self.program.decisions.decides:
+                    self.program.rings.tick(timeout)
             if self._members.by_trainer:
                 self._close_if_over()
         if self.links is not None:  # not under the job's lock
@@ -138,6 +140,7 @@ class Endings(ABC):
         waited for it, and what they have said lies unheard: their silence does not count.
         """
         with self.condition:
+            self._members.waits.paused()
             if self.program is not None and self.program.decisions.awaits:
                 self._members.heard_later(seconds, self._clock())
 

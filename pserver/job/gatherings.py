@@ -23,9 +23,11 @@ from pserver import wire_pb2 as wire
 from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job.blocking_waits import GATHERING, wait_until_done
 from pserver.job.decisions import process_of
+from pserver.job.kept_texts import KeptTexts
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState, Wait
 from pserver.job.reports import roll
+from pserver.job.wait_table import Kind
 from pserver.job_log.records import Process
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
@@ -72,6 +74,7 @@ class Gatherings:
         members: the job's trainers.
         job: for its lock and its end.
         averaged: counts what lost trainers have in averages only, or on servers only.
+        texts: bounds what trainers tell one another.
 
     Attributes:
         write: called with each that is over, as JSON can hold it, before anybody hears of it: what
@@ -79,9 +82,14 @@ class Gatherings:
     """
 
     def __init__(
-        self, members: Membership, job: Lifecycle, averaged: AveragedSteps | None = None
+        self,
+        members: Membership,
+        job: Lifecycle,
+        averaged: AveragedSteps | None = None,
+        texts: KeptTexts | None = None,
     ) -> None:
         self._members, self._job, self._averaged = members, job, averaged
+        self._texts = texts or KeptTexts()
         self.write: Callable[..., None] | None = None
         self._arrived: dict[str, Arrival] = {}  # by session, for the next one
         self._last = Gathering()  # nobody is in a later one who has not heard of this one
@@ -90,12 +98,15 @@ class Gatherings:
         """A trainer comes, and waits for the others, for a second.
 
         Raises:
-            Refused: it tells of more averages than there can be.
+            Refused: it tells of more averages than there can be, or what trainers tell takes too
+                much memory.
         """
         averages = Averages(request.averages, request.overflows)
         with self._job.condition:
             if not self._was_in(member, request.after):
                 arrival = Arrival(member, request.text, request.ends, averages)
+                self._drop(member.session)
+                self._texts.add(member.trainer, "a gathering", request.text)
                 self._arrived[member.session] = arrival
                 self._job.condition.notify_all()
                 end = time.monotonic() + WAIT_SECONDS
@@ -104,9 +115,12 @@ class Gatherings:
                     self._close_if_all()
                     return self._was_in(member, request.after) or time.monotonic() >= end
 
-                place = GATHERING, "the gathering of all trainers"
-                wait = Wait(member, *place, done, deadline=end)
-                wait_until_done(self._job, self._members, wait, self._missing)
+                what, missing = "the gathering of all trainers", self._missing
+                wait = Wait(member, GATHERING, what, done, deadline=end, missing=missing)
+                waits = self._members.waits
+                with waits.held(member.trainer, Kind.GATHERING, what, missing) as held:
+                    wait_until_done(self._job, self._members, wait, missing)
+                    held.over = self._was_in(member, request.after)
             said = roll(self._members)
             if not self._was_in(member, request.after):
                 return wire.BarrierReply(roll=said)
@@ -120,6 +134,11 @@ class Gatherings:
 
     def _was_in(self, member: Member, after: int) -> bool:
         return self._last.number > after and process_of(member) in self._last.processes
+
+    def _drop(self, session: str) -> None:
+        before = self._arrived.pop(session, None)
+        if before is not None:
+            self._texts.remove(before.member.trainer, "a gathering", before.text)
 
     def _there(self) -> list[Arrival]:
         """Who has come, and is still there."""
@@ -143,7 +162,8 @@ class Gatherings:
                 frozenset(processes),
                 {each.member.trainer: each.text for each in there},
             )
-            self._arrived = {}
+            for session in list(self._arrived):
+                self._drop(session)
             if self._averaged is not None:
                 self._averaged.gathered({p: (e.member, e.averages) for p, e in processes.items()})
             if self.write is not None:

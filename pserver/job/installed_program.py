@@ -21,6 +21,7 @@ from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.barriers import Barriers
 from pserver.job.decisions import Decisions
 from pserver.job.job_leases import JobLeases
+from pserver.job.kept_texts import KeptTexts
 from pserver.job.lane_executor import LaneExecutor
 from pserver.job.last_save import LastSave
 from pserver.job.lifecycle import Lifecycle
@@ -30,6 +31,7 @@ from pserver.job.memory_budget import MemoryBudget
 from pserver.job.partial_steps import partial_steps
 from pserver.job.quiesce import Quiesce
 from pserver.job.recording import Recording
+from pserver.job.rings import Rings
 from pserver.job.script_position import ScriptPosition
 from pserver.job.topics import Topics
 from pserver.job.workers import Workers
@@ -85,6 +87,7 @@ class InstalledProgram:
         calls: those that have a place in the job's log.
         topics: what trainers agree on; server 0's counts.
         position: where the script is, for a trainer that joins late; server 0's counts.
+        rings: breaks those of trainers that wait for one another; server 0's counts.
     """
 
     lost: Mapping[int, Loss] = MappingProxyType({})
@@ -110,7 +113,10 @@ class InstalledProgram:
         self.last_save: LastSave | None = None
         self.quiesce = Quiesce(job, self.steps.paused)
         self.tables = _open_tables(self.plan, self._server, scratch)
-        self.budget = MemoryBudget(limits.memory_bytes, slices_bytes(program), self.tables)
+        texts = KeptTexts(lambda: self.budget.left)
+        self.budget = MemoryBudget(
+            limits.memory_bytes, slices_bytes(program), self.tables, lambda: texts.bytes_held
+        )
         self.leases = JobLeases(members, job)
         self.leases.catches_up = self.plan.averages_alone
         self.recording = Recording()
@@ -122,9 +128,10 @@ class InstalledProgram:
         self.calls = LoggedCalls(job, self.quiesce, self.lanes, decisions.ready)
         decisions.calls = self.calls
         self._rendezvous = ""  # the address that trainer 0 has given
-        self.topics = Topics()
+        self.topics = Topics(texts)
         averaged = AveragedSteps(self.plan, self.steps, job.events)
-        self.barriers = Barriers(members, job, lambda: self.version > 0, averaged)
+        self.barriers = Barriers(members, job, lambda: self.version > 0, averaged, texts)
+        self.rings = Rings(members, job, self.barriers)
         self.position = ScriptPosition(members, job, self._undecided)
         self._names = {*self.slices.values, *self.slices.states, *self.tables}
 

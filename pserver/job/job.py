@@ -34,6 +34,7 @@ from pserver.job.membership import Member, Membership
 from pserver.job.outcome import Outcome
 from pserver.job.program_parts import ProgramParts
 from pserver.job.recorder import Recorder
+from pserver.job.reports import wait_statuses
 from pserver.job.status_report import (
     lane_statuses,
     observed,
@@ -103,7 +104,7 @@ class Job(JointCalls):
             self._end_log(self.program)
             self.reload = None  # this job is over
         self._identity = JobIdentity()
-        self._members = Membership(1, self._clock())
+        self._members = Membership(1, self._clock(), clock=self._clock)
         self._parts = ProgramParts(self.config.limits)
         self.tracing.forget()
         if self._preset is not None:
@@ -156,7 +157,9 @@ class Job(JointCalls):
         plan, server_index = check_program(program)
         held_values.check_values(program, values)
         self._identity = JobIdentity.of_plan(plan, server_index)
-        self._members = Membership(plan.trainers, self._clock(), None, self.config.min_trainers)
+        self._members = Membership(
+            plan.trainers, self._clock(), None, self.config.min_trainers, self._clock
+        )
         self._begin_log(self._installed_program(program))
         assert self.program is not None, "which has begun"
         held_values.give(values, self.program, self._members)
@@ -334,6 +337,7 @@ class Job(JointCalls):
                 server_index=self.server_index,
                 trainers_expected=self._members.expected,
                 run=self.run,
+                waits=self._waits(),
             )
             if (save := self.saves.present) is not None:
                 reply.save.CopyFrom(save_status(save))
@@ -347,6 +351,13 @@ class Job(JointCalls):
             if request.variables:
                 self.traffic.report(installed.plan, reply)
         return reply
+
+    def _waits(self) -> list[wire.WaitStatus]:
+        """Who waits for whom, as server 0 knows it.  The caller holds the job's lock."""
+        if self.program is None or not self.program.decisions.decides:
+            return []
+        self.program.rings.look()
+        return wait_statuses(self._members.waits.waits(), self._members.waits.now)
 
     def observe(self, request: wire.ObserveRequest) -> wire.ObserveReply:
         """Begins, goes on with or ends reading what the job holds, of a running or a failed one.

@@ -19,6 +19,7 @@ from pserver.errors import Refused, TrainerLost
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.sync_round import Contribution
+from pserver.job.wait_table import Held, Kind
 from pserver.job_log.records import Process
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
@@ -69,18 +70,46 @@ class JobLeases:
                 return self._kept(request.restored)
             asked = _asked(request)
             self._replace(member)
-            end = time.monotonic() + self._wait_seconds
-            again = False
-            while True:
-                self._follow_members()
-                reply = self._answer(member, asked)
-                nothing = asked.epoch is not None and not (reply.ranges or reply.over)
-                if not (nothing and again):
-                    self._changed()  # one that only asks again wakes nobody
-                again, before = True, self._changes
-                if not nothing or asked.unstepped is None or time.monotonic() >= end:
-                    return _reply(reply, request.epoch.number)
-                self._job.wait(self._told, partial(self._has_changed, before), end)
+            if asked.epoch is None or asked.unstepped is None:
+                return _reply(self._dealt_now(member, asked), request.epoch.number)
+            number = asked.epoch.number
+            held = self._members.waits.held(
+                member.trainer,
+                Kind.SAMPLES,
+                f"samples of pass {number}",
+                lambda: self._table.waits_for(number),
+            )
+            with held as wait:
+                reply = self._wait(member, asked, wait)
+                wait.over = bool(reply.ranges or reply.over)
+            return _reply(reply, number)
+
+    def _dealt_now(self, member: Member, asked: LeaseAsked, again: bool = False) -> Lease:
+        """What a trainer gets now.
+
+        Args:
+            again: it has asked for the same before, in vain.
+        """
+        self._follow_members()
+        reply = self._answer(member, asked)
+        if reply.ranges or reply.over or not again:
+            self._changed()  # one that only asks again wakes nobody
+        return reply
+
+    def _wait(self, member: Member, asked: LeaseAsked, held: Held) -> Lease:
+        """What a trainer gets that has nothing left; it waits for others' steps.  Where others wait
+        for it in a save, it hears that there is nothing at once, so that it comes.
+        """
+        end, waits = time.monotonic() + self._wait_seconds, self._members.waits
+        reply = self._dealt_now(member, asked)
+        while not (reply.ranges or reply.over) and time.monotonic() < end:
+            if (save := waits.save_for(member.trainer)) > held.told:
+                held.told = save
+                break
+            goes_on = partial(self._goes_on, member, self._changes, held)
+            self._job.wait(self._told, goes_on, end)
+            reply = self._dealt_now(member, asked, again=True)
+        return reply
 
     def _answer(self, member: Member, asked: LeaseAsked) -> Lease:
         if member.fenced or self._members.by_trainer.get(member.trainer) is not member:
@@ -102,9 +131,10 @@ class JobLeases:
         self._changes += 1
         self._told.tell()
 
-    def _has_changed(self, since: int) -> bool:
+    def _goes_on(self, member: Member, since: int, held: Held) -> bool:
+        """Whether there may be something for one who waits: samples, or a save."""
         self._follow_members()
-        return self._changes != since
+        return self._changes != since or self._members.waits.save_for(member.trainer) > held.told
 
     def _replace(self, member: Member) -> None:
         """A process asks; one that had its number before has no leases any more."""

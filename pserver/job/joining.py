@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Busy, Draining, FingerprintMismatch, PartialPlan, Refused, TrainerLost
@@ -16,6 +17,7 @@ from pserver.job.job_identity import JobIdentity, check_request, choose_transpor
 from pserver.job.lifecycle import JobState
 from pserver.job.membership import Member, Membership, MemberState
 from pserver.job.reload import Reload
+from pserver.job.wait_table import Kind
 from pserver.job_log.records import Process
 from pserver.undone import or_undone
 
@@ -89,7 +91,9 @@ class Joining(Endings):
                 member = self._member_of(request)
             if member is None:
                 process = Process(request.trainer_id, request.incarnation)
-                return wire.JoinReply(ready=False, held=process in self._members.held)
+                held = process in self._members.held
+                by = self._held_by(request.trainer_id) if held else []
+                return wire.JoinReply(ready=False, held=held, held_by=by)
             lanes = self.program.lanes if self.program else ()
             return wire.JoinReply(
                 ready=True,
@@ -118,7 +122,7 @@ class Joining(Endings):
         identity = JobIdentity.of_request(request)
         began = self._announcements.first_heard(request.incarnation, self._clock())
         least = self.config.min_trainers
-        self._members = Membership(identity.trainers, self._clock(), began, least)
+        self._members = Membership(identity.trainers, self._clock(), began, least, self._clock)
         self._identity = identity
         self.lifecycle.begin()
 
@@ -212,11 +216,19 @@ class Joining(Endings):
         admitted = self.program.leases.let_in(process.trainer, self.program.lanes[0].unapplied)
         if admitted:
             self._members.held.discard(process)
-        elif process not in self._members.held:
+            return True
+        missing = partial(self._held_by, process.trainer)
+        with self._members.waits.held(process.trainer, Kind.JOIN, "the end of a pass", missing):
+            pass  # it asks again soon
+        if process not in self._members.held:
             self._members.held.add(process)
             text = "the others divide its samples of this epoch; it steps with them after that"
             self.log.say(f"held {process.trainer}", f"trainer {process.trainer} waits: {text}")
-        return admitted
+        return False
+
+    def _held_by(self, trainer: int) -> list[int]:
+        """The trainers that divide the samples of this number among themselves."""
+        return [each for each in self._members.unfinished() if each != trainer]
 
     def _add(self, request: wire.JoinRequest, steps: Sequence[int] = ()) -> Member:
         trainer = request.trainer_id

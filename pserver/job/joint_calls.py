@@ -25,7 +25,7 @@ class JointCalls(Reloading):
         if request.topic:
             check_names([request.topic], self.config.limits)
             with self.condition:
-                said = installed.topics.agree(request.topic, request.address)
+                said = installed.topics.agree(request.topic, request.address, member.trainer)
             return wire.RendezvousReply(address=said)
         return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 

@@ -93,6 +93,6 @@ class LaneWaits:
         event: Event,
     ) -> None:
         since = self._steps.traced_since
-        wait = Wait(member, f"lane {self._index}", f"step {step}", done)
+        wait = Wait(member, f"lane {self._index}", f"step {step}", done, missing=missing)
         wait_until_done(self._job, self._members, wait, missing, event)
         self._steps.waited(member.trainer, step, since)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from pserver import wire_pb2 as wire
 from pserver.errors import UnknownSession
 from pserver.job.stragglers import Pace
+from pserver.job.wait_table import WaitTable
 from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process
 from pserver.job_log.standing import Applied
@@ -50,6 +52,7 @@ class Wait:
         done: whether the wait is over.
         apart: trainers that wait at another barrier come to this one, too.
         deadline: the longest, by :func:`time.monotonic`.
+        missing: gives the trainers that have not come.
     """
 
     member: Member
@@ -58,6 +61,7 @@ class Wait:
     done: Callable[[], bool]
     apart: bool = False
     deadline: float = math.inf
+    missing: Callable[[], Sequence[int]] = tuple
 
 
 @dataclass(slots=True)
@@ -158,6 +162,7 @@ class Membership:
         began: when the trainer that began it was there; None: then, too.
         least: with how many trainers the job begins, whichever they are; more may join later.  0:
             with all of the plan.
+        clock: of the waits: seconds that never go back.
 
     [Note: kept places]  Steps that need all trainers wait for a while when one is lost: another
     process may take its place.  So its place is kept, up to a time.  The same holds for a process
@@ -177,11 +182,18 @@ class Membership:
             started again; with their processes.
         counted: by process and lane, the steps that were decided before that, and the rows that
             these have changed.
+        waits: who waits for whom; server 0's counts.
     """
 
     def __init__(
-        self, expected: int, since: float, began: float | None = None, least: int = 0
+        self,
+        expected: int,
+        since: float,
+        began: float | None = None,
+        least: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.waits = WaitTable(clock)
         self.expected, self.least = expected, min(least, expected)
         self.since, self.began = since, since if began is None else began
         self.by_trainer: dict[int, Member] = {}
@@ -205,6 +217,7 @@ class Membership:
             late: the others train already.
         """
         self.by_trainer[member.trainer] = member
+        self.waits.drop(member.trainer)
         self.kept.pop(member.trainer, None)
         self.arriving.pop(member.trainer, None)
         self.away.pop(member.trainer, None)
@@ -473,6 +486,7 @@ class Membership:
         elif member.incarnation != process.incarnation:
             return None
         member.state, member.fenced = MemberState.LOST, text
+        self.waits.drop(process.trainer)
         self.changes += 1
         self._lost.append(member)
         return member

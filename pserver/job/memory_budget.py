@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pserver.errors import Refused
@@ -20,21 +20,28 @@ class MemoryBudget:
         limit_bytes: that slices and tables may take together.
         slices_bytes: that the slices and their optimizer states take.
         tables: the server's, by name.
+        texts: gives the bytes of what trainers have told one another.
     """
 
     def __init__(
-        self, limit_bytes: int, slices_bytes: int, tables: Mapping[str, LockedTable]
+        self,
+        limit_bytes: int,
+        slices_bytes: int,
+        tables: Mapping[str, LockedTable],
+        texts: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
+        self._texts = texts
 
     def has_room(self, arriving: Mapping[str, int]) -> bool:
         """Whether there is room for so many new rows, by table."""
-        return self._growth(arriving) <= self._left
+        return self._growth(arriving) <= self.left
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
+        """The bytes that the server may still take."""
         held = sum(table.bytes_held for table in self._tables.values())
-        return self._limit - self._slices - held
+        return self._limit - self._slices - held - self._texts()
 
     def _growth(self, arriving: Mapping[str, int]) -> int:
         return sum(self._tables[name].growth(count) for name, count in arriving.items())
@@ -45,7 +52,7 @@ class MemoryBudget:
         Raises:
             Refused: there is not.
         """
-        left, more = self._left, self._growth(arriving)
+        left, more = self.left, self._growth(arriving)
         if more > left:
             names = ", ".join(map(repr, arriving))
             raise Refused(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pserver import wire_pb2 as wire
 from pserver.errors import PServerError
 from pserver.job.membership import Membership
+from pserver.job.wait_table import Wait
 from pserver.limits import Limits
 from pserver.tracing.spans import clock_ns
 
@@ -39,7 +42,10 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
 
 
 def reply(
-    failure: PServerError | None, members: Membership, position_asked: int = 0
+    failure: PServerError | None,
+    members: Membership,
+    position_asked: int = 0,
+    waits: Iterable[Wait] = (),
 ) -> wire.HeartbeatReply:
     """What a trainer is told of the job.
 
@@ -47,9 +53,13 @@ def reply(
         failure: what has ended it.
         members: its trainers.
         position_asked: the number of a question that this trainer is to answer.
+        waits: of this trainer, those that have lasted for a while.
     """
     told = wire.HeartbeatReply(
-        clock_ns=clock_ns(), roll=roll(members), position_asked=position_asked
+        clock_ns=clock_ns(),
+        roll=roll(members),
+        position_asked=position_asked,
+        waits=wait_statuses(waits, members.waits.now),
     )
     if failure is not None:
         told.failure, told.error = str(failure), type(failure).__name__
@@ -64,6 +74,25 @@ def roll(members: Membership) -> wire.Roll:
         preempted=dict(members.preempted),
         first=members.first,
     )
+
+
+def wait_statuses(waits: Iterable[Wait], now: float) -> list[wire.WaitStatus]:
+    """Waits, as they travel.
+
+    Args:
+        now: by the table's clock.
+    """
+    return [
+        wire.WaitStatus(
+            trainer_id=wait.trainer,
+            kind=wait.kind.value,
+            what=wait.what,
+            number=wait.number,
+            seconds=max(0.0, now - wait.since),
+            for_whom=sorted(wait.for_whom),
+        )
+        for wait in waits
+    ]
 
 
 def _cut(name: str, most: int) -> str:

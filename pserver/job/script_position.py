@@ -22,6 +22,7 @@ from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership
+from pserver.job.wait_table import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a question waits
 MOST = 2**20  # characters of a position
@@ -74,14 +75,19 @@ class ScriptPosition:
                 self._asked += 1
             number = self._asked
         end = time.monotonic() + WAIT_SECONDS
-        self._job.wait(
-            self._job.changed,
-            lambda: self._answered >= number or self._who_knows() is None,
-            end,
-        )
+
+        def missing() -> list[int]:
+            return [] if (first := self._who_knows()) is None else [first]
+
+        what = "where the others are"
+        with self._members.waits.held(member.trainer, Kind.POSITION, what, missing) as held:
+            self._job.wait(
+                self._job.changed, lambda: self._answered >= number or not missing(), end
+            )
+            held.over = self._answered >= number or not missing()
         if self._answered >= number:
             return self._told(member, self._answer, number)
-        if self._who_knows() is None:  # all that knew have gone
+        if not missing():  # all that knew have gone
             problem = "no trainer is there that has been there before"
             return self._told(member, wire.PositionReply(problem=problem), number)
         return wire.PositionReply(number=number)

@@ -6,30 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 from pserver.job.barriers import check_room
+from pserver.job.kept_texts import KeptTexts
 
 
 class Topics:
     """The caller holds the job's lock.
+
+    Args:
+        texts: bounds what trainers say.
 
     Attributes:
         write: called with what is said first, as JSON can hold it, before anybody hears of it: what
             :meth:`take` takes.  None: nothing is written down.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, texts: KeptTexts | None = None) -> None:
+        self._texts = texts or KeptTexts()
         self.write: Callable[..., None] | None = None
         self._said: dict[str, str] = {}
 
-    def agree(self, topic: str, text: str) -> str:
+    def agree(self, topic: str, text: str, trainer: int = 0) -> str:
         """What the first trainer said about a topic: this text, where nobody has said anything; ""
         only asks.
 
+        Args:
+            trainer: that says it.
+
         Raises:
-            Refused: there are too many topics.
+            Refused: there are too many topics, or what trainers say takes too much memory.
         """
         if not text or topic in self._said:
             return self._said.get(topic, "")
         check_room("topics", topic, self._said)
+        self._texts.add(trainer, topic, text)
         self._said[topic] = text
         if self.write is not None:
             self.write("said", topic, text)
@@ -44,3 +53,4 @@ class Topics:
     def take(self, kind: str, topic: str, text: str) -> None:
         """Takes what another process has written."""
         self._said[topic] = text
+        self._texts.add(0, topic, text, checked=False)

@@ -30,6 +30,7 @@ from pserver.wire_pb2 import (
     StatusRequest,
     TableStatus,
     TrainerStatus,
+    WaitStatus,
 )
 
 COLUMNS = ("server", "state", "mode", "holds", "steps", "in / out", "transports", "up")
@@ -234,6 +235,7 @@ def failure_line(reply: StatusReply) -> str:
 def more(reply: StatusReply) -> Iterator[str]:
     """The lines of a server, below the table."""
     yield from map(trainer_line, reply.trainers)
+    yield from map(wait_line, reply.waits)
     yield from map(table_line, reply.tables)
     if reply.HasField("save"):
         yield save_line(reply.save)
@@ -271,6 +273,13 @@ def trainer_line(trainer: TrainerStatus) -> str:
         text += f"{trainer.behind:.1f} times the others'"
     # what it says of itself lags behind the step that is applied: two numbers, so a name for each
     return text + (f"; last said: {trainer.activity}" if trainer.activity else "")
+
+
+def wait_line(wait: WaitStatus) -> str:
+    """Who waits for whom, and for how long, in one line."""
+    whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+    what = f"trainer {wait.trainer_id} waits at {wait.what} for trainer {whom}"
+    return f"{what}, for {wait.seconds:.1f} s (wait {wait.number})"
 
 
 def table_line(table: TableStatus) -> str:

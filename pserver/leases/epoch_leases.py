@@ -152,17 +152,22 @@ class EpochLeases:
         trainer waits.  See [Note: the end of an epoch].
         """
         taking_part = sorted(set(awaited) - self.quit)
-        if self.over or not taking_part:
+        if self.over or not taking_part or self.waits_for(awaited):
             return
-        for trainer, leased in self._leased.items():
-            if leased.size > self._idle.get(trainer, 0):
-                return  # a step of it is not decided, or it has batches left
         if self._stripes:
-            if any(each not in self._idle for each in taking_part):
-                return
             self._divide(taking_part)
         if not self._left:
             self.over = True
+
+    def waits_for(self, awaited: Collection[int]) -> set[int]:
+        """The trainers for which those wait that have nothing left: a step of theirs is not
+        decided, or they have batches left; and where they step together, those that have not come
+        to the end.
+        """
+        found = {t for t, each in self._leased.items() if each.size > self._idle.get(t, 0)}
+        if self._stripes:
+            found |= set(awaited) - self.quit - self._idle.keys()
+        return found
 
     def _divide(self, trainers: list[int]) -> None:
         """Divides what is left of others' stripes, in equally many batches for each trainer."""
@@ -218,10 +223,11 @@ class EpochLeases:
             self._idle[trainer] = min(self._idle[trainer], leased)
 
     def give_back(self, trainer: int) -> None:
-        """All that is leased to a trainer is dealt out again, or counts as skipped, where the epoch
-        is over.
+        """A process has gone: all that is leased to it is dealt out again, or counts as skipped,
+        where the epoch is over.  Another one of its number may take of the epoch again.
         """
         self._idle.pop(trainer, None)
+        self.quit.discard(trainer)
         self._return(trainer, self._leased.pop(trainer, Intervals()))
 
     def _return(self, trainer: int, ranges: Iterable[Range]) -> None:

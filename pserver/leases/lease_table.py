@@ -201,6 +201,11 @@ class LeaseTable:
         self._close()
         return reply
 
+    def waits_for(self, epoch: int) -> set[int]:
+        """The trainers for which those wait that have nothing left of an epoch."""
+        leases = self._epochs.get(epoch)
+        return set() if leases is None else leases.waits_for(self.awaited)
+
     def _take_back(self, trainer: int, asked: LeaseAsked) -> None:
         # of an epoch that is closed meanwhile a trainer may have leased what does not exist
         for epoch, segment, length in asked.ended:

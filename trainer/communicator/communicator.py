@@ -35,7 +35,7 @@ from trainer.communicator.departure import Departure, spelled
 from trainer.communicator.device_copy import is_on_gpu
 from trainer.communicator.initial_values import take_over
 from trainer.communicator.joint_calls import JointCalls
-from trainer.communicator.kstep_senders import drain_for_others
+from trainer.communicator.kstep_senders import drain_for_others, window_of
 from trainer.communicator.options import SendOptions
 from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
 from trainer.communicator.position import Position
@@ -402,6 +402,13 @@ class Communicator:
         if self.step & (self.step - 1) == 0:
             trim_memory()
         return _first(replies, [self.plan.lanes[each] for each in closed])
+
+    @property
+    def window(self) -> int:
+        """Steps that the script has ended since the last exchange that all trainers make together:
+        one who joins takes them, too, before the next one.
+        """
+        return max(0, window_of(self.lanes) - bool(self._closed))
 
     def has_sent(self, lane: int) -> bool:
         """Whether gradients of a step that is not closed yet have been sent in a lane."""

@@ -80,7 +80,10 @@ class JointCalls:
 
     def meet_apart(self, name: str, text: str) -> dict[int, str]:
         """The same at a barrier that is not counted: its name alone says which one it is.  Trainers
-        come there from joint calls, too.
+        come there from joint calls, and from their waits for samples, too.
+
+        Raises:
+            PutOff: it is not held.
         """
 
         def check() -> None:

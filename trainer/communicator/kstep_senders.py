@@ -120,6 +120,13 @@ def drain_for_others(lanes: Iterable[object], drain: Callable[[], None]) -> None
     drain()
 
 
+def window_of(lanes: Iterable[object]) -> int:
+    """How many steps the script has closed since the last exchange that all trainers make together
+    was over: one who joins begins there.
+    """
+    return max((lane.window for lane in lanes if isinstance(lane, DiLoCoSender)), default=0)
+
+
 def warn_unserved(
     lanes: Iterable[object],
     tensors: Mapping[str, torch.Tensor],
@@ -156,14 +163,25 @@ class DiLoCoSender(KStepSender):
 
     Of rows of tables the change itself leaves: the server need not know which rows a trainer has
     looked up.  See [Note: diloco, row by row] in diloco_rows.py.
+
+    Attributes:
+        window: steps closed since the last exchange that is over.
     """
+
+    window = 0
 
     _known: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     def start(self, channels: list[Channel], step: int) -> None:
         """See :class:`LaneSender`."""
         super().start(channels, step)
+        self.window = 0
         self._note_known()
+
+    def close(self, hparams: Hparams, overflow: bool) -> None:
+        """See :class:`LaneSender`."""
+        super().close(hparams, overflow)
+        self.window += 0 if overflow else 1
 
     def _note_known(self) -> None:
         if self._lane.outlier_push != "off":
@@ -198,6 +216,7 @@ class DiLoCoSender(KStepSender):
             changes=changes,
             leases=self.consumed.take(),
         )
+        self.window = 0
         self._slices.flush_buffers()
         for rows in self.tables.values():
             rows.restart()

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from pserver.checkpoint import manifest
+from pserver.client.replies import PutOff
 from pserver.storage.place import place_at
 from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
@@ -318,6 +319,9 @@ class AutomaticSaves:
         steps, self._meeting = self._taken(), name
         try:
             self._save(steps)
+        except PutOff as why:  # on all trainers, and it stays due
+            log.info("no checkpoint after step %d, a later one is due: %s", steps, why)
+            return
         except (OSError, ValueError) as error:
             log.error("no checkpoint after step %d, the job goes on: %s", steps, error)
         finally:

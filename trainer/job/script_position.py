@@ -115,12 +115,13 @@ class ScriptPosition:
         except ValueError as error:
             problem = str(error)
         meta = resume.described(job.optimizers, None, job.passes.count)
+        window = 0 if job.communicator is None else job.communicator.window
         return {
             "passes": self.passes.trained().plain(),
             "drawn": job.passes.count,
             "groups": meta["groups"],
             "schedulers": schedulers,
-            "steps": [each.steps for each in job.optimizers],
+            "steps": [max(0, each.steps - window) for each in job.optimizers],
             "scales": meta.get("loss_scaling", []),
             "calls": [[*key, count] for key, count in self.passes.calls.items()],
             "problem": problem,

@@ -1,0 +1,61 @@
+"""Breaks rings of trainers that wait for one another, on server 0: see [Note: rings] in
+wait_table.py.
+"""
+
+from __future__ import annotations
+
+from pserver.errors import JobFailed
+from pserver.job.barriers import Barriers
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Membership
+from pserver.job.wait_table import in_words, saves_of
+
+
+class Rings:
+    """The caller holds the job's lock.
+
+    Args:
+        members: the job's trainers, with their waits.
+        job: for its end.
+        barriers: where saves are put off.
+    """
+
+    def __init__(self, members: Membership, job: Lifecycle, barriers: Barriers) -> None:
+        self._members, self._job, self._barriers = members, job, barriers
+
+    def tick(self, timeout: float) -> None:
+        """Looks for a ring, and breaks one that has stood for long enough.  The server's clock
+        calls it a few times a second.
+
+        Args:
+            timeout: the heartbeat timeout: a ring of what scripts have asked for is broken within
+                it.
+        """
+        self.look()
+        ring = self._members.waits.ring(timeout / 2)
+        if not ring:
+            return
+        said = in_words(ring)
+        saves = saves_of(ring)
+        for what in dict.fromkeys(wait.what for wait in saves):
+            why = f"the trainers wait for one another ({said})"
+            if self._barriers.put_off(what, why):
+                self._job.say("put off", f"{what} is put off: {why}")
+        if not saves:
+            self._job.fail(
+                JobFailed(
+                    f"the trainers wait for one another ({said}): they have taken different "
+                    "numbers of steps or samples, or only some of them save, load, meet at a "
+                    "barrier or ask for values of all trainers"
+                )
+            )
+
+    def look(self) -> None:
+        """Takes up who waits in steps now."""
+        steps = {}
+        for member in self._members.joined():
+            for wait in member.waits.values():
+                if wait.place.startswith("lane") and not wait.done():
+                    of = "" if wait.place == "lane 0" else f" of {wait.place}"
+                    steps[member.trainer, f"{wait.what}{of}"] = wait.missing
+        self._members.waits.steps(steps)
