@@ -118,6 +118,8 @@ class Barriers:
         with self._job.condition:
             if name in self._put_off:
                 return None
+            if name in self._passed:  # also by one who comes later: it was not awaited
+                return _told(self._arrived[name])
             check_room("barriers", name, self._arrived)
             if member.trainer not in self._arrived.get(name, {}):
                 self._texts.add(member.trainer, name, text)
@@ -155,7 +157,7 @@ class Barriers:
                 self._written.add(name)
                 self.write("barrier", name, list(arrived.items()))
             self._forget_before(name)
-            return {own: told for own, told in arrived.items() if told}
+            return _told(arrived)
 
     def put_off(self, name: str, why: str) -> bool:
         """Nobody waits at a save's barrier any more, nor will.  The caller holds the job's lock.
@@ -202,7 +204,7 @@ class Barriers:
         """
         with self._job.condition:
             told = self._over.get(name) or self._arrived.get(name) or {member.trainer: text}
-            return {own: each for own, each in told.items() if each}
+            return _told(told)
 
     def _awaited(self) -> list[int]:
         """The trainers that a barrier needs: before the job's first step, where it is read from
@@ -242,6 +244,11 @@ class Barriers:
         while self._kept > KEPT_BYTES:
             oldest = next(iter(self._over))
             self._kept -= len(oldest) + sum(map(len, self._over.pop(oldest).values()))
+
+
+def _told(texts: Mapping[int, str]) -> dict[int, str]:
+    """What trainers have told; those that have told nothing are left out."""
+    return {trainer: text for trainer, text in texts.items() if text}
 
 
 def check_room(what: str, name: str, known: Mapping[str, object]) -> None:

@@ -14,16 +14,21 @@ from typing import Any, TypeVar
 import torch
 
 from pserver.client.client import Client
+from pserver.client.replies import PutOff
 from pserver.client.save_calls import SaveState
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
 from pserver.leases.epoch import Epoch
 from pserver.table.gradient import RowGradient
 from trainer.checker.history import History
 from trainer.checker.trial import AnyTransport
-from trainer.checker.worlds import DIM, FEW, MANY, World
+from trainer.checker.worlds import DIM, FEW, MANY, TOGETHER, World
+from trainer.checkpoint.joint_call import jointly
 from trainer.communicator.communicator import Communicator
+from trainer.communicator.joint_calls import Apart
+from trainer.job.due_saves import DueSaves
 from trainer.job.leased_pass import LeasedPass, SampleLists
 from trainer.job.sample_leases import SampleLeases, stripes_of
+from trainer.job.save_schedule import SaveSchedule
 from transpiler.plan.plan import Deployment
 
 TIMEOUT_SECONDS = 60.0  # of a whole trial
@@ -67,6 +72,8 @@ class Process:
         reads: of parameters that servers update, in order.
         shrinks: calls that have been answered by all servers.
         saved: where servers have saved what they hold, below their directories.
+        met: how many saves of the job's own it has made with the others.
+        put_off: how many it has come to that were put off.
         left: it has gone, in order or not.
         preempted: it has gone in order, before the others have finished.
     """
@@ -79,6 +86,7 @@ class Process:
         self.reads: list[Read] = []
         self.shrinks = self.saves = 0
         self.saved: list[str] = []
+        self.met = self.put_off = self._taken = 0
         self.left = self.preempted = False
         self._seed = f"{world.seed} {self.incarnation}"
         self._draw = torch.Generator().manual_seed(random.Random(self._seed).getrandbits(60))
@@ -94,6 +102,52 @@ class Process:
             incarnation=self.incarnation,
         )
         self._sources: dict[str, Any] = {}
+        self._own_saves()
+
+    def _own_saves(self) -> None:
+        """The saves that the job makes by itself, of which there is nothing but the meetings."""
+        communicator, position = self.communicator, self.communicator.position
+        client = communicator.clients[0]
+        schedule = SaveSchedule(self.world.every, client.agree)
+        self._due = DueSaves(schedule, lambda: self._taken, self._meet)
+        self._together = self.world.mode in TOGETHER
+        position.parts |= {"saves": self._due.plain, "taken": self._told}
+        position.taken |= {"saves": self._due.take, "taken": self._takes}
+
+    def _told(self) -> int:
+        return self._taken - self.communicator.window
+
+    def _takes(self, taken: int | None) -> None:
+        self._taken = taken or 0 if self._together else self._taken
+
+    def _meet(self, name: str) -> None:
+        """A save, without files."""
+        meeting = Apart(self.communicator.joint)
+        try:
+            self.communicator.flush()
+            meeting.barrier(f"automatic save {name}", "a place")
+            with jointly(meeting, "an automatic save", f"automatically saved {name}"):
+                if self.communicator.roll.is_first:
+                    self.communicator.clients[0].leases.kept()
+        except PutOff:
+            self.put_off += 1
+            raise
+        self.met += 1
+
+    def _waits(self) -> None:
+        """It waits for samples, as :meth:`AutomaticSaves.waits` says."""
+        if not self.world.every:
+            return
+        if self._together or not self._taken:
+            self._due.follow()
+        else:
+            self._due.between(waits=True)
+
+    def attend(self) -> None:
+        """It has nothing left to do: says where it is, and comes to others' saves."""
+        self.communicator.position.answer()
+        if self.world.every:
+            self._due.follow()
 
     def start(self) -> None:
         """Joins, and gets the values."""
@@ -122,15 +176,24 @@ class Process:
         world, loader = self.world, Loader()
         stripes = stripes_of(world.plan, elastic=True)
         assert stripes is not None, "elastic jobs deal samples out"
-        leases = SampleLeases(self.communicator, stripes, lambda: None)
+        leases = SampleLeases(self.communicator, stripes, self._waits)
+        self._due.begin()
+        late = self.communicator.position.late and bool(world.every)
+        if late:
+            self.communicator.position.find()
         for number in range(world.passes):
             epoch = Epoch(number, "data", str(world.seed), world.samples, world.batch, stripes)
             leases.begin(loader, epoch)
             leased = LeasedPass(leases, epoch, SampleLists(epoch, range(world.samples)))
             while leased.more():
                 for _ in leased.draw():
+                    if late:  # now its script is where the others' are
+                        late = False
+                        self._due.arrived()
                     leased.give()
                     yield
+                    if world.every and self._due.trained():
+                        self._due.between()
 
     def step(self) -> None:
         """Takes a step with random gradients, which depend on the process and the step alone."""
@@ -144,6 +207,7 @@ class Process:
         for table in plan.tables:
             self._train_rows(table.name)
         communicator.commit(self.world.hparams(communicator.step + 1))
+        self._taken += 1
         self._read()
 
     def _train_rows(self, name: str) -> None:

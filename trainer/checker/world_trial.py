@@ -34,6 +34,7 @@ ENDS = (*LOSSES, "leaves")
 # of servers, where one is lost: the trainer that is to bring its program may die, too
 HEARTBEAT_SECONDS = 8.0
 FENCED_SECONDS = 20.0  # until all servers have a record of a loss
+ATTEND_SECONDS = 0.05  # between two looks of one that has nothing left to do
 TOLD_SECONDS = 0.5  # between two words of it, where servers may be away
 
 
@@ -164,11 +165,15 @@ class Trial:
             self._ended.add(number)
             self._changed.notify_all()
         if not last.left:
-            self._wait_for_joiners()
+            self._wait_for_joiners(last)
             last.finish()
 
-    def _wait_for_joiners(self) -> None:
-        """A job whose trainers have all finished is over: nobody can join it any more."""
+    def _wait_for_joiners(self, process: Process) -> None:
+        """A job whose trainers have all finished is over: nobody can join it any more.
+
+        Args:
+            process: has nothing left to do, and is there for them.
+        """
 
         def none() -> bool:
             coming = (
@@ -177,8 +182,12 @@ class Trial:
             )
             return not self._joining and not any(coming)
 
-        with self._changed:
-            self._changed.wait_for(none, TIMEOUT_SECONDS)
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < end:
+            with self._changed:
+                if self._changed.wait_for(none, ATTEND_SECONDS):
+                    return
+            process.attend()
 
     def _train(self, process: Process) -> Process | None:
         """Until it has no samples left, or ends.

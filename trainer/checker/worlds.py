@@ -130,6 +130,7 @@ class World:
         rate: the part of the frames that have a fault.
         call_rate: the part of the control calls.
         leases: samples are dealt out; otherwise each trainer takes as many steps.
+        every: seconds between two saves that the job makes by itself; 0: it makes none.
         events: what befalls it.
     """
 
@@ -148,13 +149,15 @@ class World:
     rate: float
     call_rate: float
     leases: bool = True
+    every: float = 0.0
     events: tuple[Event, ...] = field(default_factory=tuple)
 
     def __str__(self) -> str:
         return (
             f"world {self.seed}: {self.mode} {self.configs or ''} over {self.transport}, "
             f"{self.servers} servers, {self.trainers} trainers, {self.passes} x {self.samples} "
-            f"samples by {self.batch}{'' if self.leases else ', no leases'}, {self.rule}, clip "
+            f"samples by {self.batch}{'' if self.leases else ', no leases'}"
+            f"{f', a save every {self.every} s' if self.every else ''}, {self.rule}, clip "
             f"{self.clip or 'none'}, tables {', '.join(self.tables) or 'none'} ({self.row_rule}), "
             f"faults in {self.rate:.0%} of "
             f"the frames and {self.call_rate:.0%} of the calls; "
@@ -204,7 +207,8 @@ class World:
         rules = [self.rule] + ([f"rows {self.row_rule}"] if self.tables else [])
         clip = [f"clip {self.clip}"] if self.clip else []
         tables = [f"table {kind}" for kind in self.tables]
-        return [*rules, *clip, *tables, *(["leases"] if self.leases else [])]
+        leases, saves = ["leases"] * self.leases, ["automatic saves"] * bool(self.every)
+        return [*rules, *clip, *tables, *leases, *saves]
 
     @property
     def loses(self) -> bool:
@@ -271,6 +275,7 @@ class World:
             replace(self, rate=0.0),
             replace(self, tables=()),
             replace(self, passes=1),
+            replace(self, every=0.0),
             *(
                 replace(self, events=tuple(e for e in self.events if e is not each))
                 for each in self.events
@@ -306,7 +311,14 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
         call_rate=draw.choice((0.0, 0.0, 0.1)),
         leases=mode not in TOGETHER or draw.random() < 0.5,
     )
-    return replace(shown, events=(*_events(draw, shown), *_unlinked(shown), *_servers_lost(shown)))
+    events = (*_events(draw, shown), *_unlinked(shown), *_servers_lost(shown))
+    return replace(shown, every=_every(shown), events=events)
+
+
+def _every(world: World) -> float:
+    """Where samples are dealt out, trainers that wait for them are waited for in saves."""
+    draw = random.Random(f"{world.seed} automatic saves")
+    return draw.choice((0.0, 0.005, 0.02)) if world.leases else 0.0
 
 
 def _events(draw: random.Random, world: World) -> tuple[Event, ...]:

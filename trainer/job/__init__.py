@@ -36,6 +36,7 @@ In reading order::
     random_states    of a trainer's random sources
     found_schedulers of a job's optimizers
     save_schedule    when all trainers save
+    due_saves        where a trainer comes to these saves
     saves, automatic_saves, saved_batches
                      checkpoints that a job writes by itself, and goes on from
     datasets         fleet.InMemoryDataset and fleet.QueueDataset

@@ -1,12 +1,8 @@
 """Checkpoints that a job writes by itself, and from which its script goes on when it is started
 again.
 
-See [Note: a script that is started again] in script_position.py.
-
-[Note: saves and trainers that come late]  A trainer that joins late takes the job's values, and
-none of a checkpoint.  It learns where the others are, and with that after which step they ask next
-whether they save; from there on it saves with them.  Where they are in a save just then, and wait
-for it, it comes to that save as soon as its script is where theirs is.
+See [Note: a script that is started again] in script_position.py, and due_saves.py for when and
+where the trainers of a job meet to save.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.joint_calls import Apart
 from trainer.environment.role import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
+from trainer.job.due_saves import DueSaves
 from trainer.job.job import Job
 from trainer.job.part_saves import PartSaves
 from trainer.job.pass_log import Pass
@@ -69,13 +66,11 @@ class AutomaticSaves:
             self._hold()
         self._script = ScriptPosition(job)
         self.passes = self._script.passes
-        self._schedule = SaveSchedule(settings.every_seconds, self._agreed)
-        self._steps = 0  # at the last place where the trainers could have saved
+        schedule = SaveSchedule(settings.every_seconds, self._agreed)
+        self._due = DueSaves(schedule, self._taken, self._save_now)
         self._found: list[tuple[str, int]] | None = None  # checkpoints, and their optimizers
         self._chosen = False  # one was taken, by this object or by the script
         self._random: Mapping[str, Any] | None = None  # random sources at that place
-        self._meeting = ""  # the save that this trainer is in
-        self._theirs: Mapping[str, Any] | None = None  # where the others' saves are
         self._calls = 0  # joint calls of the job's beginning, which the script does not make
 
     def _hold(self) -> CheckpointFolder:
@@ -91,43 +86,23 @@ class AutomaticSaves:
         assert said is not None, "the trainers are connected"
         return said
 
-    # ---- trainers that join late: see [Note: saves and trainers that come late] ----
+    # ---- trainers that join late ----
 
     def connected(self, communicator: Communicator) -> None:
         """There is a connection, over which nothing has been said yet."""
         self._script.connected(communicator)
         communicator.position.parts["saves"] = self._plain
         communicator.position.taken["saves"] = self._take
-        communicator.joint.meanwhile = self._follow
+        communicator.joint.meanwhile = self._due.follow
 
     def _plain(self) -> dict[str, Any]:
-        schedule = self._schedule.plain()
-        return {"schedule": schedule, "under way": self._meeting, "begun by": self._calls}
+        return self._due.plain() | {"begun by": self._calls}
 
     def _take(self, plain: Mapping[str, Any] | None) -> None:
-        self._theirs, there = plain, self._job.communicator
+        there = self._job.communicator
+        self._due.take(plain)
         if plain is not None and there is not None:
             there.joint.skip(plain["begun by"])
-
-    def _arrived(self) -> None:
-        """The script is where the others are: from here on it saves with them."""
-        self._steps = self._taken()
-        self._join_theirs()
-
-    def _join_theirs(self) -> None:
-        theirs, self._theirs = self._theirs, None
-        if theirs is not None:
-            self._schedule.join(theirs["schedule"])
-            if theirs["under way"]:
-                self._save_now(theirs["under way"])
-
-    def _follow(self) -> None:
-        """This trainer waits, in a joint call or for samples, and others may wait for it in a
-        save.
-        """
-        self._join_theirs()
-        while not self._meeting and self._schedule.followed(self._taken()):
-            self._save_now(self._schedule.name)
 
     # ---- going on from a checkpoint ----
 
@@ -154,8 +129,7 @@ class AutomaticSaves:
             self._take_newest(fitting)
             self._chosen = True
         self._calls += 0 if there is None else there.joint.made
-        self._steps = self._taken()
-        self._schedule.begin(self._steps)
+        self._due.begin()
         further = self._script.further()
         hooks = [each.register_step_pre_hook(lambda *_: self._stepping()) for each in further]
         if len(further) == len(job.optimizers):
@@ -225,8 +199,7 @@ class AutomaticSaves:
             return  # it goes where the others are
         self._script.stay()
         self._chosen = True
-        self._steps = self._taken()
-        self._schedule.begin(self._steps)
+        self._due.begin()
 
     def begin(self, loader: str) -> Pass:
         """A pass begins.
@@ -246,7 +219,7 @@ class AutomaticSaves:
             random, self._random = self._random, None
             if random is not None:
                 restore_random_states(dict(random))
-            self._arrived()
+            self._due.arrived()
 
     # ---- saving ----
 
@@ -272,7 +245,7 @@ class AutomaticSaves:
             )
         self._script.find()
         if self._script.arrive():
-            self._arrived()
+            self._due.arrived()
         self.between(None)
 
     def between(self, asked: Pass | None) -> None:
@@ -286,13 +259,9 @@ class AutomaticSaves:
             PServerError: the job has failed.
         """
         self._script.between()
-        steps = self._taken()
-        if self._script.returns or steps == self._steps:
+        if self._script.returns or asked is not self.passes.first or not self._due.trained():
             return  # nothing was trained, or gradients are being added up
-        if asked is not self.passes.first:
-            return
-        self._steps = steps
-        self._save_if_due(steps, waits=False)
+        self._due.between()
 
     def waits(self) -> None:
         """This trainer waits for samples that others may hand back, and they may wait for it in a
@@ -302,37 +271,33 @@ class AutomaticSaves:
             PServerError: the job has failed.
         """
         if self._script.together or self._script.returns or not self._taken():
-            self._follow()
+            self._due.follow()
         else:
-            self._save_if_due(self._taken(), waits=True)
-
-    def _save_if_due(self, steps: int, waits: bool) -> None:
-        if self._schedule.due(steps, waits):
-            self._save_now(self._schedule.name)
+            self._due.between(waits=True)
 
     def _save_now(self, name: str) -> None:
         """Saves with the others.
 
         Args:
             name: of the save, the same on every trainer.
+
+        Raises:
+            PutOff: nobody saves now.
         """
-        steps, self._meeting = self._taken(), name
+        steps = self._taken()
         try:
-            self._save(steps)
-        except PutOff as why:  # on all trainers, and it stays due
+            self._save(steps, name)
+        except PutOff as why:
             log.info("no checkpoint after step %d, a later one is due: %s", steps, why)
-            return
+            raise
         except (OSError, ValueError) as error:
             log.error("no checkpoint after step %d, the job goes on: %s", steps, error)
-        finally:
-            self._meeting = ""
-        self._schedule.saved()
 
     def _taken(self) -> int:
         """Steps of all optimizers."""
         return sum(each.steps for each in self._job.optimizers)
 
-    def _save(self, steps: int) -> None:
+    def _save(self, steps: int, named: str) -> None:
         job = self._job
         optimizer = job.optimizers[0]
         page = None if job.communicator is None else job.communicator.page
@@ -340,8 +305,8 @@ class AutomaticSaves:
             optimizer.flush()
             meeting = optimizer if job.communicator is None else Apart(job.communicator.joint)
             said = json.dumps(own_place(self._script.saved()))
-            told = meeting.barrier(f"automatic save {self._meeting}", said)
-            with jointly(meeting, "an automatic save", f"automatically saved {self._meeting}"):
+            told = meeting.barrier(f"automatic save {named}", said)
+            with jointly(meeting, "an automatic save", f"automatically saved {named}"):
                 if not job.is_first:
                     return
                 # trainer 0 may have been preempted since the last save
