@@ -90,9 +90,12 @@ class Attendance(Joining):
 
     def _ended(self, member: Member, reason: str) -> None:
         """Who has started a trainer says that its process has ended: it is lost, unless it has said
-        itself that it leaves or takes no further step.  The caller holds the job's lock.
+        itself that it leaves; one that has said that it takes no further step has done its part,
+        and has left.  The caller holds the job's lock.
         """
-        if member.state is MemberState.JOINED and not member.finished:
+        if member.state is MemberState.JOINED and member.finished:
+            self._end_membership(member, "")
+        elif member.state is MemberState.JOINED:
             doing = member.waiting or member.activity
             seen = f", last heard at {doing}" if doing else ""
             self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")

@@ -66,6 +66,12 @@ class Endings(ABC):
     def _reset(self) -> None:
         """The server is as it was at its start."""
 
+    @abstractmethod
+    def _end_membership(self, member: Member, reason: str) -> None:
+        """A trainer takes no more part; with a reason the job fails.  The caller holds the job's
+        lock.
+        """
+
     # ---- the end ----
 
     @property
@@ -112,7 +118,11 @@ class Endings(ABC):
         with self.condition:
             now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
             for member, text in self._members.silent(now, timeout):
-                self._silent(process_of(member), text)
+                if member.finished or not self._members.unfinished():  # it has done its part
+                    self.log.say(f"silent {member.trainer}", f"{text}, and had finished")
+                    self._end_membership(member, "")
+                else:
+                    self._silent(process_of(member), text)
             for process in self._members.not_back(now, timeout):
                 self._not_back(process, timeout)
             self._announcements.lose_silent(now, timeout)

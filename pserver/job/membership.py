@@ -431,8 +431,7 @@ class Membership:
             member.last_heard = min(now, member.last_heard + seconds)
 
     def silent(self, now: float, timeout: float) -> list[tuple[Member, str]]:
-        """The members that have sent nothing for longer than the heartbeat timeout.  One of those
-        that is silent when all have finished has left.
+        """The members that have sent nothing for longer than the heartbeat timeout.
 
         Args:
             now: in seconds of the job's clock.
@@ -444,9 +443,7 @@ class Membership:
         found = []
         for member in self.joined():
             silence = now - member.last_heard
-            if silence > timeout and not self.unfinished():
-                member.state = MemberState.LEFT  # all have said that they are done, it too
-            elif silence > timeout:
+            if silence > timeout:
                 doing = member.waiting or member.activity
                 text = (
                     f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "

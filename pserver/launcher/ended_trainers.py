@@ -23,10 +23,12 @@ class Answer:
     Attributes:
         took_part: no server had seen it leave.
         goes_on: every server serves the job without it.
+        done: it had said on every server that it takes no further step.
     """
 
     took_part: bool
     goes_on: bool
+    done: bool = False
 
 
 class EndedTrainers:
@@ -67,7 +69,7 @@ class EndedTrainers:
                     stderr=subprocess.DEVNULL,
                 )
                 said = json.loads(asked.stdout)
-                return Answer(bool(said["took_part"]), bool(said["goes_on"]))
+                return Answer(bool(said["took_part"]), bool(said["goes_on"]), bool(said["done"]))
         return Answer(took_part=False, goes_on=False)
 
     def _command(self, ended: Sequence[Process]) -> list[str]:

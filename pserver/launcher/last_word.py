@@ -14,10 +14,10 @@ With ``--unreplaced`` nobody will start them again, so that the others need not 
 
 With ``--ask`` behind all that it prints one line of JSON::
 
-    {"took_part": true, "goes_on": false, "reason": "..."}
+    {"took_part": true, "done": false, "goes_on": false, "reason": "..."}
 
-They took part where no server had seen them leave; the job goes on where every server serves it
-without them.
+They took part where no server had seen them leave; their part was done where every server had heard
+that they take no further step; the job goes on where every server serves it without them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pserver.wire_pb2 import AnnounceRequest, StatusReply
 CALL_SECONDS = 1.0
 LOST_SECONDS = 3.0  # for the servers to agree that a trainer is lost
 ASK, UNREPLACED = "--ask", "--unreplaced"
+TOOK_PART, DONE = ("joined", "lost"), ("finished", "left")  # words of a status
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +65,13 @@ def tell(
             control.close()
 
 
-def took_part_in(access: Access, endpoints: Sequence[str], trainers: Collection[int]) -> bool:
-    """Whether trainers took part in the job until they ended: none has left a server.
+def all_are(
+    states: Collection[str], access: Access, endpoints: Sequence[str], trainers: Collection[int]
+) -> bool:
+    """Whether all trainers are in one of these states on all servers.
 
     Args:
+        states: words of a status.
         access: anybody's that may ask for a status.
     """
     for endpoint in endpoints:
@@ -78,7 +82,7 @@ def took_part_in(access: Access, endpoints: Sequence[str], trainers: Collection[
             return False
         finally:
             control.close()
-        if not all(there.get(trainer) in ("joined", "lost") for trainer in trainers):
+        if not all(there.get(trainer) in states for trainer in trainers):
             return False
     return True
 
@@ -135,11 +139,13 @@ def main(arguments: Sequence[str]) -> None:
     token, keys, endpoints, *words = [each for each in arguments if each not in flags]
     access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
     trainers = {int(word.partition("=")[0]) for word in words}
-    took_part = ASK in flags and took_part_in(access, servers, trainers)
+    asked = (access, servers, trainers)
+    took_part = ASK in flags and all_are(TOOK_PART, *asked)
+    done = ASK in flags and not took_part and all_are(DONE, *asked)
     tell(access, servers, words, UNREPLACED in flags)
     if ASK in flags:
         reason = goes_on(access, servers, trainers)
-        said = {"took_part": took_part, "goes_on": not reason, "reason": reason}
+        said = {"took_part": took_part, "done": done, "goes_on": not reason, "reason": reason}
         print(json.dumps(said), flush=True)
 
 

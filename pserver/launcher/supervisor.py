@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from pserver.launcher.ended_trainers import EndedTrainers
+from pserver.launcher.ended_trainers import Answer, EndedTrainers
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Process
 from pserver.launcher.report import by_cause, lost, preemption, reloads, sentences
@@ -28,6 +28,7 @@ from pserver.launcher.web_page import WebPage
 
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
+SIGNALLED = 128  # of a status: above it is the number of a signal
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
 GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL, beside --grace: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
@@ -84,6 +85,7 @@ class Supervisor:
         self.cluster, self._tokens = self.started.cluster, self.started.tokens
         self._words = EndedTrainers(self.started, self.environment)
         self._doubted: Process | None = None  # a trainer whose end may have been the job's
+        self._answered: list[Process] = []  # those that had done their part when they failed
 
     def run(self) -> int:
         """Starts the processes, and waits for the end of the job.
@@ -173,18 +175,25 @@ class Supervisor:
         if number is None and self._server_returns(process):
             return
         if number is not None and self._came_late(process):
-            self.say(f"{process.name} came too late: the job is done without it")
-            self.ended.remove(process)
-            self.lost.append(process)
+            late = self.started.away(process)
+            why = "came too late: the job is done without it"
+            self._does_without(process, why if late else "has ended when the job was done")
             return
         preempted = process.preempted_after is not None
         # the others may have finished before its process has ended
         there = (None, 0) if preempted else (None,)
         others = [each for each in self._trainers if each.status in there]
         alone = not others and self.cluster.host is None
-        if number is None or self.cluster.collective or alone:
+        if number is None or self.cluster.collective:
             raise Failed
         said = None if preempted else self._words.ask(process, self.policy.replaces)
+        done = said is not None and (said.done or (alone and self._is_done(process, said)))
+        if done and _by_signal(process):  # a script that fails afterwards has failed
+            self._does_without(process, "had finished when it ended")
+            self._answered.append(process)
+            return
+        if alone:
+            raise Failed
         if said is not None and not (said.goes_on and said.took_part):
             self._doubted = process if said.took_part else None
             raise Failed
@@ -196,18 +205,36 @@ class Supervisor:
         else:
             self.lost.append(process)
 
+    def _does_without(self, process: Process, why: str) -> None:
+        """One that has failed ends nothing: says why."""
+        self.say(f"{process.name} {why}")
+        self.ended.remove(process)
+        self.lost.append(process)
+
     def _came_late(self, trainer: Process) -> bool:
-        """Whether one that was started again has failed as the job was done: the others have ended
-        well, and so do the servers.
+        """Whether a trainer has failed as the job was done: the others have ended well, and so do
+        the servers.
         """
         others = [each for each in self._trainers if each not in (trainer, *self.lost)]
         servers = self.started.servers
-        if not (self.started.away(trainer) and servers and all(t.status == 0 for t in others)):
+        late = self.started.away(trainer) or _by_signal(trainer)
+        if not (late and others and servers and all(t.status == 0 for t in others)):
             return False
+        return self._servers_end_well()
+
+    def _is_done(self, last: Process, said: Answer) -> bool:
+        """Whether the only trainer has failed as the job was done: no server has missed it, and
+        they end well.
+        """
+        return list(self._trainers) == [last] and not said.took_part and self._servers_end_well()
+
+    def _servers_end_well(self) -> bool:
+        """Whether the servers here do so, soon."""
+        servers = self.started.servers
         self._until(
             lambda: all(s.status is not None for s in servers), LEAVE_SECONDS, failures=False
         )
-        return all(server.status == 0 for server in servers)
+        return bool(servers) and all(server.status == 0 for server in servers)
 
     def _server_returns(self, server: Process) -> bool:
         """Whether a server that has failed is started again, while the job goes on."""
@@ -284,8 +311,9 @@ class Supervisor:
         return True
 
     def _say_lost(self) -> None:
-        if self.lost:
-            self._say(f"the job is done without {', '.join(each.name for each in self.lost)}")
+        without = [each.name for each in self.lost if each not in self._answered]
+        if without:
+            self._say(f"the job is done without {', '.join(without)}")
 
     def _well(self) -> int:
         """The job has ended well for this host: says who was preempted, and gives the status; where
@@ -399,3 +427,8 @@ class Supervisor:
     def _say(self, text: str) -> None:
         self._end_panel()
         self.say(text)
+
+
+def _by_signal(process: Process) -> bool:
+    """Whether a process was killed: its script has not failed by itself."""
+    return (process.status or 0) > SIGNALLED

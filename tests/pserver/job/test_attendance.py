@@ -116,9 +116,29 @@ def test_a_finished_trainer_is_not_waited_for_and_is_still_watched(
     clock.time = DEADLINE + 1
     job.heartbeat(HeartbeatRequest(session=second.session))
     job.tick()
-    assert job.status(StatusRequest()).trainers[0].state == "lost" and job.failure is None
+    said = job.status(StatusRequest())
+    assert said.trainers[0].state == "left" and job.failure is None
+    assert any("no heartbeat" in each.text and "finished" in each.text for each in said.events)
     done, _ = second.step(3, w=torch.ones(2, 3), b=torch.ones(3))
     assert done.committed == 1
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_one_whose_process_ends_after_its_last_word_has_left(served: Served, last: bool) -> None:
+    """As launch says it, and the job is done when the others are; also where it is the last one."""
+    job, (first, second) = stepped(served, 2)
+    for each in (first, second) if last else (first,):
+        finish(job, each)
+    if last:
+        leave(job, second, success=True)
+    announce(job, 0, "", failure="its process ended with status 137")
+    if not last:
+        assert job.failure is None and state(job) == "serving"
+        assert [each.state for each in job.status(StatusRequest()).trainers] == ["left", "joined"]
+        assert finish(job, second)
+        leave(job, second, success=True)
+
+    assert job.lifecycle.succeeded and state(job) == "empty"
 
 
 def test_silence_after_the_last_word_is_no_failure(served: Served, clock: Clock) -> None:

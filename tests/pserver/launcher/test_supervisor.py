@@ -140,6 +140,33 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
     assert lines[-1:] == ["the job is done without trainer 1"] * (took_part and not other)
 
 
+@pytest.mark.parametrize("others", [[Running()], [Ended(137)], []], ids=["run", "end", "none"])
+@pytest.mark.parametrize("status", [137, 3])
+def test_one_that_is_killed_when_it_has_finished_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, others: list[Any], status: int
+) -> None:
+    """Neither the job, which is done or goes on, nor does it begin again; but a script that fails
+    after its end has failed.
+    """
+    killed, lines = Lost(status, True), list[str]()
+    watched = supervisor([killed, *others], [Ended(0)])
+    watched.say, watched.policy = lines.append, RestartPolicy(1, True)
+    watched.ended.append(cast(Any, killed))
+    # the servers of a job of one trainer may have gone
+    answer = Answer(took_part=False, goes_on=False, done=bool(others))
+    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
+    if status == 3:
+        with pytest.raises(Failed):
+            watched._follow(cast(Any, killed))
+        return
+    watched._follow(cast(Any, killed))
+
+    assert lines == ["trainer 1 had finished when it ended"]
+    assert watched.ended == [] and watched.lost == [killed]
+    watched._say_lost()
+    assert len(lines) == 1 and watched.policy.left == 1
+
+
 def serving(*states: str, word: str = "serving") -> StatusReply:
     """A server whose trainers 0, 1, ... have these states."""
     trainers = [TrainerStatus(trainer_id=n, state=state) for n, state in enumerate(states)]
