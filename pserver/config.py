@@ -49,8 +49,9 @@ class ServerConfig:
             it to trainers.
         connections: that each stream of tensors over TCP has, 1 to 64.  More than one pays where a
             link is faster than what one connection gets of it, and costs that many descriptors.
-        checksum: CRC32C of the frames over TCP: "on", "off", or "auto": on but for trainers of
-            this host.  A changed bit is then noticed, and the request is sent again.
+        checksum: CRC32C of the frames over TCP and gRPC: "on", "off", or "auto": on, but under TLS,
+            and for trainers of this host over TCP.  A changed bit is then noticed, and the request
+            is sent again.  Shared memory has none, so with "on" it is not offered.
         transport: "auto" offers every transport, and each trainer's preference decides; any other
             name is the only transport offered.
         data_dir: the directory for the files of Save and Load, and for rows on disk, on this
@@ -195,7 +196,8 @@ class ServerConfig:
             )
         if self.transport in ("auto", "tcp"):
             return
-        for name, unless in (("data_port", 0), ("connections", 1), ("checksum", "auto")):
+        of_tcp = (("data_port", 0), ("connections", 1))
+        for name, unless in of_tcp if self.transport == "grpc" else (*of_tcp, ("checksum", "auto")):
             if (value := getattr(self, name)) != unless:
                 raise ValueError(f"{name}: {value} has no effect with transport {self.transport!r}")
 

@@ -8,20 +8,21 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
 from pserver.control.calls import CALLS
 from pserver.control.rpc_errors import from_rpc_error, named
-from pserver.errors import PServerError, Unreachable
+from pserver.errors import CorruptFrame, PServerError, Unreachable
 from pserver.polling import poll
 from pserver.security import call_proof, tls
 from pserver.security.access import OPEN, Access
 from pserver.security.question import Question
 from pserver.tracing.clock_offset import ClockOffset
 from pserver.tracing.spans import clock_ns
+from pserver.transport.checksums import check_message, of_message
 from pserver.transport.dialled_channel import DialledChannel
 from pserver.transport.grpc_stream import SERVICE
 
@@ -158,6 +159,9 @@ class ControlClient:
         fresh = self._dialled.dial(seconds)
         try:
             reply = self._ask(fresh, "Heartbeat", request, seconds)
+        except Unreachable:
+            fresh.close()
+            raise
         except grpc.RpcError as error:
             fresh.close()
             raise from_rpc_error(error, self._name, "Heartbeat") from error
@@ -325,10 +329,17 @@ class ControlClient:
         said = request.SerializeToString()
         deadline = time.monotonic() + timeout
         metadata = self._proof(channel, name, said, timeout)
+        if self._access.keys is None:  # TLS has its own
+            metadata = (*metadata, of_message(said))
         left = max(deadline - time.monotonic(), 0.001)
-        call = channel.unary_unary(f"/{SERVICE}/{name}", None, answered.FromString)
+        call = channel.unary_unary(f"/{SERVICE}/{name}")
         asked = clock_ns()
-        reply: Message = call(said, timeout=left, metadata=metadata)
+        received, answer = call.with_call(said, timeout=left, metadata=metadata)
+        try:
+            check_message("a reply", received, answer.trailing_metadata())
+            reply: Message = answered.FromString(received)
+        except (CorruptFrame, DecodeError) as error:
+            raise Unreachable(f"{self.endpoint}: {name}: {error}") from error
         if isinstance(reply, wire.HeartbeatReply | wire.TraceReply):
             self.clock.heard(asked, reply.clock_ns, clock_ns())
         return reply

@@ -35,7 +35,8 @@ PORTS = (
         "server",
         "`--endpoint`; 0 is any free one",
         "`--endpoint`'s; 127.0.0.1 unless given",
-        "control calls and health checks; with transport `grpc` tensors and links of servers too",
+        "control calls and health checks; with transport `grpc` tensors and links of servers too; "
+        "checksums without TLS",
         "TLS with keys; a proof of the job's secret",
     ),
     Port(
@@ -43,7 +44,8 @@ PORTS = (
         "server",
         "`--data-port`; any free one unless given",
         "`--endpoint`'s",
-        "tensors over transport `tcp`; links between the servers of a job",
+        "tensors over transport `tcp`; links between the servers of a job; checksums for other "
+        "hosts without TLS",
         "TLS 1.3 with keys; a proof of the job's secret",
     ),
     Port(
@@ -51,7 +53,7 @@ PORTS = (
         "server",
         "none: an abstract unix socket `@pserver-NUMBER`",
         "this host (this network namespace)",
-        "tensors over transport `shm`; links between the servers of a job",
+        "tensors over transport `shm`; links between the servers of a job; no checksums",
         "the user id of the other process; a proof of the job's secret",
     ),
     Port(

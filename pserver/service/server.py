@@ -132,7 +132,8 @@ class Server:
     def _open(self, host: str, program: Program | None) -> None:
         ports: dict[str, int] = {}
         exchanges = None
-        if self.config.transport in ("auto", "shm"):
+        # shared memory has no checksums: where all are asked for, it is not offered
+        if self.config.transport in ("auto", "shm") and self.config.checksum != "on":
             self._offer_shared_memory(host, ports)
         if self.config.transport in ("auto", "tcp"):
             listener = tcp.listen(
@@ -147,7 +148,7 @@ class Server:
             self._transports.append(listener)
             ports["tcp"] = listener.port
         if self.config.transport in ("auto", "grpc"):
-            exchanges = Exchanges(self._streams.handle, self.config.limits)
+            exchanges = Exchanges(self._streams.handle, self.config.limits, self.config.checksum)
             self._transports.append(exchanges)
             ports["grpc"] = self._control.port
         links = ServerLinks(self.config, self._access)

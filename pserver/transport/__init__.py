@@ -13,6 +13,7 @@ In reading order::
     socket_stream    what streams over sockets share: who may send, and how they end
     tcp              plain sockets on a port of its own: the default between hosts
     tcp_listener     its accepting end; ``tcp_greeting``: what is said before the first frame
+    checksums        CRC32C of what travels without TLS
     frame_socket     one TCP connection: prefixes, checksums, landing
     grpc_stream      plain grpcio on the control port
     grpc_port        a gRPC server on a port, behind a proxy that bounds its connections

@@ -21,7 +21,9 @@ from types import MappingProxyType
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from pserver.errors import CorruptFrame
 from pserver.limits import PART_BYTES, SLACK_BYTES, Limits
+from pserver.transport.checksums import check_message, of_message
 from pserver.transport.half_open import HalfOpen, address_of
 
 THREADS = 32  # of a pool whose calls do not wait for other trainers
@@ -89,8 +91,12 @@ class CallThreads:
         def serve(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             received = self._received(call, self._waiting[pool], messages, context)
             try:
-                return answer(received, context).SerializeToString()
-            except DecodeError as error:
+                checked = check_message("a request", received, context.invocation_metadata())
+                reply = answer(received, context).SerializeToString()
+                if checked:
+                    context.set_trailing_metadata((of_message(reply),))
+                return reply
+            except (CorruptFrame, DecodeError) as error:
                 context.abort(grpc.StatusCode.INTERNAL, str(error))
                 raise AssertionError("abort returns") from error  # it raises
 

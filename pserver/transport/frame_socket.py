@@ -7,7 +7,7 @@
     prefix    bytes of the header: uint32, bytes of the payload: uint64
     end       a prefix of zeros: nothing more comes in this direction
 
-With checksums each is a CRC32C (RFC 3720, appendix B.4) as uint32.  All numbers are little-endian.
+With checksums each is a CRC32C as uint32: see checksums.py.  All numbers are little-endian.
 
 [Note: bytes land once]  A payload leaves from the tensors' memory (``sendmsg``) and is read into
 the memory where it belongs (``recv_into``): the kernel's copy is the only one at either end.
@@ -27,6 +27,7 @@ from contextlib import suppress
 from crc32c import crc32c
 
 from pserver.errors import CorruptFrame
+from pserver.transport.checksums import CHECKSUM, checksum, compare
 from pserver.transport.codec import HEADER_BYTES, parse_header, spread
 from pserver.transport.socket_stream import FRAME_BYTES
 from pserver.transport.stream import LANDED, Buffer, Land
@@ -34,7 +35,6 @@ from pserver.wire_pb2 import Frame
 
 PREFIX = struct.Struct("<IQ")
 CHECKED_PREFIX = struct.Struct("<IQII")
-CHECKSUM = struct.Struct("<I")
 BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
 GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
 LANDING_BYTES = 2**15  # from here on a payload is read to where it goes
@@ -73,7 +73,7 @@ class FrameSocket:
             prefix = PREFIX.pack(len(header), size)
             head = CHECKED_PREFIX.pack(len(header), size, crc32c(prefix), crc32c(header)) + header
             if size:
-                buffers.append(memoryview(CHECKSUM.pack(_checksum(buffers))))
+                buffers.append(memoryview(CHECKSUM.pack(checksum(buffers))))
         else:
             head = PREFIX.pack(len(header), size) + header
         if size <= GATHERED_BYTES:
@@ -118,7 +118,7 @@ class FrameSocket:
             return None
         head = bytes(self._take(header_size))
         if self._checked:
-            _compare("a header", crc32c(head), header_sum)
+            compare("a header", crc32c(head), header_sum)
         header = parse_header(head)
         if size == 0:
             return header, memoryview(b"")
@@ -128,7 +128,7 @@ class FrameSocket:
         self._read(places)
         if self._checked:
             (expected,) = CHECKSUM.unpack(self._take(CHECKSUM.size))
-            _compare("a payload", _checksum(places), expected)
+            compare("a payload", checksum(places), expected)
         if targets is None:
             return header, places[0]
         if not direct:
@@ -141,7 +141,7 @@ class FrameSocket:
         if self._checked:
             taken = self._take(CHECKED_PREFIX.size)
             header_size, size, prefix_sum, header_sum = CHECKED_PREFIX.unpack(taken)
-            _compare("a prefix", crc32c(taken[: PREFIX.size]), prefix_sum)
+            compare("a prefix", crc32c(taken[: PREFIX.size]), prefix_sum)
         else:
             header_size, size = PREFIX.unpack(self._take(PREFIX.size))
         largest = min(most, HEADER_BYTES)
@@ -214,18 +214,3 @@ class FrameSocket:
     def close(self) -> None:
         """Gives the connection back; no thread uses it any more."""
         self._socket.close()
-
-
-def _checksum(buffers: Sequence[Buffer]) -> int:
-    total = 0
-    for buffer in buffers:
-        total = crc32c(buffer, total)
-    return total
-
-
-def _compare(what: str, got: int, expected: int) -> None:
-    if got != expected:
-        raise CorruptFrame(
-            f"expected {what} with the checksum {expected:08x}, got {got:08x}: bits were changed "
-            "on the way"
-        )

@@ -2,7 +2,11 @@
 clients in other languages.
 
 grpcio takes a message only as ``bytes``, so sending joins header and payload once; receiving copies
-nothing.
+nothing.  Without TLS messages have checksums, as [Note: checked messages] in checksums.py says.
+
+[Note: who is near]  Over gRPC a peer's address says little of where it is: a proxy of a service
+mesh, or one that forwards a port, is on this host, and the bytes come from another.  So "auto" is
+on for everybody who asks, but under TLS.
 
 [Note: two threads a stream, on the accepting end]  grpcio pulls outgoing messages from an iterator,
 in a thread of its pool.  A handler sends when it has something to send.  So the handler runs in a
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 
 import grpc
 
@@ -24,6 +28,8 @@ from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import tls
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
+from pserver.transport import checksums
+from pserver.transport.checksums import ASKED, CHECKSUM, FRAMES, OFF, ON, UNASKED, opened, sealed
 from pserver.transport.codec import decode, encode_header
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
@@ -46,6 +52,7 @@ class GrpcStream:
 
     Attributes:
         outgoing: the frames that grpcio is to send.
+        checked: messages have checksums.
         bearer: see :class:`pserver.transport.stream.Stream`.
     """
 
@@ -56,6 +63,7 @@ class GrpcStream:
         self.peer = peer
         self.bearer: Bearer | None = None
         self.outgoing = Pipe()
+        self.checked = False
         self._accepting = False
         self._incoming: Iterator[bytes] = iter(())
         self._end: Callable[[], object] = lambda: None
@@ -87,7 +95,8 @@ class GrpcStream:
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """See :class:`pserver.transport.stream.Stream`."""
         head = encode_header(header, sum(memoryview(buffer).nbytes for buffer in payload))
-        self.outgoing.put(b"".join((head, *payload)))
+        pieces = (head, *payload)
+        self.outgoing.put(sealed(pieces) if self.checked else b"".join(pieces))
 
     def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
         """See :class:`pserver.transport.stream.Stream`."""
@@ -97,12 +106,12 @@ class GrpcStream:
             self.ended()
             raise self._broken(_reason(error)) from error
         if message is not None:
-            if len(message) > self._most:
+            if len(message) > self._most + CHECKSUM.size * self.checked:
                 raise CorruptFrame(
                     f"{self.peer}: expected a first frame of up to {self._most} bytes, got "
                     f"{len(message)}"
                 )
-            return decode(message)
+            return decode(opened(message) if self.checked else message)
         if self._accepting and self._over.wait(CANCEL_NOTICE_SECONDS):
             raise self._broken("the peer is gone or has cancelled it")
         self._release()
@@ -144,10 +153,13 @@ class Exchanges:
     Args:
         handle: called with each stream, in a thread of its own.
         limits: how many streams there may be.
+        checksum: "on", "off", or "auto": on but under TLS.
     """
 
-    def __init__(self, handle: Handler, limits: Limits = ANY_FIRST_FRAME) -> None:
-        self._streams = OpenStreams(handle)
+    def __init__(
+        self, handle: Handler, limits: Limits = ANY_FIRST_FRAME, checksum: str = "auto"
+    ) -> None:
+        self._streams, self._checksum = OpenStreams(handle), checksum
         self._most = limits.hello_bytes
         self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="grpc exchange")
 
@@ -171,6 +183,7 @@ class Exchanges:
         """Serves one call.  See [Note: two threads a stream, on the accepting end]."""
         stream = GrpcStream(port.peer(context), self._most)
         stream.bearer = bearer_of(context)
+        stream.checked = self._agree(stream, context)
         stream.attach(requests, context.cancel, None, partial(port.admit, context))
         if not context.add_callback(stream.ended):
             return
@@ -178,6 +191,19 @@ class Exchanges:
             target=self._streams.run, args=(stream,), name=f"exchange {stream.peer}", daemon=True
         ).start()
         yield from stream.outgoing.drain()
+
+    def _agree(self, stream: GrpcStream, context: grpc.ServicerContext) -> bool:
+        """Says to the peer whether messages have checksums."""
+        asked = checksums.value(FRAMES, context.invocation_metadata()) == ASKED
+        on = self._checksum == "on" or (self._checksum == "auto" and stream.bearer is None)
+        if self._checksum == "on" and not asked:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this server takes frames with checksums only (--checksum on): expected {ASKED!r} "
+                f"in the call's metadata {FRAMES!r}",
+            )
+        context.send_initial_metadata(((FRAMES, (ON if on else OFF) if asked else UNASKED),))
+        return asked and on
 
     def close(self, grace_seconds: float) -> None:
         """Ends all open exchanges, as :meth:`pserver.transport.stream.Listener.close` says; the
@@ -197,7 +223,9 @@ class GrpcListener:
         port: the one that it is bound to.
     """
 
-    def __init__(self, handle: Handler, host: str, port: int, keys: Keys | None) -> None:
+    def __init__(
+        self, handle: Handler, host: str, port: int, keys: Keys | None, checksum: str
+    ) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grpc")  # its method has its own
         self._grpc = GrpcPort(host, port, self._pool, keys, Limits())
         self.port = self._grpc.port
@@ -206,7 +234,7 @@ class GrpcListener:
             stream.admit()  # nobody has to say HELLO here
             handle(stream)
 
-        self._exchanges = Exchanges(admitted)
+        self._exchanges = Exchanges(admitted, checksum=checksum)
         self._exchanges.add_to(self._grpc)
         self._grpc.start()
 
@@ -219,17 +247,22 @@ class GrpcListener:
 
 
 def listen(
-    handle: Handler, host: str = "127.0.0.1", port: int = 0, keys: Keys | None = None
+    handle: Handler,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    keys: Keys | None = None,
+    checksum: str = "auto",
 ) -> GrpcListener:
     """Accepts streams on a server of its own.
 
     Args:
+        checksum: "on", "off", or "auto": on but under TLS.
         keys: the server's; None: without TLS.
 
     Raises:
         OSError: it cannot listen there; one sentence.
     """
-    return GrpcListener(handle, host, port, keys)
+    return GrpcListener(handle, host, port, keys, checksum)
 
 
 def connect(
@@ -254,11 +287,36 @@ def connect(
             f"no answer at {spell(host, port)} within {timeout_seconds:g} s: it does not speak gRPC"
         ) from error
     stream = GrpcStream(spell(host, port))
-    call = channel.stream_stream(f"/{SERVICE}/Exchange")(stream.outgoing.drain())
+    asks = ((FRAMES, ASKED),)
+    call = channel.stream_stream(f"/{SERVICE}/Exchange")(stream.outgoing.drain(), metadata=asks)
     stream.attach(call, call.cancel, channel.close)
     if not call.add_callback(stream.ended):
         stream.ended()
+    stream.checked = _agreed(call, stream, timeout_seconds)
     return stream
+
+
+def _agreed(call: grpc.Call, stream: GrpcStream, timeout_seconds: float) -> bool:
+    """Whether messages have checksums, as the server says before its first one.
+
+    Raises:
+        Unreachable: it does not say it.
+    """
+    late = Timer(timeout_seconds, call.cancel)
+    late.daemon = True
+    late.start()
+    try:
+        said = checksums.value(FRAMES, call.initial_metadata())
+    except grpc.RpcError:  # grpcio has kept why the call ended
+        said = None
+    late.cancel()
+    if said in (ON, OFF):
+        return said == ON
+    reason = f"the server has not said whether frames have checksums, but {said!r}"
+    if said is None and call.done():
+        reason = f"{call.code().name}, {call.details()}"
+    stream.cancel()
+    raise Unreachable(f"{stream.peer}: {reason}")
 
 
 def _reason(error: grpc.RpcError) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from queue import Queue
 from threading import Thread
 
+from pserver.security.keys import Keys
 from pserver.transport.registry import Transport
 from pserver.transport.stream import Handler, Listener, Stream
 from pserver.wire_pb2 import VALUE, Frame
@@ -26,6 +27,26 @@ def listening(transport: Transport, handle: Handler) -> Iterator[Listener]:
         yield listener
     finally:
         listener.close(grace_seconds=2.0)
+
+
+class CheckedTransport:
+    """A transport whose frames have checksums, or have none, whatever is the default there.
+
+    Args:
+        transport: one between hosts: tcp, grpc.
+        checksum: "on" or "off".
+    """
+
+    def __init__(self, transport: Transport, checksum: str) -> None:
+        self._transport, self._checksum = transport, checksum
+
+    def listen(self, handle: Handler, host: str = "127.0.0.1", port: int = 0) -> Listener:
+        return self._transport.listen(handle, host, port, checksum=self._checksum)  # type: ignore[call-arg]
+
+    def connect(
+        self, host: str, port: int, *, timeout_seconds: float, keys: Keys | None = None
+    ) -> Stream:
+        return self._transport.connect(host, port, timeout_seconds=timeout_seconds, keys=keys)
 
 
 def open_stream(transport: Transport, listener: Listener) -> Stream:

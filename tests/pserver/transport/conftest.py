@@ -10,14 +10,18 @@ import pytest
 
 from pserver.transport.registry import TRANSPORTS, Transport
 from tests.support.cluster_keys import SecuredTransport
-from tests.support.streams import SECONDS
+from tests.support.streams import SECONDS, CheckedTransport
+
+KINDS = [*TRANSPORTS, "tcp with keys", "grpc with keys", "tcp checksum on", "grpc checksum off"]
 
 
-@pytest.fixture(params=[*TRANSPORTS, "tcp with keys", "grpc with keys"])
+@pytest.fixture(params=KINDS)
 def transport(request: pytest.FixtureRequest) -> Transport:
     """Each transport in turn."""
-    name, _, keys = request.param.partition(" ")
-    return SecuredTransport(TRANSPORTS[name]) if keys else TRANSPORTS[name]
+    name, *how = request.param.split()
+    if "keys" in how:
+        return SecuredTransport(TRANSPORTS[name])
+    return CheckedTransport(TRANSPORTS[name], how[-1]) if how else TRANSPORTS[name]
 
 
 @pytest.fixture

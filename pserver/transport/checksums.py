@@ -1,0 +1,103 @@
+"""CRC32C (RFC 3720, appendix B.4) of what travels without TLS.
+
+TCP's own checksum has 16 bits, and a proxy, a switch or a network card makes it anew: what these
+change arrives as if it had been sent so.
+
+[Note: checked messages]  Over gRPC the connecting end asks with the metadata of the call, and the
+server answers with its initial metadata whether frames are checked.  Behind each message of a
+checked stream, in both directions, stand four bytes: its checksum.  A message of a control call is
+alone, so its checksum is in the metadata, in hexadecimal digits: the request's beside the call, the
+reply's in the trailing metadata, where the request had one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from crc32c import crc32c
+
+from pserver.errors import CorruptFrame
+from pserver.transport.stream import Buffer
+
+CHECKSUM = struct.Struct("<I")
+FRAMES = "pserver-checksums"  # metadata: whether the frames of a stream have some
+ASKED, ON, OFF, UNASKED = "crc32c", "on", "off", "unasked"
+MESSAGE = "pserver-crc32c"  # metadata: the one of a call's message
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+def checksum(buffers: Sequence[Buffer]) -> int:
+    """Of buffers, one behind another."""
+    total = 0
+    for buffer in buffers:
+        total = crc32c(buffer, total)
+    return total
+
+
+def compare(what: str, got: int, expected: int) -> None:
+    """Returns if both are the same.
+
+    Raises:
+        CorruptFrame: they are not.
+    """
+    if got != expected:
+        raise CorruptFrame(
+            f"expected {what} with the checksum {expected:08x}, got {got:08x}: bits were changed "
+            "on the way"
+        )
+
+
+# ---- messages of a stream ----
+
+
+def sealed(pieces: Sequence[Buffer]) -> bytes:
+    """A message of these pieces with its checksum."""
+    return b"".join((*pieces, CHECKSUM.pack(checksum(pieces))))
+
+
+def opened(message: bytes) -> memoryview:
+    """A message without its checksum.
+
+    Raises:
+        CorruptFrame: it is another's.
+    """
+    whole = memoryview(message)
+    if len(whole) < CHECKSUM.size:
+        raise CorruptFrame(f"expected a message with a checksum, got {len(whole)} bytes")
+    body, (expected,) = whole[: -CHECKSUM.size], CHECKSUM.unpack(whole[-CHECKSUM.size :])
+    compare("a message", crc32c(body), expected)
+    return body
+
+
+# ---- metadata ----
+
+
+def value(key: str, metadata: Metadata | None) -> str | None:
+    """What metadata have of a key; None: nothing."""
+    found = next((value for name, value in metadata or () if name == key), None)
+    return found if found is None or isinstance(found, str) else str(bytes(found), "latin-1")
+
+
+def of_message(message: bytes) -> tuple[str, str]:
+    """The metadata that go with the message of a call."""
+    return MESSAGE, f"{crc32c(message):08x}"
+
+
+def check_message(what: str, message: bytes, metadata: Metadata | None) -> bool:
+    """Looks at the message of a call.
+
+    Returns:
+        Whether it has a checksum.
+
+    Raises:
+        CorruptFrame: it has another's.
+    """
+    expected = value(MESSAGE, metadata)
+    if expected is not None and expected != of_message(message)[1]:
+        raise CorruptFrame(
+            f"expected {what} with the checksum {expected}, got {of_message(message)[1]}: bits "
+            "were changed on the way"
+        )
+    return expected is not None
