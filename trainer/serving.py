@@ -11,7 +11,6 @@ See [Note: an exported table] in trainer/checkpoint/export.py for the file.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from pserver.storage.single_file import read
 from pserver.table.string_ids import rows_of, string_ids
+from transpiler.files import bounded_json
 
 POOLINGS = ("sum", "mean", "sqrtn")
 
@@ -314,7 +314,7 @@ def load_embedding(
     weight, ids = tensors[prefix + "weight"], tensors.get(prefix + "ids")
     initial = None
     if ids is not None and unknown == "initial":
-        said = json.loads(bytes(tensors[prefix + "initial"].tolist()))
+        said = bounded_json.loads(bytes(tensors[prefix + "initial"].tolist()))
         dtype = torch.float32 if weight.itemsize < 4 else weight.dtype
         held = getattr(torch, said["held"]) if "held" in said else None
         initial = InitialRows(

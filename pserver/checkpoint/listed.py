@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pserver.storage.place import Place
+from transpiler.files import bounded_json
 
 LIST = "checkpoints.json"
 
@@ -45,7 +46,7 @@ def list_bytes(kept: list[Kept]) -> bytes:
 
 def _parsed(content: bytes, where: str) -> list[Kept]:
     try:
-        said: dict[str, Any] = json.loads(content)
+        said: dict[str, Any] = bounded_json.loads(content)
         kept = [Kept(str(each["name"]), str(each["base"])) for each in said["checkpoints"]]
         names = {each.name for each in kept}
         if said["format"] != 1 or any(each.base and each.base not in names for each in kept):

@@ -38,6 +38,7 @@ from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.storage.in_use import InUse, myself
 from pserver.storage.local_place import LocalPlace
 from pserver.storage.place import Place, place_at, relative
+from transpiler.files import bounded_json
 from transpiler.files.local_path import is_url
 
 MANIFEST = "checkpoint.json"
@@ -158,6 +159,19 @@ def chain(manifest: Manifest) -> Iterator[Manifest]:
         yield manifest
 
 
+def everything(manifest: Manifest) -> Iterator[Manifest]:
+    """All that a checkpoint is read from: itself, what it continues, its parts, and what these
+    are read from.
+
+    Raises:
+        ValueError: something of it is missing, was replaced, or is damaged.
+    """
+    for link in chain(manifest):
+        yield link
+        for part in parts_of(link):
+            yield from everything(part)
+
+
 def part_places(manifest: Manifest) -> list[Place]:
     """Where the parts of a checkpoint are."""
     parts = () if manifest.parts is None else manifest.parts.places
@@ -251,7 +265,9 @@ def _check_file(place: Place, name: str, size: Any, parts: Sequence[tuple[Any, A
     """
     found = place.size(name)
     if found is None:
-        raise ValueError(f"{place}/{name}: {MANIFEST} lists it, and it is missing")
+        raise ValueError(
+            f"{place}/{name}: {MANIFEST} lists it, and it is missing, or is a link or no file"
+        )
     if found != size:
         raise ValueError(f"{place}/{name}: torn: expected {size} bytes, got {found}")
     if place.checksums(name, [each for each, _ in parts]) != [each for _, each in parts]:
@@ -340,7 +356,7 @@ def _needed_elsewhere(place: Place) -> set[str]:
     names = place.names()
     for name in (each for each in names if fnmatch(each, "needed-by-*.json")):
         try:
-            by = json.loads(place.read(name))["by"]
+            by = bounded_json.loads(place.read(name))["by"]
             damaged = _note_name(by) != name
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged = True

@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from transpiler.files import bounded_json
+
 FORMAT = 4
 _OLD, _WITHOUT_CHECKSUM = (1, 2, 3), (1, 2)
 _KEY, _BLANK = "checksum", "0" * 32
@@ -39,7 +41,7 @@ def unpacked(content: bytes, where: str) -> dict[str, Any]:
         ValueError: the bytes are no such file, or were changed.
     """
     try:
-        found = json.loads(content)
+        found = bounded_json.loads(content)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error})") from error
     if not isinstance(found, dict) or not all(

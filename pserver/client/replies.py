@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from pserver.finite import NonFiniteStep
 from pserver.transport.push_norms import OutlierPush, PushNorm
 from pserver.wire_pb2 import Done, JoinReply, RecordingStatus, Roll
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
+from transpiler.files import bounded_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Reply:
         Raises:
             ValueError: its metadata are not JSON.
         """
-        metadata = json.loads(done.metadata) if done.metadata else {}
+        metadata = bounded_json.loads(done.metadata) if done.metadata else {}
         return cls(
             done.version,
             done.committed,

@@ -102,6 +102,8 @@ def _from_file(path: str) -> dict[str, Any]:
         refuse_url("a file", path)
         with open(path, "rb") as file:
             settings = tomllib.load(file)
+    except RecursionError as error:
+        raise UsageError(f"--config {path}: expected TOML that is nested less deep") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"--config {path}: {error}") from error
     if unknown := sorted(set(settings) - NAMES):

@@ -253,8 +253,7 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
         FingerprintMismatch: it was written by a job with another plan.
     """
     try:
-        if manifest.read(place_at(path)).base is not None:
-            _check_inside(path, root)
+        _check_inside(path, root)
         reader = checkpoint.reading(path)
         tensors, meta = reader.tensors(), reader.meta
     except (OSError, ValueError) as error:
@@ -279,12 +278,19 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
 
 
 def _check_inside(path: Named, root: str) -> None:
-    """Returns if a save, and all that it continues, lie in the server's directory or store.
+    """Returns if a save, all that it continues and all of its parts lie in the server's directory
+    or store.
 
     Raises:
         ValueError: they do not, or one is missing.
     """
-    for link in manifest.chain(manifest.read(place_at(path))):
-        inside = f"{link.place.path}/".startswith(f"{root.rstrip('/')}/")
+    saved = manifest.read(place_at(path))
+    if saved.base is None and saved.parts is None:
+        return  # its own files alone are read
+    for each in manifest.everything(saved):
+        inside = f"{each.place.path}/".startswith(f"{root.rstrip('/')}/")
         if not root or not inside:
-            raise ValueError("expected a save that continues none outside of the server's files")
+            raise ValueError(
+                "expected a save that continues none outside of the server's files, and has no "
+                f"part there, got {shown(each.place.path)}"
+            )

@@ -23,6 +23,7 @@ from pserver.job.wait_table import Held, Kind
 from pserver.job_log.records import Process
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+from transpiler.files import bounded_json
 
 WAIT_SECONDS = 1.0  # the longest that a request for a lease waits
 
@@ -275,7 +276,7 @@ class JobLeases:
         """Trainer 0's, at a checkpoint."""
         if restored:
             try:
-                self.restore(json.loads(restored))
+                self.restore(bounded_json.loads(restored))
             except ValueError as error:
                 raise Refused(f"leases: {error}") from error
         return wire.LeaseReply(table=json.dumps(self.plain()))

@@ -25,6 +25,7 @@ from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
 from pserver.transport.codec import DTYPES
 from pserver.undone import or_undone
+from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
@@ -268,7 +269,7 @@ class LockedTable:
         """
 
         def restore() -> None:
-            known = json.loads(metadata)
+            known = bounded_json.loads(metadata)
             self.rows.clear()
             self._read.clear()
             self.rows.restore(known)

@@ -23,6 +23,7 @@ from pserver.job.events import EventLog
 from pserver.job.waits import patience
 from pserver.job_log.entries import MAGIC, head_of
 from pserver.job_log_pb2 import Closing, Entry
+from pserver.storage import plain_file
 
 MOST_BYTES = 2**28  # of copies that are not written
 
@@ -120,7 +121,8 @@ class Recorder:
     def _write_all(self) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = plain_file.descriptor(self.path, flags, 0o600)
         except OSError as error:
             self._fail(error)
             return

@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pserver.storage import plain_file
+from transpiler.files import bounded_json
+
 SHORT = 2**14  # entries behind those that it begins with, from which on it may begin anew
 
 
@@ -51,7 +54,9 @@ class WriteAheadLog:
         beside = self._path.with_name(self._path.name + ".new")
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        beside.unlink(missing_ok=True)  # of a process that died here
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._file = plain_file.descriptor(beside, flags, 0o600)
         _write(self._file, b"".join(lines))
         beside.replace(self._path)
         self._first, self._later = len(lines), 0
@@ -84,10 +89,10 @@ def read(path: str) -> Iterator[list[Any]]:
         OSError: there is none.
         ValueError: it is no write-ahead log.
     """
-    with open(path, "rb") as file:
+    with plain_file.reading(Path(path)) as file:
         for line in file:
             if line.endswith(b"\n"):
-                entry = json.loads(line)
+                entry = bounded_json.loads(line)
                 if not (isinstance(entry, list) and entry and isinstance(entry[0], str)):
                     raise ValueError(f"{path}: expected a write-ahead log")
                 yield entry

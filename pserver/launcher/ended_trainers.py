@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from pserver.launcher.process import Process
 from pserver.launcher.started_processes import StartedProcesses
+from transpiler.files import bounded_json
 
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
@@ -68,7 +68,7 @@ class EndedTrainers:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
-                said = json.loads(asked.stdout)
+                said = bounded_json.loads(asked.stdout)
                 return Answer(bool(said["took_part"]), bool(said["goes_on"]), bool(said["done"]))
         return Answer(took_part=False, goes_on=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pserver.config import START_TIMEOUT_SECONDS
 from pserver.errors import Refused
 from pserver.launcher.cluster import Cluster
+from transpiler.files import bounded_json
 
 FREE_PLACE = (sys.executable, "-m", "pserver.launcher.free_place")
 MORE_SECONDS = 30.0  # for the process that asks to begin and to end
@@ -37,7 +37,7 @@ def find_place(cluster: Cluster, token: str, environment: Mapping[str, str]) -> 
         check=True,
         stdout=subprocess.PIPE,
     )
-    said = json.loads(asked.stdout)
+    said = bounded_json.loads(asked.stdout)
     if not said["free"]:
         most = len(cluster.trainers)
         raise Refused(

@@ -11,7 +11,6 @@ state and memory of each process.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from pserver.launcher.panel_state import Feed, ProcessLine
 from pserver.launcher.process import Group, Process
 from pserver.launcher.terminal import Row, Terminal
 from pserver.onlookers import onlooker
+from transpiler.files import bounded_json
 
 WATCH = (sys.executable, "-m", "pserver.launcher.watch")
 DRAW_SECONDS = 0.25
@@ -99,7 +99,7 @@ class Panel:
     def _read(self, lines: IO[bytes]) -> None:
         with lines:
             for line in lines:
-                self._feed.take(json.loads(line), time.monotonic())
+                self._feed.take(bounded_json.loads(line), time.monotonic())
 
     @onlooker("the panel", end=lambda panel: panel.leave())
     def _draw(self) -> None:

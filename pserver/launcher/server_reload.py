@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from contextlib import suppress
 
 from pserver.launcher.process import Process
 from pserver.launcher.started_processes import StartedProcesses
+from transpiler.files import bounded_json
 
 LOST_SERVER = (sys.executable, "-m", "pserver.launcher.lost_server")
 ASK_SECONDS = 30.0  # for the other servers to answer, and the manifests to be read
@@ -38,6 +38,6 @@ def save_to_reload(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        said = json.loads(asked.stdout)
+        said = bounded_json.loads(asked.stdout)
         return str(said["path"]), str(said["reason"])
     return "", "the other servers do not say how the job goes on"

@@ -18,6 +18,7 @@ from pserver.errors import Refused
 from pserver.job_log.entries import Damaged, EntryReader, Place
 from pserver.job_log.records import Decided, Joined, records_of
 from pserver.job_log.standing import Standing
+from pserver.storage import plain_file
 from transpiler.program import Program
 
 
@@ -78,7 +79,7 @@ class RecordedPart:
         Raises:
             Damaged: see :class:`EntryReader`.
         """
-        with closing(self.path.open("rb")) as file:
+        with closing(plain_file.reading(self.path)) as file:
             yield from EntryReader(self.path.name, file.read).entries()
 
 
@@ -89,7 +90,7 @@ def looked_through(path: Path) -> RecordedPart | None:
         Refused: its beginning is damaged.
     """
     part: RecordedPart | None = None
-    with path.open("rb") as file:
+    with plain_file.reading(path) as file:
         reader = EntryReader(path.name, file.read)
         try:
             for place in reader.entries():

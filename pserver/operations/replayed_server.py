@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from pserver.job.membership import Membership
 from pserver.job.recorded_steps import arrays_of, hparams_of, steps_of
 from pserver.job_log.entries import Place
 from pserver.operations.recorded_part import RecordedPart, standing_of
+from transpiler.files import bounded_json
 
 
 class ReplayedServer:
@@ -154,4 +154,4 @@ class ReplayedServer:
         while cursor >= 0:
             chunk, cursor = held.scan(cursor, 0, changed_since_save=False, materialized=False)
             arrays = {name: torch.from_numpy(column) for name, column in chunk.items()}
-            yield arrays, json.loads(held.metadata())
+            yield arrays, bounded_json.loads(held.metadata())

@@ -53,6 +53,7 @@ from pserver.security.key_folder import (
     check_host,
     write_private,
 )
+from transpiler.files import bounded_json
 
 SECRET_BYTES, FINGERPRINT_BYTES = 16, 16
 WRONG_CODES = 5  # then the code counts no more
@@ -285,7 +286,7 @@ def _receive(connection: ssl.SSLSocket) -> dict[str, Any]:
         got += more
         if not more or len(got) > MOST_BYTES:
             raise OSError("the peer has ended the connection")
-    found = json.loads(got)
+    found = bounded_json.loads(got)
     if not isinstance(found, dict):
         raise ValueError("expected a message")
     return found

@@ -45,6 +45,7 @@ from pserver.security.certificates import (
     new_key,
     revoked_serials,
 )
+from transpiler.files import bounded_json
 
 AUTHORITY, OPERATOR = "authority", "operator"  # folders that are no host's
 HOST_ROLES = ("server", "trainer")
@@ -243,7 +244,7 @@ class KeyFolder:
             lines = (self.path / AUTHORITY / "issued").read_text().splitlines()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        return [bounded_json.loads(line) for line in lines]
 
     def public(self) -> dict[str, bytes]:
         """What a host has besides its own keys."""

@@ -3,6 +3,7 @@
 In reading order::
 
     in_use        the error of two jobs at one path
+    plain_file    files where others may write: no link is followed
     path_lock     one writer at a time, on a local disk
     digest        the checksum of a part of a file
     new_file      a file that is written piece by piece, on a disk or as an upload
@@ -12,5 +13,6 @@ In reading order::
     place         which of the two a caller's path is
     single_file   one file, local or behind a URL, written whole
 
-It imports ``transpiler.files``, torch, safetensors, fsspec and the standard library.
+It imports ``transpiler.files``, ``pserver.undone``, torch, safetensors, fsspec and the standard
+library.
 """

@@ -12,9 +12,11 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
+from pserver.storage import plain_file
 from pserver.storage.digest import digest_of
 from pserver.storage.new_file import DiskFile, NewFile
 from pserver.storage.path_lock import PathLock
+from pserver.undone import or_undone
 from transpiler.files.tensor_stream import write_pieces
 from transpiler.files.whole_file import flush
 
@@ -79,12 +81,11 @@ class LocalPlace:
 
     def size(self, name: str) -> int | None:
         """In bytes; None where there is no such file."""
-        path = self.directory / name
-        return path.stat().st_size if path.is_file() else None
+        return plain_file.size(self.directory / name)
 
     def read(self, name: str, begin: int = 0, size: int = -1) -> bytes:
         """A file, or so many bytes of it from ``begin`` on; fewer, where it ends before."""
-        with (self.directory / name).open("rb") as file:
+        with plain_file.reading(self.directory / name) as file:
             file.seek(begin)
             return file.read(size)
 
@@ -94,12 +95,14 @@ class LocalPlace:
         Args:
             sizes: of the parts, in bytes.
         """
-        with (self.directory / name).open("rb") as file:
+        with plain_file.reading(self.directory / name) as file:
             return [digest_of(file, size) for size in sizes]
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a safetensors file."""
-        return safetensors.torch.load_file(self.directory / name)
+        with plain_file.reading(self.directory / name) as file:
+            # by the descriptor: what has this name may be another file by now
+            return safetensors.torch.load_file(f"/proc/self/fd/{file.fileno()}")
 
     # ---- writing ----
 
@@ -107,12 +110,9 @@ class LocalPlace:
         """Makes a new file; after an error there is none."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
-        try:
-            path.write_bytes(content)
+        plain_file.write_bytes(path, content)
+        with or_undone(lambda: path.unlink(missing_ok=True)):
             flush(path)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
 
     def create(self, name: str) -> NewFile:
         """Begins a new file, to be written piece by piece."""
@@ -145,12 +145,9 @@ class LocalPlace:
     def replace(self, name: str, content: bytes, before: bytes | None = None) -> bool:
         """Puts a file in place of the one that may be there, in one moment; True."""
         temporary = self.directory / f"{PARTIAL}{secrets.token_hex(8)}"
-        try:
-            temporary.write_bytes(content)
-            flush(temporary)
+        self.write(temporary.name, content)
+        with or_undone(lambda: temporary.unlink(missing_ok=True)):
             os.replace(temporary, self.directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
         return True
 
     def flush(self) -> None:

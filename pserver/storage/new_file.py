@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from pserver.storage import plain_file
+
 FLUSH_BYTES = 2**25
 BLOCK_BYTES = 2**24
 
@@ -52,7 +54,7 @@ class DiskFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
+        self._file = plain_file.new(path)
         self._unflushed = 0
 
     def write(self, content: bytes | memoryview) -> None:

@@ -13,6 +13,7 @@ import os
 import weakref
 from pathlib import Path
 
+from pserver.storage import plain_file
 from pserver.storage.in_use import InUse, myself
 
 NAME = ".lock"
@@ -30,7 +31,7 @@ class PathLock:
 
     Raises:
         InUse: another process, or another job of this one, holds it; the message says who.
-        OSError: the disk is full, or refuses.
+        OSError: the disk is full, or refuses; or the lock's file is a link.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -38,7 +39,7 @@ class PathLock:
         self._descriptor = -1
         while not self.holds():
             self.release()
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = plain_file.descriptor(self._path, os.O_RDWR | os.O_CREAT)
             self._lock(directory)
         _held.add(self)
         try:
@@ -69,7 +70,7 @@ class PathLock:
         if self._descriptor < 0:
             return False
         try:
-            found, mine = os.stat(self._path), os.fstat(self._descriptor)
+            found, mine = os.lstat(self._path), os.fstat(self._descriptor)
         except FileNotFoundError:
             return False
         return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from pserver.storage import plain_file
 from pserver.table.index import KEYS
 from pserver.table.index_kernels import REST, order_of
 from pserver.table.kernels import Array
@@ -250,7 +251,7 @@ def _claim(root: Path) -> tuple[Path, IO[bytes]]:
             shutil.rmtree(path, ignore_errors=True)
             owner.close()
     new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=root))
-    owner = (new / "owner").open("wb")
+    owner = plain_file.new(new / "owner")
     fcntl.flock(owner, fcntl.LOCK_EX)
     path = root / new.name.removeprefix(".")
     os.rename(new, path)
@@ -260,7 +261,7 @@ def _claim(root: Path) -> tuple[Path, IO[bytes]]:
 def _locked(path: Path) -> IO[bytes] | None:
     """Takes the directory's lock; None where another process has it, or there is none."""
     try:
-        owner = (path / "owner").open("rb")
+        owner = plain_file.reading(path / "owner")
     except OSError:
         return None
     try:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import xxhash
 
+from transpiler.files import bounded_json
+
 HASHES = ("xxh3",)
 
 
@@ -106,7 +108,7 @@ def rows_of(description: torch.Tensor) -> int | None:
     Raises:
         ValueError: it is of another hash.
     """
-    said = json.loads(bytes(description.tolist()))
+    said = bounded_json.loads(bytes(description.tolist()))
     if said.get("hash") not in HASHES:
         raise ValueError(f"hash: expected one of {', '.join(HASHES)}, got {said.get('hash')!r}")
     rows = said["rows"]

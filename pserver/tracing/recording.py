@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver.tracing.spans import Span
+from transpiler.files import bounded_json
 
 PART_BYTES = 2_000_000  # of a recording, in one message
 MOST_PARTS = 16  # of one recording: more than MOST_SPANS spans take
@@ -64,7 +65,7 @@ class Recording:
             ValueError: it is something else.
         """
         try:
-            told = json.loads(data)
+            told = bounded_json.loads(data)
             made = cls(spans=[_span(*each) for each in told["spans"]], **_head(told))
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected the spans of a process, got {error}") from error

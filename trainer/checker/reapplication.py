@@ -21,6 +21,7 @@ from pserver.table.sparse_table import SparseTable
 from pserver.table.tiered_table import open_table
 from trainer.checker.history import History, Message, TableCalls
 from trainer.checker.worlds import World
+from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam, Rule, make, set_hparams
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Placement, Plan, Slice
@@ -177,7 +178,7 @@ class ServerReplica:
             own.passed, own.updates = [own.value.clone()], []
         self.tables = self._tables(held)
         for name, table in self.tables.items():  # whose rows lie as the files have them
-            table.rows.restore(json.loads(save.meta["tables"][name]))
+            table.rows.restore(bounded_json.loads(save.meta["tables"][name]))
             for chunk in save.chunks(name):
                 if chunk.keys() == {"ids", "values"}:  # as a server reads rows without states
                     table.rows.assign(chunk["ids"], chunk["values"])

@@ -16,6 +16,7 @@ from pserver.job.membership import Membership
 from pserver.job.topics import Topics
 from pserver.job_log.coordinator import Coordinator
 from trainer.checker.worlds import World
+from transpiler.files import bounded_json
 
 
 def written_differences(world: World, path: str, held: InstalledProgram) -> Iterator[str]:
@@ -49,4 +50,4 @@ def written_differences(world: World, path: str, held: InstalledProgram) -> Iter
 
 
 def _plain(part: Any) -> Any:
-    return json.loads(json.dumps(part.entries()))
+    return bounded_json.loads(json.dumps(part.entries()))

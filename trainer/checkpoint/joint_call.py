@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from transpiler.files import bounded_json
+
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each
     for each in (FileNotFoundError, NotADirectoryError, PermissionError, OSError, ValueError)
@@ -64,7 +66,7 @@ def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
         _tell(meeting, barrier, failure)
         raise
     texts = meeting.barrier(barrier, json.dumps({"fact": part.fact}))
-    told = {trainer: json.loads(text) for trainer, text in sorted(texts.items())}
+    told = {trainer: bounded_json.loads(text) for trainer, text in sorted(texts.items())}
     for trainer, said in told.items():
         if "error" in said:
             raise _error(f"{call}: trainer {trainer}", said)

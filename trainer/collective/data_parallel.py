@@ -35,6 +35,7 @@ from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.parallel_env import copy_to_group, current_peers, naming_trainers
 from trainer.collective.rendezvous import Peers
+from transpiler.files import bounded_json
 from transpiler.plan.setting import check_flag
 from transpiler.strategy.exchange import Exchange
 
@@ -409,7 +410,7 @@ def compare_models(
     if len(set(peers.exchange(topic, digest, ranks))) == 1:
         return topic
     first, *others = (
-        dict(json.loads(text)) for text in peers.exchange(f"{topic}, in full", mine, ranks)
+        dict(bounded_json.loads(text)) for text in peers.exchange(f"{topic}, in full", mine, ranks)
     )
     for rank, other in zip(ranks[1:], others, strict=True):
         for name in (*first, *other):

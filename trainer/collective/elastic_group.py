@@ -27,6 +27,7 @@ from pserver.errors import TrainerLost
 from trainer.collective.member_groups import Member, MemberGroups, place_of
 from trainer.collective.process_groups import ProcessGroups
 from trainer.environment.connection import Connection
+from transpiler.files import bounded_json
 
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
@@ -79,7 +80,8 @@ class ElasticGroup:
         """
         said = json.dumps([self._groups.own.incarnation, text])
         found = {
-            t: json.loads(each) for t, each in self._barrier("values of all trainers", said).items()
+            t: bounded_json.loads(each)
+            for t, each in self._barrier("values of all trainers", said).items()
         }
         self.is_past = self._past()
         self.members = tuple(Member(t, found[t][0]) for t in sorted(found))

@@ -41,6 +41,7 @@ from dataclasses import asdict, dataclass
 from torch._C._distributed_c10d import Store
 
 from pserver.errors import JobFailed, PServerError, TrainerLost
+from transpiler.files import bounded_json
 
 GRACE_SECONDS = 10.0
 CAUSE_SECONDS = 3.0  # news of a death and the error that it causes race each other
@@ -135,7 +136,7 @@ class Membership:
             while len(peers) < size - 1:
                 connection, _ = listener.accept()
                 connection.settimeout(CONNECT_SECONDS)
-                said = json.loads(_line(connection) or b"{}")
+                said = bounded_json.loads(_line(connection) or b"{}")
                 if said.get("token") != token:  # not a trainer of this job
                     connection.close()
                     continue
@@ -245,7 +246,7 @@ class Membership:
         peer.heard = time.monotonic()
         *lines, peer.rest = (peer.rest + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            said = bounded_json.loads(line)
             if said:
                 self._note(Event(**said))
         return True

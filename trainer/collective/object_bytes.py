@@ -16,6 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from transpiler.files import bounded_json
+
 TREE = "tree"
 PLAIN = (type(None), bool, int, float, str)
 EXPECTED = "expected numbers, texts, bytes, lists, tuples, dicts, None, dense tensors, numpy arrays"
@@ -36,7 +38,7 @@ def to_bytes(value: Any) -> bytes:
 def from_bytes(data: bytes) -> Any:
     """The object; its tensors are in main memory, and a subclass of dict is a dict."""
     tensors = safetensors.torch.load(data)
-    return _read(json.loads(bytes(tensors.pop(TREE).numpy())), tensors)
+    return _read(bounded_json.loads(bytes(tensors.pop(TREE).numpy())), tensors)
 
 
 class _Writer:

@@ -41,6 +41,7 @@ from pserver.polling import poll
 from trainer.collective.gloo_threads import rest_at_exit
 from trainer.collective.membership import Membership
 from trainer.environment.connection import Connection
+from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
 
 PAUSE_SECONDS = 0.25  # the longest, between two looks into the store
@@ -213,7 +214,7 @@ def _announced(peers: Peers, metadata: Mapping[str, str]) -> list[dict[str, Any]
     own = {"host": peers.host, "metadata": metadata, "id": peers.id}
     try:
         texts = peers.exchange("rendezvous", json.dumps(own), range(peers.size))
-        announced = [json.loads(text) for text in texts]
+        announced = [bounded_json.loads(text) for text in texts]
         _compare(peers, [each["metadata"] for each in announced])
     except PServerError:
         _linger(peers)

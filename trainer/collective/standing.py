@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from trainer.collective.member_groups import Member
+from transpiler.files import bounded_json
 
 NONE, HELD, SEALED = "", "held", "sealed"
 
@@ -67,7 +68,7 @@ class Standing:
     @classmethod
     def of(cls, text: str) -> Standing:
         """What :meth:`text` gave."""
-        return cls(**json.loads(text))
+        return cls(**bounded_json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

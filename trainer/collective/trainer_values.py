@@ -20,6 +20,7 @@ from torch import Tensor
 from pserver.errors import TrainerLost
 from trainer.collective.object_bytes import from_bytes, to_bytes
 from trainer.collective.trainer_links import Link
+from transpiler.files import bounded_json
 
 KINDS = ("sum", "mean", "max", "min", "prod")
 MOST_NAMED = 4  # calls in a message
@@ -175,7 +176,7 @@ class TrainerValues:
             ValueError: they are not the same.
         """
         told = self._link.told(json.dumps(asdict(call)))
-        calls = {trainer: Call(**json.loads(text)) for trainer, text in told.items()}
+        calls = {trainer: Call(**bounded_json.loads(text)) for trainer, text in told.items()}
         first = next(iter(calls))
         others = [trainer for trainer, each in calls.items() if each.same != calls[first].same]
         if others:

@@ -17,6 +17,7 @@ from pserver.client.position_calls import Told
 from pserver.errors import PServerError
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.roll import Roll
+from transpiler.files import bounded_json
 from transpiler.plan.plan import Plan
 
 MOST = 2**18  # characters of a position
@@ -159,6 +160,6 @@ class Position:
                 "its schedulers and its passes over the data begin anew",
                 told.problem,
             )
-        position: Mapping[str, Any] = json.loads(told.position) if told.position else {}
+        position: Mapping[str, Any] = bounded_json.loads(told.position) if told.position else {}
         for name, take in self.taken.items():
             take(position.get(name))

@@ -23,6 +23,7 @@ from pserver.errors import PServerError
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.served_rows import are_wanted
 from trainer.embedding.table_settings import TableSettings
+from transpiler.files import bounded_json
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def _warn(holder: RowHolder, text: str) -> None:
 def _load(rows: LocalRows, given: Mapping[str, Tensor]) -> None:
     arrays = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in given.items()}
     try:
-        metadata: dict[str, Any] = json.loads(arrays.pop("metadata").tobytes())
+        metadata: dict[str, Any] = bounded_json.loads(arrays.pop("metadata").tobytes())
     except ValueError as error:
         raise ValueError(f"{PREFIX}metadata: expected JSON: {error}") from error
     rows.load(arrays, metadata)

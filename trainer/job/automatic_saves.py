@@ -32,6 +32,7 @@ from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
 from trainer.job.script_place import ScriptPlace, own_place
 from trainer.job.script_position import Place, ScriptPosition
+from transpiler.files import bounded_json
 
 DELTAS = 8  # at most so many in a row have only the rows that changed
 
@@ -123,7 +124,7 @@ class AutomaticSaves:
                 self._hold()
             text = "" if self._folder is None else json.dumps(self._candidates(self._folder))
             told = optimizer.barrier("checkpoints to go on from", text)
-            self._found = [(path, count) for path, count in json.loads(told[0])]
+            self._found = [(path, count) for path, count in bounded_json.loads(told[0])]
         fitting = [path for path, count in self._found if count == len(job.optimizers)]
         if fitting and not self._chosen:
             self._take_newest(fitting)
@@ -314,7 +315,7 @@ class AutomaticSaves:
                 optimizer.flush()  # the others' last steps too
                 found = self._script.found()
                 states = {name: each.state_dict() for name, each in found.items()}
-                trainers = {trainer: json.loads(text) for trainer, text in told.items()}
+                trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
                 leases, of = job.samples.kept(), job.role.trainers
                 place = ScriptPlace(job.passes.count, states, trainers, leases, of)
                 if self._left_to_servers(steps, place):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
+from transpiler.files import bounded_json
 
 MOST_BYTES = 3 * 2**20  # of all trainers' texts at one barrier: the control port takes 4 MB
 _REDUCED: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -89,7 +90,7 @@ class Exchange:
         optimizer = self._job.optimizer
         assert isinstance(optimizer, DistributedOptimizer), "the communicator is its own"
         texts = optimizer.barrier(name, text)
-        return {trainer: json.loads(texts[trainer]) for trainer in sorted(texts)}
+        return {trainer: bounded_json.loads(texts[trainer]) for trainer in sorted(texts)}
 
     def gather(self, value: Tensor, name: str = "gather") -> list[Tensor]:
         """The tensor of every trainer that is there, in their order, on this one's device.

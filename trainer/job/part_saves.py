@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import threading
 import time
@@ -35,6 +34,7 @@ from trainer.checkpoint.server_parts import Rest
 from trainer.communicator.communicator import Communicator
 from trainer.job.job import Job
 from trainer.job.save_load import store_of_tables
+from transpiler.files import bounded_json
 
 if TYPE_CHECKING:
     from trainer.checkpoint.table_store import TableStore
@@ -345,6 +345,8 @@ def _tables(found: Sequence[manifest.Manifest], store: TableStore | None) -> dic
         return {}
     tables = [each.meta["tables"] for each in found]
     return {
-        name: store.described(name, counts.joint(json.loads(known[name]) for known in tables))
+        name: store.described(
+            name, counts.joint(bounded_json.loads(known[name]) for known in tables)
+        )
         for name in store.names()
     }

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from transpiler.files import bounded_json
+
 Agree = Callable[[str, str], "str | None"]
 
 
@@ -72,7 +74,7 @@ class Passes:
             if first is None:
                 return
             del self._unasked[0]
-            trainer, expected = json.loads(first)
+            trainer, expected = bounded_json.loads(first)
             if expected != drawn:
                 raise ValueError(
                     f"fleet.shard, {topic}: expected trainer {trainer}'s {expected}, got {drawn} "

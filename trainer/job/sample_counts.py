@@ -16,6 +16,7 @@ from contextlib import closing
 from trainer.data.file_dataset import FileDataset
 from trainer.data.pieces import Piece, size_of
 from trainer.job.leased_files import in_words
+from transpiler.files import bounded_json
 
 Agree = Callable[[str, str], "str | None"]
 
@@ -86,7 +87,7 @@ class SampleCounts:
     def _told(
         self, told: str, found: Sequence[int], pieces: Sequence[Piece], places: Sequence[int]
     ) -> list[int]:
-        counts = [int(each) for each in json.loads(told)]
+        counts = [int(each) for each in bounded_json.loads(told)]
         for place, theirs, mine in zip(places, counts, found, strict=False):
             if theirs != mine:
                 raise ValueError(

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transpiler.files import bounded_json
+
 EARLY = 0.9  # of the interval: then a save is due, rather than another question soon
 GROWTH = 4  # the next question is at most so many times as many steps away as the last one was
 
@@ -68,7 +70,7 @@ class SaveSchedule:
         return f"save at step {self._ask_at}"
 
     def _take(self, steps: int, said: str) -> bool:
-        answer, self._now_at = json.loads(said), self._ask_at
+        answer, self._now_at = bounded_json.loads(said), self._ask_at
         self._asked, self._asked_at, self._ask_at = self._clock(), steps, answer["next"]
         return bool(answer["save"])
 

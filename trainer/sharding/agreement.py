@@ -12,6 +12,7 @@ from torch import nn
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.parallel_env import current_peers
+from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
 
 # agreements that were made, by group: each has a topic of its own
@@ -45,11 +46,11 @@ def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> N
     _made[group.group_name] += 1
     topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
     said = current_peers().exchange(topic, json.dumps(dict(metadata)), ranks)
-    first = json.loads(said[0])
+    first = bounded_json.loads(said[0])
     for rank, text in zip(ranks, said, strict=True):
         if text != said[0]:
             found = (
-                differences(json.loads(text), first, f"trainer {ranks[0]}")
+                differences(bounded_json.loads(text), first, f"trainer {ranks[0]}")
                 or "the same in another order"
             )
             raise FingerprintMismatch(

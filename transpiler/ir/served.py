@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam
 
 
@@ -73,7 +74,7 @@ class Served:
             ValueError: it is no such text, or a table's arrays are missing.
         """
         try:
-            read: dict[str, Any] = json.loads(text)
+            read: dict[str, Any] = bounded_json.loads(text)
             return cls(
                 tuple(map(int, read["versions"])),
                 {int(trainer): tuple(map(int, each)) for trainer, each in read["steps"].items()},

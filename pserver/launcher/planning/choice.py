@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from transpiler.files import bounded_json
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -48,7 +50,7 @@ class Choice:
         """
         wrong = f"{path}: expected what `pserver plan --search --write` writes"
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            found = cls(**bounded_json.loads(path.read_text(encoding="utf-8")))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{wrong}: {error}") from None
         k_steps = found.k_steps

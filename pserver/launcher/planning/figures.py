@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transpiler.files import bounded_json
+
 
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
@@ -116,7 +118,7 @@ class Measured:
 
 
 def _object(path: str) -> dict[str, Any]:
-    found: Mapping[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    found: Mapping[str, Any] = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
     return dict(found)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
+from pserver.storage import plain_file
 from pserver.storage.new_file import DiskFile
 
 OLD = {"w": torch.arange(6.0).reshape(2, 3)}
@@ -90,7 +91,7 @@ STEPS = [
     (os, "fsync", 3),
     (os, "fsync", 4),
     (os, "replace", 1),
-    (Path, "write_bytes", 1),
+    (plain_file, "write_bytes", 1),
 ]
 
 

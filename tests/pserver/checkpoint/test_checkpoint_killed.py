@@ -20,6 +20,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
+from pserver.storage import plain_file
 from pserver.storage.new_file import DiskFile
 
 ROWS = 20
@@ -116,7 +117,7 @@ class Stopped(BaseException):
 STAGES = [
     (os, "fsync"),
     (os, "replace"),
-    (Path, "write_bytes"),
+    (plain_file, "write_bytes"),
     (DiskFile, "write"),
     (DiskFile, "finish"),
 ]

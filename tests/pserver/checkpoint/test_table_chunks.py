@@ -21,6 +21,7 @@ from pserver.checkpoint.checkpoint import Saved
 from pserver.checkpoint.manifest_bytes import packed
 from pserver.checkpoint.piece import Piece
 from pserver.checkpoint.table_chunks import Chunk
+from pserver.storage import plain_file
 from pserver.storage.new_file import DiskFile
 from pserver.storage.place import place_at
 
@@ -351,9 +352,9 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
             raise OSError(28, "No space left on device")
         write(content)
 
-    grown, written = DiskFile.write, Path.write_bytes
+    grown, written = DiskFile.write, plain_file.write_bytes
     monkeypatch.setattr(
-        Path, "write_bytes", lambda path, content: fails(partial(written, path), content)
+        plain_file, "write_bytes", lambda path, content: fails(partial(written, path), content)
     )
     monkeypatch.setattr(
         DiskFile, "write", lambda file, content: fails(partial(grown, file), content)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
+from pserver.checkpoint.whole_tensor import WholeTensor
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
@@ -103,6 +104,20 @@ def test_a_file_that_continues_another_is_not_loaded(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="that continues none outside"):
         job_files.load(tmp_path / "data", server(plan(), tmp_path), MEMBERS)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_save_with_a_part_elsewhere_is_not_loaded(tmp_path: Path, deep: bool) -> None:
+    """Nor one with a part that itself has a part elsewhere: whose data would that be."""
+    root = tmp_path / "root"
+    part = checkpoint.save(tmp_path / "secret", {"w": torch.ones(1)}, {})
+    for name in ("between", "data") if deep else ("data",):
+        with checkpoint.writing(root / name) as writer:
+            writer.parts([part], {"w": WholeTensor((1,), ((0, "w"),))})
+            part = writer.commit({})
+
+    with pytest.raises(Refused, match="has no part there, got .*secret"):
+        job_files.load(root / "data", server(plan(), tmp_path), MEMBERS, str(root))
 
 
 @pytest.mark.parametrize(
