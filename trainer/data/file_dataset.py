@@ -9,10 +9,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from pserver.repeated_lines import RepeatedWarning
 from trainer.data.batches import Batch, Prefetched
-from trainer.data.pieces import Piece
+from trainer.data.pieces import Piece, size_of
 from trainer.data.slots import Slot, slots_of
 from trainer.data.trainers import Trainers
+from transpiler.files.local_path import shown
 
 if TYPE_CHECKING:
     from trainer.data.formats import Format
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Parses = Callable[[Iterable["Piece"]], Generator["Parsed"]]
 ON_ERROR = ("raise", "skip")
+FILES = 3  # that a message names
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class FileDataset(ABC):
         self._slots: tuple[Slot, ...] = ()
         self._made: Format | None = None
         self.wrong_lines = self.number = 0
+        self._said, self._warning = set[str](), RepeatedWarning(log)  # wrong lines that were told
         self._given = 0  # batches of the pass under way
         self._resumed = 0  # of the next pass, which are left out
         # passes that leases deal out, by their numbers: the one under way, and the next one
@@ -194,6 +198,49 @@ class FileDataset(ABC):
         if not self._files:
             raise RuntimeError("expected set_filelist() before files are read")
 
+    def _read_all(self, pieces: Sequence[Piece]) -> Generator[Parsed]:
+        """What all pieces of this trainer's files give, in their order.
+
+        Raises:
+            ValueError: there is no sample; see :meth:`check_samples`.
+        """
+        samples, last = Counter[str](), {piece.path: piece for piece in pieces}
+        with closing(self._parsed(pieces)) as found:
+            for piece, parsed in zip(pieces, found, strict=True):
+                samples[piece.path] += parsed.samples
+                if piece is last[piece.path]:
+                    self._check_file(piece.path, samples[piece.path])
+                yield parsed
+        files = self.get_filelist()
+        if files and not samples.total() and not self.shared:
+            raise _nothing(files)
+
+    def check_samples(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
+        """Returns if all files together have a sample, and each file with bytes has one, but where
+        a parser of the script has left its lines out.
+
+        Args:
+            pieces: of all files; ``counts``: how many samples each has.
+
+        Raises:
+            ValueError: they have not; it says why.
+        """
+        samples = Counter[str]()
+        for piece, count in zip(pieces, counts, strict=True):
+            samples[piece.path] += count
+        for path, found in samples.items():
+            self._check_file(path, found)
+        if self.all_files and not samples.total():
+            raise _nothing(self.all_files)
+
+    def _check_file(self, path: str, samples: int) -> None:
+        form = self._format()
+        if not samples and form.each_line:
+            raise ValueError(
+                f"{shown(path)}: {size_of(path)} bytes, and no sample: {form.why_nothing(path)}; "
+                "a file that is to have none is left out of set_filelist()"
+            )
+
     def _parsed(self, pieces: Iterable[Piece], further: bool = False) -> Generator[Parsed]:
         """What the pieces give, in their order.
 
@@ -211,8 +258,10 @@ class FileDataset(ABC):
                     first = first or parsed.first
                     yield parsed
         finally:
-            if wrong := self.wrong_lines - before:
-                log.warning("left out %d wrong lines, the first: %s", wrong, first)
+            wrong = self.wrong_lines - before
+            if wrong and first not in self._said:  # each pass comes by there
+                self._said.add(first)
+                self._warning.warn(self._files, f"left out {wrong} wrong lines, the first: {first}")
 
     def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
         """How many samples pieces have, in their order.
@@ -330,6 +379,12 @@ class FileDataset(ABC):
             )
         self._leased_next = state.get("pass")
         self._resumed = 0 if "pass" in state else state["batches"]
+
+
+def _nothing(files: Sequence[str]) -> ValueError:
+    named = ", ".join(map(shown, files[:FILES]))
+    more = f" and {len(files) - FILES} more" if len(files) > FILES else ""
+    return ValueError(f"expected samples in {named}{more}, got none")
 
 
 def _count(name: str, given: Any) -> int:

@@ -22,16 +22,21 @@ class Format(Protocol):
     Attributes:
         slots: its columns.
         in_processes: whether only processes parse it in parallel.
+        each_line: whether the script leaves no line out that is right.
     """
 
     slots: tuple[Slot, ...]
     in_processes: bool
+    each_line: bool
 
     def pieces(self, path: str) -> list[Piece]:
         """A file in pieces."""
 
     def read(self, piece: Piece, skip: bool) -> Parsed:
         """The samples of a piece."""
+
+    def why_nothing(self, path: str) -> str:
+        """Why a file with bytes has no sample."""
 
     def count(self, piece: Piece, skip: bool) -> int:
         """How many samples a piece has."""

@@ -63,13 +63,14 @@ class InMemoryDataset(FileDataset):
 
         Raises:
             WrongLine: a line is wrong, with ``on_error="raise"``.
+            ValueError: a file with bytes has no sample, or there is none at all.
             OSError: a file cannot be read.
         """
         began, pieces = time.perf_counter(), self._pieces()
         blocks, samples, read = [{slot.name: slot.empty() for slot in self.slots}], 0, []
         shown = progress and self._trainers.shows()
         with LoadBar("loading", len(pieces), shown) as bar:
-            for done, parsed in enumerate(self._parsed(pieces), 1):
+            for done, parsed in enumerate(self._read_all(pieces), 1):
                 blocks += [dict(block) for block in parsed.blocks]
                 read.append(parsed.samples)
                 samples += parsed.samples

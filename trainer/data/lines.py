@@ -123,6 +123,24 @@ class LineFormat(ABC):
                 blocks.append(found.columns)
         return Parsed(blocks, wrong, said)
 
+    def why_nothing(self, path: str) -> str:
+        """Why a file with bytes has no sample, in words.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        whole = Piece(path)
+        text = next(blocks_of(whole), b"")
+        if not text:
+            return "what is compressed there is empty"
+        if text.count(b"\n") <= self.head_lines:
+            return "it has no line but the first, which names the columns"
+        try:
+            self.read(whole, skip=False)
+        except WrongLine as error:
+            return f"no line is right; {str(error).removeprefix(f'{whole.shown}, ')}"
+        return "each of its lines was left out"
+
     def count(self, piece: Piece, skip: bool) -> int:
         """How many samples :meth:`read` gives.  Where a wrong line is an error lines are counted,
         and not parsed.

@@ -11,6 +11,7 @@ from trainer.data.columns import Column
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece, opened
 from trainer.data.slots import Slot
+from transpiler.files.local_path import shown
 
 
 class Parquet:
@@ -28,6 +29,7 @@ class Parquet:
     """
 
     in_processes = False
+    each_line = True
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         if not slots:
@@ -40,9 +42,12 @@ class Parquet:
 
         Raises:
             OSError: the file cannot be read, or is no Parquet file.
+            ValueError: it has no row.
         """
         with opened(path) as file:
             groups = self._file(file, path).num_row_groups
+        if not groups:
+            raise ValueError(f"{shown(path)}: expected rows, got a Parquet file without any")
         return [Piece(path, group, group + 1) for group in range(groups)]
 
     def read(self, piece: Piece, skip: bool) -> Parsed:
@@ -64,6 +69,10 @@ class Parquet:
             table = source.read_row_group(piece.begin, names, use_threads=False)
         columns = {slot.name: _column(slot, table.column(slot.name), piece) for slot in self.slots}
         return Parsed([columns] if table.num_rows else [])
+
+    def why_nothing(self, path: str) -> str:
+        """See :meth:`trainer.data.lines.LineFormat.why_nothing`."""
+        return "its groups of rows are empty"
 
     def count(self, piece: Piece, skip: bool) -> int:
         """How many rows a group has, as the file says.

@@ -2,6 +2,10 @@
 
 A piece of a text has the lines that begin between two offsets.  What is compressed cannot be
 entered in its middle: it is one piece.
+
+[Note: the end of a line]  Lines end with a line feed, also behind a carriage return.  In a file of
+old spreadsheets they end with a carriage return alone.  So where the first bytes of a file have
+carriage returns and no line feed, each carriage return is read as a line feed.
 """
 
 from __future__ import annotations
@@ -97,16 +101,47 @@ def files_of(pieces: Sequence[Piece], files: Sequence[str]) -> list[int]:
     return [numbers[each.path] for each in pieces]
 
 
+class _Lines:
+    """The bytes of a file, whose lines end with a line feed; see [Note: the end of a line].
+
+    Args:
+        file: at its beginning.
+        begin: the first byte that is read.
+    """
+
+    def __init__(self, file: IO[bytes], begin: int = 0) -> None:
+        if begin:
+            file.seek(begin)
+        self._file, self._ahead = file, file.read(_AHEAD)
+        self._returns = _ends_with_returns(self._ahead)
+        if self._returns and begin:  # perhaps in the middle of one long line
+            file.seek(0)
+            self._returns = _ends_with_returns(file.read(_AHEAD))
+            file.seek(begin + len(self._ahead))
+
+    def read(self, most: int) -> bytes:
+        """The next bytes; none at the end."""
+        found = self._ahead[:most]
+        self._ahead = self._ahead[len(found) :]
+        if len(found) < most:
+            found += self._file.read(most - len(found))
+        return found.replace(b"\r", b"\n") if self._returns else found
+
+
+def _ends_with_returns(text: bytes) -> bool:
+    return b"\r" in text and b"\n" not in text
+
+
 def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
     """The lines of a piece, some megabytes at a time; each block ends with the end of a line.
 
     Raises:
         OSError: it cannot be read, or ends before the piece does.
     """
-    with opened(piece.path) as file:
+    with opened(piece.path) as opened_file:
+        file = _Lines(opened_file, max(0, piece.begin - 1))
         rest, left = b"", None if piece.end is None else piece.end - piece.begin
         if piece.begin:  # a line that began before belongs to the piece before
-            file.seek(piece.begin - 1)
             before = _to_line_end(file, left)
             if before is None:
                 return
@@ -128,7 +163,7 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
             yield rest + (b"" if rest.endswith(b"\n") else _line_rest(file))
 
 
-def _to_line_end(file: IO[bytes], left: int | None) -> tuple[bytes, int] | None:
+def _to_line_end(file: _Lines, left: int | None) -> tuple[bytes, int] | None:
     """Reads up to the first line that begins here: what was read of it, and how many bytes of the
     piece are left; None: no line begins in the piece.
     """
@@ -151,7 +186,7 @@ def _check_end(left: int | None) -> None:
         raise OSError(f"expected {left} more bytes: it has become shorter since it was looked at")
 
 
-def _line_rest(file: IO[bytes]) -> bytes:
+def _line_rest(file: _Lines) -> bytes:
     """The rest of the line, with its end."""
     found = b""
     while block := file.read(_AHEAD):
@@ -167,8 +202,8 @@ def lines_before(piece: Piece) -> int:
     if not piece.begin:
         return 0
     found, left = 0, piece.begin
-    with opened(piece.path) as file:
-        last = b""
+    with opened(piece.path) as opened_file:
+        file, last = _Lines(opened_file), b""
         while left > 0 and (block := file.read(min(BLOCK_BYTES, left))):
             found += block.count(b"\n")
             left -= len(block)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from trainer.data.columns import Columns
-from trainer.data.lines import LineFormat, Lines
+from trainer.data.lines import SHOWN_BYTES, LineFormat, Lines
 from trainer.data.slots import Slot
+
+SHOWN_VALUES = 3  # of a sample, in a message
 
 Parser = Callable[[str], "Mapping[str, Any] | None"]
 
@@ -46,7 +48,7 @@ class PythonLines(LineFormat):
                     rows.append([_values(slot, _given(slot, given)) for slot in self.slots])
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 if not wrong:
-                    first, why = number, f"{type(error).__name__}: {error}"
+                    first, why = number, f"{type(error).__name__}: {_cut(str(error))}"
                 wrong += 1
                 if not skip:
                     break
@@ -65,18 +67,30 @@ class PythonLines(LineFormat):
 def _given(slot: Slot, sample: Any) -> Any:
     """What the parser gives for a slot."""
     if not isinstance(sample, Mapping):
-        raise TypeError(f"expected a dict or None from the parser, got {sample!r}")
+        raise TypeError(f"expected a dict or None from the parser, got {_shown(sample)}")
     if slot.name not in sample:
         raise ValueError(f"slot {slot.name!r}: expected it in {list(sample)}")
     return sample[slot.name]
+
+
+def _shown(given: Any) -> str:
+    """What a parser has given, in a message: how many values, where they are many."""
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > SHOWN_VALUES:
+        first = ", ".join(repr(each)[:SHOWN_BYTES] for each in given[:SHOWN_VALUES])
+        return f"{len(given)} values: {first}, ..."
+    return _cut(repr(given), SHOWN_BYTES)
+
+
+def _cut(text: str, most: int = 3 * SHOWN_BYTES) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 def _values(slot: Slot, given: Any) -> Any:
     """A slot's values in one line."""
     values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.dtype))
     if slot.width is not None and values.shape != (max(slot.width, 1),):
-        raise ValueError(f"slot {slot.name!r}: expected {slot.values}, got {given!r}")
+        raise ValueError(f"slot {slot.name!r}: expected {slot.values}, got {_shown(given)}")
     if values.ndim != 1 or values.dtype.kind not in ("iub" if slot.whole else "iubf"):
         kind = "whole numbers" if slot.whole else "numbers"
-        raise ValueError(f"slot {slot.name!r}: expected {kind}, got {given!r}")
+        raise ValueError(f"slot {slot.name!r}: expected {kind}, got {_shown(given)}")
     return values.astype(slot.dtype)

@@ -22,7 +22,7 @@ class QueueDataset(FileDataset):
         pieces, size, drop_last = self._pieces(), self._batch_size, self._drop_last
 
         def made() -> Iterator[Batch]:
-            with closing(self._parsed(pieces)) as found:
+            with closing(self._read_all(pieces)) as found:
                 blocks = (block for parsed in found for block in parsed.blocks)
                 for columns in _cut(blocks, first * size, size, drop_last):
                     yield tensors_of(columns)

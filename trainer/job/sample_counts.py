@@ -50,7 +50,7 @@ class SampleCounts:
 
         Raises:
             WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
-            ValueError: another trainer has counted other numbers.
+            ValueError: another trainer has counted other numbers, or there is no sample.
         """
         paths = dataset.all_files
         packed = [size_of(each.path) for each in pieces if each.end is None]
@@ -64,7 +64,9 @@ class SampleCounts:
             places = [place for place, piece in enumerate(pieces) if piece.path in mine]
             found = self._part(f"{what}, part {index} of {trainers}", dataset, pieces, places)
             counts.update(zip(places, found, strict=True))
-        self._known = what, [counts[place] for place in range(len(pieces))]
+        found = [counts[place] for place in range(len(pieces))]
+        dataset.check_samples(pieces, found)
+        self._known = what, found
         samples, seconds = sum(counts.values()), time.perf_counter() - began
         log.info("counted %d samples of %d files in %.1f s", samples, len(paths), seconds)
         return self._known[1]
