@@ -146,7 +146,7 @@ class Scope:
         """
         if not isinstance(program, Program):
             raise TypeError(f"expected a Program, got {type(program).__name__}")
-        if self is _GLOBAL:
+        if self is PROCESS_SCOPE:
             return program
         if program.storage is not None:
             _check_own(program)
@@ -196,16 +196,17 @@ def _check_own(program: Program) -> None:
         )
 
 
-_GLOBAL = Scope()
+PROCESS_SCOPE = Scope()
 # of each thread: a scope_guard elsewhere changes nothing here
-_current: ContextVar[Scope] = ContextVar("scope", default=_GLOBAL)
+_current: ContextVar[Scope] = ContextVar("scope", default=PROCESS_SCOPE)
 
 
 def global_scope() -> Scope:
-    """The process's scope: the tensors of the modules whose programs an Executor has run outside
-    every ``scope_guard``, by the names that programs have for them.
+    """The scope in which programs run: that of the innermost ``scope_guard`` of this thread.
 
-    Where two modules have a parameter of one name, it is that of the program that was loaded last.
+    Outside of them all it is the process's: the tensors of the modules whose programs an Executor
+    has run there, by the names that programs have for them.  Where two modules have a parameter of
+    one name, it is that of the program that was loaded last.
 
     Example::
 
@@ -218,11 +219,6 @@ def global_scope() -> Scope:
             global_scope().find_var("bias").set([1.0, 2.0])    # model.bias
             executor.run(main, batch)
     """
-    return _GLOBAL
-
-
-def current_scope() -> Scope:
-    """That of the innermost ``scope_guard`` of this thread, or the global scope."""
     return _current.get()
 
 
@@ -231,7 +227,8 @@ def scope_guard(scope: Scope) -> Iterator[None]:
     """Runs programs of this thread in a scope, inside; then again in the former one.
 
     Args:
-        scope: a ``Scope()`` of one's own, or the global scope.
+        scope: a ``Scope()`` of one's own, or the process's, which ``global_scope()`` gives outside
+            of every guard.
 
     Raises:
         TypeError: it is no scope.
@@ -241,7 +238,7 @@ def scope_guard(scope: Scope) -> Iterator[None]:
         scope = Scope()
         with scope_guard(scope):
             create_global_var([1], 0.5, "float32", name="temperature")
-        scope.find_var("temperature").get_tensor()    # tensor([0.5000])
+            global_scope().find_var("temperature").get_tensor()    # tensor([0.5000])
     """
     if not isinstance(scope, Scope):
         raise TypeError(f"scope_guard: expected a Scope, got {type(scope).__name__}")

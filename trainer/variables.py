@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.scope import current_scope
+from trainer.scope import global_scope
 from transpiler.ir.schema import DTYPES
 from transpiler.param_attr import Initializer, ParamAttr, check_initializer, fill
 from transpiler.plan.setting import check_flag
@@ -147,6 +147,6 @@ def _put(who: str, name: Any, tensor: Tensor) -> None:
     if not name or "@" in name:
         raise ValueError(f"{who}: name: expected one that holds no '@', got {name!r}")
     try:
-        current_scope().put(name, tensor)
+        global_scope().put(name, tensor)
     except ValueError as error:
         raise ValueError(f"{who}: name: {error}") from None

@@ -20,7 +20,7 @@ from trainer import (
     global_scope,
     scope_guard,
 )
-from trainer.scope import current_scope
+from trainer.scope import PROCESS_SCOPE
 from transpiler import DistributeTranspiler, Program, capture
 
 
@@ -205,10 +205,28 @@ def test_a_scope_guard_is_its_threads() -> None:
     outer, inner = Scope(), Scope()
     with ThreadPoolExecutor(1) as pool, scope_guard(outer):
         with scope_guard(inner):
-            assert current_scope() is inner
-            assert pool.submit(current_scope).result() is global_scope()
-        assert current_scope() is outer
-    assert current_scope() is global_scope()
+            assert global_scope() is inner
+            assert pool.submit(global_scope).result() is PROCESS_SCOPE
+        assert global_scope() is outer
+    assert global_scope() is PROCESS_SCOPE
+
+
+def test_the_global_scope_inside_a_guard_is_the_guards() -> None:
+    """What a script puts there, and what programs hold there, is found and set in it."""
+    model = net()
+    main, startup = captured(model)
+    scope, before = Scope(), {name: each.clone() for name, each in model.state_dict().items()}
+    with Executor() as executor, scope_guard(scope):
+        create_global_var([2], 0.5, "float32", name="data")
+        executor.run(startup)
+        global_scope().find_var("0.weight").set([[1, 2, 3]] * 4)
+        (seen,) = executor.run(main.clone(for_test=True), (batches(1)[0],), ["0.weight"])
+        assert global_scope().find_var("data").get_tensor().tolist() == [0.5, 0.5]
+
+    assert seen.tolist() == [[1.0, 2.0, 3.0]] * 4
+    assert scope.find_var("data").get_tensor().tolist() == [0.5, 0.5]
+    assert_equal(dict(model.state_dict()), before)
+    assert "data" not in global_scope()
 
 
 def test_what_a_scope_cannot_hold_is_refused() -> None:

@@ -32,7 +32,7 @@ from trainer.executor.server_values import ServerValues, serve
 from trainer.executor.table_handle import TableHandle
 from trainer.executor.trainer_numbers import check_numbers
 from trainer.flags import ProcessSettings
-from trainer.scope import Scope, current_scope, global_scope
+from trainer.scope import PROCESS_SCOPE, Scope, global_scope
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
@@ -135,7 +135,7 @@ class Executor(DatasetRuns):
         if not isinstance(program, Program):
             raise TypeError(f"Executor.run: expected a Program, got {type(program).__name__}")
         check_numbers("Executor.run", program, num_trainers, trainer_id)
-        program = current_scope().program(program)
+        program = global_scope().program(program)
         if id(program) not in self._loaded and any(
             op.type == "listen_and_serv" for op in program.main.ops
         ):
@@ -286,7 +286,7 @@ class Executor(DatasetRuns):
         given = [program] if isinstance(program, Program) else program
         if not isinstance(given, Sequence) or not all(isinstance(each, Program) for each in given):
             raise TypeError(f"expected a Program, got {type(program).__name__}")
-        programs = [current_scope().program(each) for each in given]
+        programs = [global_scope().program(each) for each in given]
         return trainings_of(programs, [self._communicator_of(each) for each in programs])
 
     def _communicator_of(self, program: Program) -> Communicator | None:
@@ -335,8 +335,8 @@ class Executor(DatasetRuns):
     @property
     def _scope(self) -> Scope:
         """Holds what startup programs bind now."""
-        current = current_scope()
-        return self._bound if current is global_scope() else current
+        current = global_scope()
+        return self._bound if current is PROCESS_SCOPE else current
 
     def _device_of(self, program: Program) -> torch.device:
         """The Executor's device, or where the program's tensors are."""
@@ -425,7 +425,7 @@ class Executor(DatasetRuns):
             move(program.storage, device)
             held: Mapping[str, Tensor] = program.storage.tensors
         else:
-            held = ChainMap(self._scope.tensors, current_scope().tensors)
+            held = ChainMap(self._scope.tensors, global_scope().tensors)
         found = {}
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):
             if variable.name not in held:
@@ -437,8 +437,8 @@ class Executor(DatasetRuns):
         if program.storage is None:
             check_values(program.main.variables, found)
             move(Storage(found, None), device)
-        if current_scope() is global_scope():
-            global_scope().show(found)
+        if global_scope() is PROCESS_SCOPE:
+            PROCESS_SCOPE.show(found)
         return found
 
     def _kernels_for(self, program: Program) -> Mapping[str, Kernel]:
