@@ -31,6 +31,7 @@ from pserver.metrics.json_log import write_json
 from pserver.service.server import serve_job
 from trainer.data.slots import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
+from trainer.environment import other_launchers
 from trainer.environment.connection import Connection
 from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
 from trainer.job.automatic_saves import AutomaticSaves
@@ -152,11 +153,11 @@ def init(
         fleet.init(fleet.UserDefinedRoleMaker(0, worker_num=1, server_endpoints=["127.0.0.1:6174"]))
 
     Args:
-        role_maker: the role; None reads it from the environment (see the README's table of
-            variables).
+        role_maker: the role; None reads it from the environment: see docs/environment.md.
         is_collective: trainers without servers, which average their gradients among themselves.
             Where torchrun's variables are set, and no servers, this is so without the argument.  A
-            process that trains alone is a world of one.
+            process that trains alone is a world of one, and says so where another launcher's
+            variables say that there are several.
         strategy: the default for ``distributed_optimizer``.
         checkpoint: a folder, or its URL.  The job saves there as it goes, and goes on from the
             newest checkpoint that is there: see docs/restarts.md.  None: what PSERVER_CHECKPOINT
@@ -189,7 +190,13 @@ def init(
     strategy = searched(strategy, role)
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
-        log.warning("no TRAINING_ROLE in the environment: training alone, in this process only")
+        other_launchers.told()
+        log.warning(
+            "no TRAINING_ROLE in the environment: training alone, in this process only%s",
+            other_launchers.said(),
+        )
+    elif role.role is Role.TRAINER and role.trainers == 1:
+        other_launchers.warn("this job has 1 trainer")
     job = Job(role, strategy)
     _begin(job, settings if role.role is not Role.PSERVER else None)
     job.announce()
@@ -407,6 +414,7 @@ def finish() -> None:
             plain_again(model)
         job.finish()
     finally:
+        other_launchers.forget()
         job.restore()
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from docs.generators.tables import filled, table
-from trainer.environment.variables import INTERNAL, WITH_SERVERS, WITHOUT_SERVERS, Variable
+from trainer.environment.variables import (
+    INTERNAL,
+    OTHER_LAUNCHERS,
+    WITH_SERVERS,
+    WITHOUT_SERVERS,
+    Variable,
+)
 
 PAGE = "environment.md"
 TABLES = {
     "variables of jobs with servers": WITH_SERVERS,
     "variables of jobs without servers": WITHOUT_SERVERS,
+    "variables of other launchers": OTHER_LAUNCHERS,
     "variables between pserver's own processes": INTERNAL,
 }
 ABOUT = {  # where more is said of a variable

@@ -15,12 +15,17 @@ import yaml
 from docs.generators.command_line import below
 from pserver.command_line.exit_statuses import EVERY
 from tests.support.pages import PAGES, ROOT, name
-from trainer.environment.variables import INTERNAL, WITH_SERVERS, WITHOUT_SERVERS
+from trainer.environment.variables import (
+    INTERNAL,
+    OTHER_LAUNCHERS,
+    WITH_SERVERS,
+    WITHOUT_SERVERS,
+)
 from trainer.row_optimizers import BY_TYPE
 from transpiler.strategy.fields import CONFIGS, SWITCHES
 
 WIDTH, README_LINES = 100, 120
-VARIABLES = (*WITH_SERVERS, *WITHOUT_SERVERS, *INTERNAL)
+VARIABLES = (*WITH_SERVERS, *WITHOUT_SERVERS, *OTHER_LAUNCHERS, *INTERNAL)
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")  # within a line

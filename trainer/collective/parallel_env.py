@@ -31,6 +31,7 @@ from pserver.errors import PServerError, TimedOut
 from pserver.memory.garbage_collector import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
+from trainer.environment import other_launchers
 from trainer.environment.connection import Connection
 from trainer.environment.world import World
 
@@ -50,7 +51,8 @@ def init_parallel_env() -> None:
     """Brings up torch's default process group over all trainers; a second call has no effect.
 
     Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and
-    :func:`trainer.spawn` set; without them this is a world of one.  Where there are GPUs, the one
+    :func:`trainer.spawn` set; without them this is a world of one, which is said where another
+    launcher's variables say that there are several.  Where there are GPUs, the one
     with the number LOCAL_RANK becomes the current device.
 
     Example::
@@ -71,6 +73,8 @@ def init_parallel_env() -> None:
     if dist.is_initialized():
         return
     world = World.from_environment()
+    if world.size == 1 and not other_launchers.is_ours():
+        other_launchers.warn("none of torchrun's variables is set")
     _rendezvous += 1
     peers = _meet(world, Connection.from_environment(), _rendezvous)
     has_gpus = torch.cuda.is_available()
@@ -129,6 +133,7 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
     peers, _peers = _peers, None
     if peers is None:
         return
+    other_launchers.forget()
     atexit.unregister(leave_parallel_env)
     if isinstance(sys.excepthook, _Hook):
         sys.excepthook = sys.excepthook.before

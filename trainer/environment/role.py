@@ -75,8 +75,8 @@ class RoleMaker:
 
 
 class CloudRoleMaker:
-    """The role that the environment describes, as a :class:`RoleMaker`.  See the README's table of
-    variables.
+    """The role that the environment describes, as a :class:`RoleMaker`.  docs/environment.md has
+    the variables.
 
     Without the variables of a job with servers and without torchrun's the process trains alone;
     with torchrun's and without servers it is a trainer of a collective job.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pserver import config
+from trainer.environment import other_launchers
 from trainer.environment.connection import Connection
 
 USUAL = Connection()
@@ -208,6 +209,16 @@ WITHOUT_SERVERS = (
         NOT_READ,
         "gloo's network interface; unless set `lo` where all trainers are on this host",
     ),
+)
+OTHER_LAUNCHERS = (
+    *(
+        Variable(names, OPTIONAL, NOT_READ, f"{whose} number of processes")
+        for whose, names in other_launchers.NUMBERS.items()
+    ),
+    Variable(
+        other_launchers.ENDPOINTS, OPTIONAL, NOT_READ, "Paddle's trainers, one endpoint for each"
+    ),
+    Variable(other_launchers.CLUSTER, OPTIONAL, NOT_READ, "TensorFlow's cluster, as JSON"),
 )
 INTERNAL = (
     Variable(("PSERVER_PLAN_ONLY",), OPTIONAL, NOT_READ, "`1`: `pserver plan` asks for the plan"),

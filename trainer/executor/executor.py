@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
 from trainer.communicator.communicator import Communicator
+from trainer.environment import other_launchers
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.compiled_program import CompiledProgram
 from trainer.executor.dataset_runs import DatasetRuns
@@ -90,6 +91,7 @@ class Executor(DatasetRuns):
         self._collectives: list[CollectiveRuntime] = []
         self._claims = Claims()  # the paths that it writes checkpoints to
         self._closed = False
+        self._told = False  # that a program trains alone, where others say that there are several
 
     def run(
         self,
@@ -147,6 +149,8 @@ class Executor(DatasetRuns):
         with ProcessSettings() as process:
             process.take(execution)
             loaded = self._load(program, execution)
+            if loaded.trains:
+                self._warn_alone(program.deployment)
             for each in feeds_of(feed, execution.iterations if loaded.trains else 1):
                 found = self._step(program, loaded, each, fetches)
         self._scope.tensors.update((name, loaded.tensors[name]) for name in loaded.binds)
@@ -154,6 +158,12 @@ class Executor(DatasetRuns):
             self._servers.forget()
         loaded.cleanup.ran()
         return found
+
+    def _warn_alone(self, deployment: Deployment | None) -> None:
+        """Says it where another launcher has started several processes."""
+        if not self._told and (deployment is None or deployment.plan.trainers == 1):
+            self._told = True
+            other_launchers.warn("Executor.run: a program of one trainer", "transpile it for them")
 
     def _step(
         self, program: Program, loaded: LoadedProgram, feed: Any, fetches: tuple[str, ...]
