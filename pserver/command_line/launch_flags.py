@@ -94,7 +94,6 @@ def _add_fates(sub: argparse.ArgumentParser) -> None:
         "--grace",
         metavar="SECONDS",
         type=float,
-        default=0.0,
         help="how long a trainer that gets SIGTERM may take to end its step and leave, or a "
         "handler of the script's own to do what it does; the others go on without it (default: 0, "
         "the job ends)",

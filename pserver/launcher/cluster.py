@@ -75,7 +75,7 @@ class Cluster:
     web: int | None = None
     max_restarts: int = 0
     least_trainers: int = 0
-    grace_seconds: float = 0.0
+    grace_seconds: float | None = None
     joins: int | None = None
     straggler_factor: float | None = None
     record_log: str | None = None
@@ -105,7 +105,8 @@ class Cluster:
         ):
             if seconds is not None:
                 check_seconds(name, seconds)
-        check_seconds("--grace", self.grace_seconds, zero=True)
+        if self.grace_seconds is not None:
+            check_seconds("--grace", self.grace_seconds, zero=True)
         if self.straggler_factor is not None:
             check_factor("--straggler-factor", self.straggler_factor)
         known = bool(self.here(self.servers)) or self.joining or bool(self.trainers_here)

@@ -151,7 +151,7 @@ class StartedProcesses:
             "PSERVER_HEARTBEAT_TIMEOUT": cluster.heartbeat_timeout_seconds,
             "PSERVER_START_TIMEOUT": cluster.start_timeout_seconds,
             # without servers nobody can leave in order: the scripts' own handlers have that time
-            "PSERVER_GRACE": None if cluster.collective else cluster.grace_seconds or None,
+            "PSERVER_GRACE": None if cluster.collective else cluster.grace_seconds,
         }
         given = {name: str(value) for name, value in timeouts.items() if value is not None}
         given |= self.tokens.for_trainers

@@ -353,7 +353,7 @@ class Supervisor:
         """Says of every process that failed why; returns the status of the first one's."""
         failed = by_cause(self.ended, self.started.servers)
         killed = [each for each in self._processes() if each.killed and each not in self.suspended]
-        waited = GRACE_SECONDS + self.cluster.grace_seconds
+        waited = GRACE_SECONDS + (self.cluster.grace_seconds or 0.0)
         for line in sentences(failed, self.suspended, killed, waited):
             self._say(line)
         self._decide((*self.suspended, *failed))
@@ -404,7 +404,8 @@ class Supervisor:
         with suppress(Interrupted):
             for party in parties:
                 self._ask_to_end(party, number)
-                longer = self.cluster.grace_seconds if set(party) & set(self._trainers) else 0.0
+                grace = self.cluster.grace_seconds or 0.0
+                longer = grace if set(party) & set(self._trainers) else 0.0
                 if not self._end_of(party, GRACE_SECONDS + longer):
                     self._ask_to_end(party, signal.SIGKILL)
                     self._end_of(party, GRACE_SECONDS)
