@@ -23,6 +23,7 @@ from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import LossScaling
 from transpiler.clip import GradClip
 from transpiler.ir.rules import rule_of
+from transpiler.names.other_words import WORDS
 from transpiler.param_attr import unclipped
 
 if TYPE_CHECKING:  # which bring the transports, and a job without servers has no use for them
@@ -100,6 +101,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         connect(self)
         if overlap:
             self._send_early()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """A name that is not here: the error says what to write for one of Paddle's."""
+            said = f": for {name} write {WORDS[name]}" if name in WORDS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}")
 
     def attach(self, communicator: Communicator, number: int, first_group: int) -> None:
         """Takes the connection over which it steps from now on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,22 @@ from torch import Tensor, nn
 
 from trainer import Executor
 from transpiler import InputSpec, Program, capture, program_guard
+
+SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional"}
+
+
+def resolved(dotted: str) -> Any:
+    """The object that a dotted name leads to, through modules and attributes."""
+    first, *rest = dotted.split(".")
+    path = [*SHORT.get(first, first).split("."), *rest]
+    found, whole = import_module(path[0]), path[0]
+    for part in path[1:]:
+        whole = f"{whole}.{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = import_module(whole)  # a room that nothing has imported yet
+    return found
 
 
 def inputs() -> dict[str, Tensor]:

@@ -23,6 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from transpiler.names.other_words import WORDS
+
+LEAST_ALIKE = 0.8  # of two names: of four letters one other is another word
+
 KINDS = {
     "ours": "this library has it",
     "torch": "torch has it by this name",
@@ -108,12 +112,14 @@ def suggestion(name: str, known: Iterable[str] = ()) -> str:
     index = names()
     if name in index:
         return str(index[name])
+    if name in WORDS:
+        return f"for {name} write {WORDS[name]}"
     ours = list(known)
     # of two that differ in capitals alone our own, and the first one of these
     folded = {each.lower(): each for each in (*index, *reversed(ours))}
     near = [name.lower()]
     if near[0] not in folded:
-        near = difflib.get_close_matches(near[0], folded, n=2, cutoff=0.75)
+        near = difflib.get_close_matches(near[0], folded, n=2, cutoff=LEAST_ALIKE)
     said = [
         f"did you mean {found}?" if found in ours else str(index[found])
         for found in (folded[each] for each in near)

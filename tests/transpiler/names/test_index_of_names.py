@@ -16,36 +16,19 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.name_entries import check_call, check_snippet
+from tests.support.name_entries import SHORT, check_call, check_snippet, resolved
 from transpiler.names.index import KINDS, Name, names, tables
 
 LISTED = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").split()
 ENTRIES = [entry for entries in tables().values() for entry in entries]
 MOST_LINES, WIDTH = 25, 100
 ROOTS = ("torch", "numpy", "transpiler", "trainer", "pserver")
-SHORT = {"np": "numpy", "nn": "torch.nn", "F": "torch.nn.functional"}
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-
-
-def resolved(dotted: str) -> Any:
-    """The object that a dotted name leads to, through modules and attributes."""
-    first, *rest = dotted.split(".")
-    path = [*SHORT.get(first, first).split("."), *rest]
-    found, whole = import_module(path[0]), path[0]
-    for part in path[1:]:
-        whole = f"{whole}.{part}"
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            found = import_module(whole)  # a room that nothing has imported yet
-    return found
 
 
 def dotted_names(code: str) -> Iterator[str]:

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
+import torch
 
+from tests.support.name_entries import resolved
+from trainer import fleet
 from transpiler.names.index import names, suggestion
 from transpiler.names.missing_name import missing
+from transpiler.names.other_words import WORDS
 
 ROOMS = ("nn", "nn.functional", "metrics", "lr", "fleet")
 MODULES = ("transpiler", "trainer", *(f"trainer.{room}" for room in ROOMS))
@@ -146,3 +152,60 @@ def test_nothing_is_read_before_a_message_is() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "module 'transpiler' has no attribute 'abs': for abs write torch.abs\n"
+
+
+DOTTED = re.compile(r"\b(?:torch|trainer|transpiler)(?:\.[A-Za-z_]\w*)+")
+PAGE = Path(__file__).parents[3] / "docs" / "coming_from" / "fluid.md"
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_the_documents_is_told_what_to_write(word: str) -> None:
+    """Names that are no entries of the index: what is to be written exists, and the error of every
+    package that lacks the word says it.
+    """
+    assert word not in names()
+    for dotted in DOTTED.findall(WORDS[word]):
+        resolved(dotted)
+    for module in MODULES:
+        found = importlib.import_module(module)
+        if word not in found.__all__ and not hasattr(found, word):
+            with pytest.raises(AttributeError) as error:
+                getattr(found, word)
+            said = str(error.value)
+            homes = [f"{home}.{word}" in said for home in MODULES]
+            assert f"for {word} write {WORDS[word]}" in said or any(homes), said
+
+
+def test_the_page_for_users_of_fluid_says_the_same() -> None:
+    """Where a row of its table has such a word, its answer has what the error says first."""
+    told = 0
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = line.split("|")
+        if len(cells) != 4:
+            continue
+        for word in re.findall(r"`(?:\w+\.)*(\w+)[^`]*`", cells[1]):
+            if word in WORDS:
+                first = re.findall(r"[A-Za-z_]\w*", WORDS[word].partition(";")[0])
+                assert any(part in cells[2] for part in first if len(part) > 4), (word, line)
+                told += 1
+    assert told >= 3
+
+
+@pytest.mark.parametrize("name", ["minimize", "clear_grad", "set_lr", "get_lr", "set_state_dict"])
+def test_an_optimizer_says_what_to_write(name: str) -> None:
+    """For methods of Paddle's optimizers; another name is only missing, and hasattr finds none."""
+    fleet.init()
+    model = fleet.distributed_model(torch.nn.Linear(2, 1))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not hasattr(optimizer, name) and not hasattr(optimizer, "zzqqxx")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': for {name} write "):
+        getattr(optimizer, name)
+    with pytest.raises(AttributeError, match="object has no attribute 'zzqqxx'$"):
+        _ = optimizer.zzqqxx
+    fleet.finish()
+
+
+@pytest.mark.parametrize("name", ["utl", "fles", "tmp", "zeta"])
+def test_short_words_are_like_nothing(name: str) -> None:
+    """One letter of four that differs makes another word."""
+    assert suggestion(name) == ""
