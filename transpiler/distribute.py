@@ -15,6 +15,7 @@ Jobs without servers have their own passes: ``collective.py``.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,10 @@ __all__ = [
 _log = logging.getLogger("transpiler")
 
 
+# a name, an address of IPv4, or one of IPv6
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[?[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]?")
+
+
 def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
     """Splits ``"HOST:PORT,HOST:PORT"`` into endpoints, by index.
 
@@ -89,7 +94,12 @@ def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
     endpoints = tuple(part.strip() for part in pservers.split(","))
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        if (
+            not _HOST.fullmatch(host)
+            or not port.isascii()
+            or not port.isdigit()
+            or int(port) > 65535
+        ):
             raise ValueError(
                 f"{what}: expected HOST:PORT with a port of 0 to 65535, got {endpoint!r} in "
                 f"{pservers!r}"
@@ -97,6 +107,19 @@ def parse_endpoints(pservers: str, what: str = "pservers") -> tuple[str, ...]:
         if endpoints.count(endpoint) > 1:
             raise ValueError(f"{what}: expected different endpoints, got {endpoint} twice")
     return endpoints
+
+
+def parse_endpoint(endpoint: str, what: str) -> str:
+    """One endpoint.
+
+    Raises:
+        TypeError: not text.
+        ValueError: it is not HOST:PORT, or there are several.
+    """
+    found = parse_endpoints(endpoint, what)
+    if len(found) > 1:
+        raise ValueError(f"{what}: expected one HOST:PORT, got {endpoint!r}")
+    return found[0]
 
 
 def _trainer_programs(programs: tuple[Program, ...], deployment: Deployment) -> tuple[Program, ...]:
@@ -176,8 +199,9 @@ class DistributeTranspiler:
             sync_mode: None is as the configuration says.
             startup_program: the single-node startup program, or a list of as many; None is the one
                 that belongs to ``program``.
-            current_endpoint: this trainer's endpoint, in a mode without servers; other modes ignore
-                it.
+            current_endpoint: this process's HOST:PORT.  In a mode without servers it must be that
+                of the trainer in ``trainers``; with servers nothing reads it, as trainers have no
+                endpoint there.
             strategy: says the modes, as in ``fleet``, and leads to the same plan; None: the
                 configuration says them.
 
@@ -209,7 +233,7 @@ class DistributeTranspiler:
         """The same in a mode with servers."""
         chosen = choices_of(self.config, sync_mode, strategy)
         endpoints = parse_endpoints(pservers)
-        parse_endpoints(current_endpoint, "current_endpoint")
+        parse_endpoint(current_endpoint, "current_endpoint")
         trainers = whole_number("trainers", trainers, 1)
         trainer_id = whole_number("trainer_id", trainer_id, 0, trainers)
         single = default_main_program() if program is None else program
@@ -263,7 +287,7 @@ class DistributeTranspiler:
                 f"mode={self.config.mode!r}; got {trainers!r}"
             )
         endpoints = parse_endpoints(trainers, "trainers")
-        parse_endpoints(current_endpoint, "current_endpoint")
+        parse_endpoint(current_endpoint, "current_endpoint")
         trainer_id = whole_number("trainer_id", trainer_id, 0, len(endpoints))
         check_arguments(
             self.config.mode, pservers, sync_mode, endpoints, trainer_id, current_endpoint

@@ -53,6 +53,14 @@ def test_an_unknown_endpoint_lists_the_known_ones(single: Single) -> None:
         ({"program": "main"}, TypeError, "program: expected a Program"),
         ({"startup_program": 3}, TypeError, "startup_program: expected a Program"),
         ({"current_endpoint": "nowhere"}, ValueError, "HOST:PORT"),
+        ({"current_endpoint": "any text:1"}, ValueError, "current_endpoint: expected HOST:PORT"),
+        ({"current_endpoint": "http://h:1"}, ValueError, "current_endpoint: expected HOST:PORT"),
+        ({"current_endpoint": "me@h:1"}, ValueError, "current_endpoint: expected HOST:PORT"),
+        ({"current_endpoint": ":1"}, ValueError, "current_endpoint: expected HOST:PORT"),
+        ({"current_endpoint": ""}, ValueError, "current_endpoint: expected HOST:PORT"),
+        ({"current_endpoint": "h:1,h:2"}, ValueError, "current_endpoint: expected one HOST:PORT"),
+        ({"current_endpoint": 6174}, TypeError, "current_endpoint: expected text"),
+        ({"pservers": "any text:1"}, ValueError, "pservers: expected HOST:PORT"),
     ],
 )
 def test_arguments_of_transpile_are_checked(
