@@ -181,5 +181,5 @@ class Quiesce:
         """Ends a pause."""
         with self._job.lock:
             self._paused, seconds = False, time.monotonic() - self._since
-            self._let_on()
+            self._job.wake_all()  # watermarks may have been loaded
         self._told(seconds)

@@ -133,21 +133,26 @@ class Waits:
         notice = math.inf if for_whom is None else now + polling.NOTICE_SECONDS
         while True:
             check()
+            if now >= deadline:
+                return False
+            end = min(now + WAKE_SECONDS, deadline)
+            told = self._stand(event, min(end, notice) - now)
+            now = time.monotonic()
             if now >= notice and for_whom is not None:
                 log.warning("%s", for_whom())
                 notice = math.inf
-            if now >= deadline:
-                return False
-            self._stand(event, min(WAKE_SECONDS, deadline - now, notice - now))
+                if not told and now < end:
+                    self._stand(event, end - now)  # nothing has changed
+                    now = time.monotonic()
             if done():
                 return True
-            now = time.monotonic()
 
-    def _stand(self, event: Event, seconds: float) -> None:
+    def _stand(self, event: Event, seconds: float) -> bool:
+        """Gives whether the thread was told."""
         event.standing += 1
         self._stood_at[event] = None
         try:
-            event.condition.wait(seconds)
+            return event.condition.wait(seconds)
         finally:
             event.standing -= 1
             if not event.standing:
