@@ -21,6 +21,7 @@ from pserver.service.server import Server
 
 pytest_plugins = [
     "tests.support.flakes",
+    "tests.support.limits",
     "tests.support.tiers",
     "tests.support.checks",
     "tests.support.stores",

@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+from tests.support.load import Deadline
+
 SIGNAL, VICTIM, PHASE = os.environ["FAULT"].split()
 FOLDER = Path(os.environ["FAULT_DIR"])
 PATIENCE = 60.0
@@ -51,10 +53,10 @@ def wait_until_struck() -> None:
 
 
 def _wait_for(name: str) -> None:
-    end = time.monotonic() + PATIENCE
+    deadline = Deadline(PATIENCE)
     while not (FOLDER / name).exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"nobody has {name} within {PATIENCE:g} s")
+        if deadline.over:
+            raise TimeoutError(f"nobody has {name} within {deadline.limit:g} s")
         time.sleep(0.01)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pserver.launcher import launch, process, started_processes, supervisor
 from pserver.launcher.cluster import Cluster, cluster_endpoints
+from tests.support.load import scaled
 
 SERVER = str(Path(__file__).with_name("faulty_server.py"))
 READY_SECONDS = 20.0  # 120 otherwise: how long a server that stops while it starts is waited for
@@ -46,7 +47,7 @@ def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
 if __name__ == "__main__":
     _, servers, trainers, timeout, script, *words = sys.argv
     vars(started_processes)["Process"] = _watched(process.Process)
-    supervisor.READY_SECONDS = READY_SECONDS
+    supervisor.READY_SECONDS = scaled(READY_SECONDS)
     endpoints = cluster_endpoints(servers, trainers, None)
     cluster = Cluster(script, tuple(words), *endpoints, heartbeat_timeout_seconds=float(timeout))
     sys.exit(launch.launch(cluster, os.environ, serve=(sys.executable, SERVER)))

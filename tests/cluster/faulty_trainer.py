@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from pserver.control.control_client import ControlClient
+from tests.support.load import patiently
 from trainer import fleet
 
 ME = int(os.environ["TRAINER_ID"])
@@ -133,7 +134,7 @@ def main(mode: str) -> None:
     if "FAULT_LAUNCHED" in os.environ:
         phase("starting")
     fleet.init(strategy=strategy)
-    _known.wait(fault_marks.PATIENCE)
+    patiently(_known.wait, fault_marks.PATIENCE)
     phase("starting")
     model = fleet.distributed_model(Net(tables=mode in ("tables", "mixed")))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pserver.launcher.free_port import free_port
+from tests.support.load import communicated, scaled
 from tests.support.processes import PATIENCE, Processes
 
 pytestmark = pytest.mark.processes
@@ -138,14 +139,14 @@ def test_a_trainer_killed_under_launch_is_named_by_the_others(tmp_path: Path) ->
         while len(pids) < 2 and (line := launched.stdout.readline()):
             if match := re.match(r"(trainer \d) \| under way (\d+)", line):
                 pids[match[1]] = int(match[2])
-        assert len(pids) == 2, launched.communicate(timeout=PATIENCE)
+        assert len(pids) == 2, communicated(launched, PATIENCE)
         os.kill(pids["trainer 1"], signal.SIGKILL)
         killed = time.monotonic()
-        _, err = launched.communicate(timeout=PATIENCE)
+        _, err = communicated(launched, PATIENCE)
     log = (tmp_path / "logs" / "trainer-0.log").read_text()
 
     assert launched.returncode == 137 and "trainer 1 failed with status 137" in err, err
-    assert time.monotonic() - killed < 20
+    assert time.monotonic() - killed < scaled(20)
     assert (
         "pserver.errors.TrainerLost: trainer 1 is lost: its connection ended without a goodbye"
         in log
@@ -180,5 +181,6 @@ def test_a_trainer_that_falls_silent_is_named_by_the_others(processes: Processes
         trainer.said("under way")
     trainers[1].send(signal.SIGSTOP)
 
-    assert trainers[0].said("told: TrainerLost trainer 1 is lost: silent for 2 s")
+    silent = f"silent for {processes.scaled(2):g} s"
+    assert trainers[0].said(f"told: TrainerLost trainer 1 is lost: {silent}")
     assert trainers[0].status() == 5

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.load import run
 
 SCRIPT = Path(__file__).parent.parent.parent / "trainer" / "examples" / "ctr.py"
 SMALL = (
@@ -38,7 +39,7 @@ def test_two_trainers_learn_together(tmp_path: Path) -> None:
         "2",
         str(SCRIPT),
     ]
-    done = subprocess.run(
+    done = run(
         [*command, *SMALL, "--export", str(tmp_path / "model.pt")],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -14,6 +14,7 @@ import torch
 
 from pserver.launcher.free_port import free_port
 from tests.support.launched import EXAMPLES, accuracy, environment, launched
+from tests.support.load import communicated
 from tests.support.tiers import RARE
 
 DEADLINE = 100.0
@@ -59,7 +60,7 @@ def started(command: list[str], **role: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.kill()
-            process.communicate(timeout=DEADLINE)
+            communicated(process, DEADLINE)
 
 
 @pytest.mark.long
@@ -86,13 +87,13 @@ def test_the_transpiler_by_hand_runs_as_four_processes() -> None:
             assert server.stdout is not None
             said_first = server.stdout.readline()
             assert "pserver ready at" in said_first, said_first + server.stdout.read()
-        said = [trainer.communicate(timeout=DEADLINE)[0] for trainer in trainers]
+        said = [communicated(trainer, DEADLINE)[0] for trainer in trainers]
 
         assert [trainer.returncode for trainer in trainers] == [0, 0], said
         fitted = {re.search(r"weight (.+)", text)[1] for text in said}  # type: ignore[index]
         assert fitted == {"3.000, -2.000  bias 1.000"}
         for server in servers:
-            out = server.communicate(timeout=DEADLINE)[0]
+            out = communicated(server, DEADLINE)[0]
             assert server.returncode == 0, out
 
 
@@ -100,7 +101,7 @@ def test_the_transpiler_by_hand_names_a_missing_variable() -> None:
     """A TRAINER without TRAINERS gets an error that names it."""
     role = {"TRAINING_ROLE": "TRAINER", "TRAINER_ID": "0", "PSERVER_ENDPOINTS": "127.0.0.1:1"}
     with started([sys.executable, str(EXAMPLES / "transpiler_by_hand.py")], **role) as process:
-        out = process.communicate(timeout=DEADLINE)[0]
+        out = communicated(process, DEADLINE)[0]
 
     assert process.returncode == 1 and "TRAINERS is not set" in out
 

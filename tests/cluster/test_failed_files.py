@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import LAUNCH, environment
+from tests.support.load import run
 from tests.support.tiers import RARE
 
 SCRIPT = Path(__file__).with_name("failing_files.py")
@@ -57,7 +58,7 @@ def test_what_one_trainers_files_raise_all_raise_and_the_job_goes_on(
         mount = f"mount -t tmpfs -o size={SIZE} tmpfs disk && exec "
         quoted = " ".join(f"'{word}'" for word in command)
         command = ["unshare", "-rm", "sh", "-c", mount + quoted]
-    done = subprocess.run(
+    done = run(
         command,
         cwd=tmp_path,
         env=environment(PYTHONPATH=":".join(filter(None, sys.path))),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster_keys import key_folder
+from tests.support.load import run
 
 pytestmark = pytest.mark.processes
 DEADLINE = 120.0
@@ -64,9 +64,7 @@ def launched(path: Path, script: str, *flags: str) -> tuple[str, list[Any]]:
     (path / "train.py").write_text(script)
     command = [sys.executable, "-m", "pserver", "launch", *flags, "--trainers", "2", "train.py"]
     environ = {name: value for name, value in os.environ.items() if name != "PSERVER_KEYS"}
-    done = subprocess.run(
-        command, cwd=path, env=environ, capture_output=True, text=True, timeout=DEADLINE
-    )
+    done = run(command, cwd=path, env=environ, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if "found [" in line)
     return done.stdout, json.loads(line.partition("found ")[2])

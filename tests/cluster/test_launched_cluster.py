@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.load import Deadline, communicated, scaled
+
 DEADLINE = 100.0
 SCRIPT = """
 import os
@@ -57,7 +59,7 @@ class Launched:
             "--trainers",
             "2",
             "--heartbeat-timeout",
-            "5",
+            str(scaled(5)),
             "script.py",
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -73,10 +75,10 @@ class Launched:
 
     def under_way(self) -> None:
         """Returns when trainer 0 has taken a few steps."""
-        end = time.monotonic() + DEADLINE
+        deadline = Deadline(DEADLINE)
         log = self.logs / "trainer-0.log"
         while not (log.exists() and "under way" in log.read_text()):
-            assert self.popen.poll() is None and time.monotonic() < end, self.popen.communicate()
+            assert self.popen.poll() is None and not deadline.over, self.popen.communicate()
             time.sleep(0.05)
 
     def children(self, word: str) -> list[int]:
@@ -97,7 +99,7 @@ class Launched:
         return sorted(found)
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.popen.communicate(timeout=DEADLINE)
+        out, err = communicated(self.popen, DEADLINE)
         return self.popen.returncode, out, err
 
 
@@ -114,7 +116,7 @@ def launched(tmp_path: Path) -> Iterator[type[Launched]]:
     for one in started:
         if one.popen.poll() is None:
             one.popen.kill()
-            one.popen.communicate(timeout=DEADLINE)
+            communicated(one.popen, DEADLINE)
 
 
 def free(endpoints: list[str]) -> bool:
@@ -163,7 +165,7 @@ def test_a_server_killed_with_9_ends_the_job(launched: type[Launched]) -> None:
     status, out, err = one.end()
 
     assert status == 137, out + err
-    assert time.monotonic() - killed < 5 + 10
+    assert time.monotonic() - killed < scaled(5 + 10)
     assert "server 1 failed with status 137" in err
     assert len(everyone) == 4 and not any(Path(f"/proc/{pid}").exists() for pid in everyone)
 

@@ -5,7 +5,6 @@ shows it or keeps it.
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,7 @@ def test_a_launched_job_has_a_secret_that_its_user_finds_and_nobody_sees(tmp_pat
     (tmp_path / "script.py").write_text(SCRIPT)
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
-    done = subprocess.run(
+    done = run(
         [*LAUNCH, "--servers", "1", "--trainers", "1", "script.py"],
         cwd=tmp_path,
         env=environment(XDG_RUNTIME_DIR=str(run), COLUMNS="200"),

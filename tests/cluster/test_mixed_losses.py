@@ -237,7 +237,8 @@ def test_the_others_go_on_without_it_when_nobody_comes(
         assert ended(other, "rows") == str([2.0 * both + STEPS - both]), other
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
-    waited = "nobody takes trainer 1's place within 15 s" in "\n".join(servers[0][0].lines)
+    seconds = f"{processes.scaled(15):g} s"
+    waited = f"nobody takes trainer 1's place within {seconds}" in "\n".join(servers[0][0].lines)
     assert waited == (policy == "wait"), servers[0][0]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.load import run
+
 pytestmark = pytest.mark.processes
 
 SCRIPT = """
@@ -23,7 +25,7 @@ print("trained")
 
 
 def plan(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run(
         [sys.executable, "-m", "pserver", "plan", *words],
         capture_output=True,
         text=True,

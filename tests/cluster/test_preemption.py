@@ -4,7 +4,6 @@ nothing that it has taken is lost: with real processes.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from tests.cluster.preempted_trainer import AT, STEPS, TRAINERS
 from tests.support.launched import LAUNCH, environment
+from tests.support.load import run, scaled
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 
@@ -181,7 +181,7 @@ def test_the_others_are_told_by_their_next_heartbeat(processes: Processes) -> No
     left = said_at(job.victim, "was preempted after step")
     for other in job.others:
         line = f"trainer 1 was preempted after step {AT}; 2 of 3 trainers go on"
-        assert said_at(other, line) - left < TOLD_WITHIN
+        assert said_at(other, line) - left < scaled(TOLD_WITHIN)
 
 
 def test_without_a_grace_period_sigterm_ends_the_job(processes: Processes) -> None:
@@ -206,7 +206,7 @@ def test_a_mixed_job_that_stops_with_a_trainer_has_no_grace_period(
 
 def test_launch_counts_a_preempted_trainer_and_ends_well(tmp_path: Path) -> None:
     """``--grace`` gives trainers their grace period; the last word says who was preempted."""
-    done = subprocess.run(
+    done = run(
         [*LAUNCH, "--servers", "2", "--trainers", "3", "--grace", "30", SCRIPT, "sync", "1"],
         cwd=tmp_path,
         env=environment(),

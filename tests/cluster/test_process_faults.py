@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from pserver.launcher.free_port import free_port
+from tests.support.load import Deadline, scaled
 from tests.support.matrix import crossed
 from tests.support.processes import Processes
 
@@ -138,9 +139,9 @@ class Cluster:
 
     def wait(self, holds: Callable[[], bool]) -> None:
         """Waits until it holds."""
-        end = time.monotonic() + PATIENCE
+        deadline = Deadline(PATIENCE)
         while not holds():
-            late = time.monotonic() > end or set(self.pids) <= set(self.ends)
+            late = deadline.over or set(self.pids) <= set(self.ends)
             assert not late, f"it has not come to that; ended: {self.ends}\n{self}"
             time.sleep(0.02)
             self.look()
@@ -201,7 +202,8 @@ class ByLaunch(Cluster):
 
     def start(self) -> None:
         """See :class:`Cluster`."""
-        words = (LAUNCH, str(self.servers), "2", str(HEARTBEAT_TIMEOUT), TRAINER, self.mode)
+        timeout = self.processes.scaled(HEARTBEAT_TIMEOUT)
+        words = (LAUNCH, str(self.servers), "2", str(timeout), TRAINER, self.mode)
         self.launch = self.processes.python(
             "launch", *words, FAULT_LAUNCHED="1", **self.environment
         )
@@ -324,7 +326,7 @@ def test_everybody_learns_of(
     assert cluster.ends[victim].status == -signal.SIGKILL or number != "SIGKILL"
     assert cluster.ends[victim].status == -signal.SIGTERM or number != "SIGTERM", f"{cluster}"
     assert_named(cluster, victim, ["server 0"] if goes_on else others)
-    assert knew < limit(what, phase, "launch" in cluster.ends), (
+    assert knew < scaled(limit(what, phase, "launch" in cluster.ends)), (
         f"{knew:.1f} s: {cluster.ends}\n{cluster}"
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from pserver.checkpoint import checkpoint
 from tests.support.launched import LAUNCH, environment
+from tests.support.load import run
 from tests.support.processes import Processes
 
 SCRIPT = """
@@ -37,7 +37,7 @@ def test_launch_saves_what_a_failed_job_held_below_data_dir(tmp_path: Path) -> N
     """Before its servers end; its own exit status is that of the failure."""
     (tmp_path / "train.py").write_text(SCRIPT)
     flags = ("--servers", "2", "--trainers", "1", "--data-dir", "data", "train.py", "0.1")
-    done = subprocess.run(
+    done = run(
         [*LAUNCH, *flags],
         cwd=tmp_path,
         env=environment(),

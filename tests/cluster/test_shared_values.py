@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from pserver.launcher.free_port import free_port
+from tests.support.load import scaled
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 from trainer import init_parallel_env, spawn
@@ -112,7 +113,7 @@ def test_values_are_alike_on_all_until_a_trainer_is_killed(processes: Processes,
     assert "trainer 0: all_reduce(float32 [1], 'sum'); trainer 1: all_reduce(float32 [2]" in differ
     assert trainers[0].status() != 0
     trainers[0].said(r"TrainerLost.*trainer 1")
-    assert trainers[0].ended_at - trainers[1].ended_at < 4 * DEADLINE
+    assert trainers[0].ended_at - trainers[1].ended_at < scaled(4 * DEADLINE)
 
 
 @pytest.mark.long

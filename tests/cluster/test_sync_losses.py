@@ -110,7 +110,7 @@ def test_they_go_on_without_it_when_nobody_comes(
     assert moved(other) == [2.0 * in_step(where) + STEPS - in_step(where)], f"{other}"
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
-    words = f"nobody takes trainer 1's place within {NOBODY_COMES} s"
+    words = f"nobody takes trainer 1's place within {processes.scaled(NOBODY_COMES):g} s"
     waited = words in "\n".join(servers[0][0].lines)
     assert waited == (policy == "wait"), servers[0][0]
 

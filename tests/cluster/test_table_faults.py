@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.load import scaled
 from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0
@@ -112,7 +113,7 @@ def start(
 def assert_knows(trainer: Started, fault_at: float, errors: str, who: str) -> None:
     """It ended in time, and its last lines say what happened and who was the cause."""
     assert trainer.status(KNOWN_WITHIN + 30) not in (0, -signal.SIGKILL), trainer
-    assert trainer.ended_at - fault_at < KNOWN_WITHIN, trainer
+    assert trainer.ended_at - fault_at < scaled(KNOWN_WITHIN), trainer
     assert re.search(
         rf"pserver\.errors\.({errors}): .*{re.escape(who)}", "\n".join(trainer.lines[-4:])
     ), trainer

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.load import scaled
 from tests.support.matrix import crossed
 from tests.support.processes import Processes, Started
 
@@ -158,7 +159,7 @@ def test_the_job_goes_on_after(
         if done and not any(gone in line for line in job.servers[0][0].lines):
             status = 0
         assert_ended(job.victim, number, status)
-        assert told < HEARTBEAT_TIMEOUT + MARGIN
+        assert told < scaled(HEARTBEAT_TIMEOUT + MARGIN)
     counts = counted(job, mode, later)
     pause = max(longest_pause(each) for each in job.others)
     seen = f"told {told:.1f} s, longest pause {pause:.1f} s"

@@ -7,7 +7,7 @@ the process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pserver.launcher.free_port import free_port
+from tests.support.load import patiently
 from trainer import Executor, ParallelExecutor
 from transpiler import (
     ClipGradByGlobalNorm,
@@ -59,7 +60,8 @@ def together(count: int, act: Callable[[int], Any]) -> list[Any]:
     """What each of so many trainers gives, or the exception that it ends in."""
     with ThreadPoolExecutor(count) as pool:
         running: list[Future[Any]] = [pool.submit(act, rank) for rank in range(count)]
-        return [each.exception(DEADLINE) or each.result() for each in running]
+        patiently(lambda left: not wait(running, left).not_done, DEADLINE)
+        return [each.exception(0) or each.result() for each in running]
 
 
 def fine(results: list[Any]) -> list[Any]:

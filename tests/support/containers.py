@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.support.load import run
 from tests.support.pages import ROOT
 
 BUILD_SECONDS, RUN_SECONDS = 1500.0, 240.0
@@ -35,7 +36,7 @@ def found() -> tuple[str, list[str]] | None:
 
 
 def _fails(*command: str) -> bool:
-    done = subprocess.run(command, capture_output=True, timeout=RUN_SECONDS)
+    done = run(command, capture_output=True, timeout=RUN_SECONDS)
     return done.returncode != 0
 
 
@@ -74,7 +75,7 @@ class Engine:
         return self._run([*self._compose, *words], RUN_SECONDS)
 
     def _run(self, command: list[str], seconds: float) -> str:
-        done = subprocess.run(
+        done = run(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

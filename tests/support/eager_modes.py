@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from pserver.service.server import Server
 from tests.support import eager_jobs
+from tests.support.load import Deadline
 from transpiler import DistributedStrategy
 
 OUTER_SGD = {"type": "sgd", "lr": 1.0}
@@ -63,7 +63,7 @@ def assert_equal(mine: nn.Module, reference: nn.Module) -> None:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     while not holds():
-        assert time.monotonic() < deadline, "it did not come to that within 10 s"
+        assert not deadline.over, f"it did not come to that within {deadline.limit:g} s"
         threading.Event().wait(0.005)

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from tests.support.forking import BYTES
+from tests.support.load import patiently, scaled
 
 ROOT = Path(__file__).parents[2]
 SERVE = "import sys; from tests.support.forking import serve; serve(int(sys.argv[1]))"
@@ -105,10 +106,10 @@ class ForkServer:
             os.close(stdin)
             os.close(stdout)
             try:
-                forked = self._started.get(timeout=SECONDS)
+                forked = patiently(lambda left: self._started.get(timeout=left), SECONDS)
             except Empty:
                 self._socket = None  # another one is asked next: this one may still answer
-                raise TimeoutError(f"no fork within {SECONDS:g} s") from None
+                raise TimeoutError(f"no fork within {scaled(SECONDS):g} s") from None
         forked.stdin, forked.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
         return forked
 

@@ -26,6 +26,7 @@ from pserver.wire_pb2 import (
     JoinRequest,
     Kind,
 )
+from tests.support.load import result
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
@@ -175,4 +176,4 @@ class Trainer:
 def together(*calls):  # type: ignore[no-untyped-def]
     """Runs the calls at the same time; their results, in order."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=20) for future in [pool.submit(call) for call in calls]]
+        return [result(future, 20) for future in [pool.submit(call) for call in calls]]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.load import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "trainer" / "examples"
@@ -39,7 +40,7 @@ def launched(cwd: Path, cluster: str, *words: str, command: Sequence[str] = LAUN
     """
     servers, _, trainers = cluster.partition(" x ")
     counts = ["--servers", servers, "--trainers", trainers] if cluster else []
-    done = subprocess.run(
+    done = run(
         [*command, *counts, *words],
         cwd=cwd,
         env=environment(),

@@ -18,6 +18,7 @@ from pserver.security.keys import Keys
 from pserver.security.secret import Secret
 from pserver.transport.registry import TRANSPORTS
 from tests.support.cluster_keys import key_folder
+from tests.support.load import patiently, scaled
 from trainer.checker.trial import TwinServer
 
 SECONDS = 10.0  # the deadline of every wait here
@@ -40,7 +41,9 @@ class Coordinator:
         self.joined: Queue[int] = Queue()
         self.lasts: list[int | None] = []
         self.lost: Queue[tuple[int, PServerError]] = Queue()
-        self.server = TwinServer(ServerConfig(**{"heartbeat_timeout_seconds": SECONDS, **config}))
+        self.server = TwinServer(
+            ServerConfig(**{"heartbeat_timeout_seconds": scaled(SECONDS), **config})
+        )
         self.links = self._made()
 
     def new_links(self) -> CoordinatorLinks:
@@ -73,7 +76,9 @@ class Coordinator:
 
     def hear(self, count: int) -> list[tuple[int, bytes]]:
         """The next messages."""
-        return [self.received.get(timeout=SECONDS) for _ in range(count)]
+        return [
+            patiently(lambda left: self.received.get(timeout=left), SECONDS) for _ in range(count)
+        ]
 
 
 class Follower:
@@ -110,7 +115,11 @@ class Follower:
             last=last,
             returns=returns,
             transports=transports,
-            **{"heartbeat_timeout_seconds": SECONDS, "start_timeout_seconds": SECONDS, **timeouts},
+            **{
+                "heartbeat_timeout_seconds": scaled(SECONDS),
+                "start_timeout_seconds": scaled(SECONDS),
+                **timeouts,
+            },
         )
 
     def __enter__(self) -> Follower:
@@ -120,11 +129,13 @@ class Follower:
         self.link.close()
         for thread in self.link._threads:
             if thread.ident is not None:
-                thread.join(SECONDS)
+                thread.join(scaled(SECONDS))
 
     def hear(self, count: int) -> list[bytes]:
         """The next messages."""
-        return [self.received.get(timeout=SECONDS) for _ in range(count)]
+        return [
+            patiently(lambda left: self.received.get(timeout=left), SECONDS) for _ in range(count)
+        ]
 
 
 def access_of(kind: str, folder: Path) -> tuple[dict[str, str], Access]:

@@ -12,7 +12,6 @@ Each leaves what it has computed in FOLDER.  :func:`alone` is the same life in o
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
+from tests.support import load
 from tests.support.life_models import MODELS, Batch, Step
 from trainer import DistributedEmbedding, Executor, save_inference_model
 from transpiler import DistributedStrategy, DistributeTranspiler, Program, capture
@@ -216,7 +216,7 @@ def predicted(folder: Path) -> Tensor:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, folder / "served" / package, ignore=ignored)
     command = [sys.executable, "predict.py"]
-    subprocess.run(command, cwd=folder / "served", check=True, timeout=120)
+    load.run(command, cwd=folder / "served", check=True, timeout=120)
     return load_file(folder / "served" / "prediction.safetensors")["prediction"]
 
 

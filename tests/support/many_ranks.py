@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.load import Deadline, factor
 from tests.support.processes import Processes
 
 Check = Callable[[int, Path], None]
@@ -73,10 +74,10 @@ def _outcome(file: str, ranks: int) -> dict[str, str]:
             processes.python(f"rank {rank}", *words, str(rank), PYTHONPATH=path)
             for rank in range(ranks)
         ]
-        end = time.monotonic() + SECONDS
+        deadline = Deadline(SECONDS)
         for process in started:
             with suppress(AssertionError):  # it goes on; what was written until then is read
-                process.status(max(end - time.monotonic(), 0.1))
+                process.status(max(deadline.left / factor(), 0.1))
         processes.end()
         logs = ["\n".join(process.lines) for process in started]
         if "RANKS_LOG" in os.environ:  # what the processes said, for whoever looks for slow tests

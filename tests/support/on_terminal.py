@@ -9,10 +9,10 @@ import select
 import signal
 import subprocess
 import termios
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.support.load import Deadline, patiently
 from tests.support.screen import Screen
 
 DEADLINE = 90.0
@@ -49,9 +49,11 @@ class OnTerminal:
 
     def until(self, condition: Callable[[str], bool]) -> None:
         """Reads until what is written meets the condition, or the program has ended."""
-        end = time.monotonic() + DEADLINE
+        deadline = Deadline(DEADLINE)
         while not condition(self.written):
-            ready, _, _ = select.select([self._terminal], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select([self._terminal], [], [], deadline.left)
+            if not ready and not deadline.over:
+                continue
             assert ready, f"still waiting; so far:\n{self.written[-2000:]}"
             try:
                 part = os.read(self._terminal, 1 << 16)
@@ -62,7 +64,7 @@ class OnTerminal:
     def end(self) -> int:
         """The exit status, when the program has ended; ``screen`` is what is left of it."""
         self.until(lambda written: False)
-        status = self.popen.wait(DEADLINE)
+        status = patiently(self.popen.wait, DEADLINE)
         self.screen.write(self.written)
         return status
 
@@ -72,5 +74,5 @@ class OnTerminal:
     def __exit__(self, *_: object) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGKILL)
-            self.popen.wait(DEADLINE)
+            patiently(self.popen.wait, DEADLINE)
         os.close(self._terminal)

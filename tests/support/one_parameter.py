@@ -8,6 +8,7 @@ from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Reply
 from pserver.security.access import OPEN, Access
+from tests.support.load import result
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
@@ -51,7 +52,7 @@ class Trainer:
         )
         if self.client.join().install:
             self.client.install(pserver_program(Deployment(plan, (endpoint,), server_index=0)))
-            self.channel.load([("w", self.value)]).result(timeout=SECONDS)
+            result(self.channel.load([("w", self.value)]), SECONDS)
 
     def _destination(self, name: str, blank: object) -> torch.Tensor:
         return self.value
@@ -66,4 +67,4 @@ class Trainer:
         answer = self.channel.begin()
         self.channel.push(step, [("w", torch.full((1000,), gradient))])
         self.channel.commit(step, {0: NUMBERS})
-        return answer.result(timeout=SECONDS)
+        return result(answer, SECONDS)

@@ -16,6 +16,7 @@ from types import TracebackType
 from markdown_it import MarkdownIt
 
 from tests.support.fork_server import Forked, started
+from tests.support.load import patiently, run
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240.0  # for one fence
@@ -102,7 +103,7 @@ class Reader:
     ) -> None:
         if self._session is not None:
             self._session.kill()
-            self._session.wait(SECONDS)
+            patiently(self._session.wait, SECONDS)
             for pipe in (self._session.stdin, self._session.stdout):
                 assert pipe is not None
                 pipe.close()
@@ -139,7 +140,7 @@ class Reader:
         return str(result["printed"])
 
     def _shell(self, fence: Fence) -> str:
-        done = subprocess.run(
+        done = run(
             ["bash", "-e", "-u", "-o", "pipefail", "-c", fence.text],
             cwd=self.folder,
             env=self._environment(),

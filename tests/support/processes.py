@@ -14,8 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.support.fork_server import started
+from tests.support.load import factor, patiently, scaled
 
-PATIENCE = 60.0  # seconds, for what takes a few on an idle machine
+PATIENCE = 60.0  # seconds, for what takes a few on an idle machine; they grow with the load
+
+DEADLINES = (  # of a process that is tested
+    "--heartbeat-timeout",
+    "--start-timeout",
+    "PSERVER_HEARTBEAT_TIMEOUT",
+    "PSERVER_START_TIMEOUT",
+)
 
 
 class Started:
@@ -65,7 +73,12 @@ class Started:
             )
 
         with self._changed:
-            self._changed.wait_for(lambda: found() is not None or self.ended_at > 0, patience)
+            patiently(
+                lambda left: self._changed.wait_for(
+                    lambda: found() is not None or self.ended_at > 0, left
+                ),
+                patience,
+            )
             match = found()
         assert match is not None, f"{self.name} did not say {pattern!r}\n{self._company}"
         return match
@@ -83,8 +96,10 @@ class Started:
     def status(self, patience: float = PATIENCE) -> int:
         """Its exit status; waits for its end."""
         with self._changed:
-            ended = self._changed.wait_for(lambda: self.ended_at > 0, patience)
-        assert ended, f"{self.name} has not ended within {patience:g} s\n{self._company}"
+            ended = patiently(
+                lambda left: self._changed.wait_for(lambda: self.ended_at > 0, left), patience
+            )
+        assert ended, f"{self.name} has not ended within {scaled(patience):g} s\n{self._company}"
         return int(self._popen.returncode)
 
     @property
@@ -96,8 +111,8 @@ class Started:
         """Whatever it does, it ends now."""
         if self.running:
             self._popen.kill()
-        self._popen.wait(PATIENCE)
-        self._reader.join(PATIENCE)
+        patiently(self._popen.wait, PATIENCE)
+        self._reader.join(scaled(PATIENCE))
         for pipe in (self._popen.stdin, self._popen.stdout):
             assert pipe is not None
             with suppress(BrokenPipeError):  # what it was told and has not read
@@ -105,17 +120,37 @@ class Started:
 
 
 class Processes:
-    """What a test, or a test file, has started."""
+    """What a test, or a test file, has started.
+
+    The deadlines of its processes are those at the load of when the first of them could start: all
+    of a job have the same.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._factor = factor()
         self.all: list[Started] = []
 
     def python(self, name: str, *arguments: str, **role: str) -> Started:
-        """A Python process with these arguments and environment variables."""
-        process = Started(name, arguments, role, self.path, self.all)
+        """A Python process with these arguments and environment variables; its deadlines are those
+        at this load.
+        """
+        told = {name: self._told([name, value])[1] for name, value in role.items()}
+        process = Started(name, self._told(arguments), told, self.path, self.all)
         self.all.append(process)
         return process
+
+    def scaled(self, deadline: float) -> float:
+        """What the processes have been told where a test says so many seconds."""
+        return round(deadline * self._factor, 1)
+
+    def _told(self, words: Sequence[str]) -> list[str]:
+        """Arguments, with the deadlines among them as they are at this load."""
+        told = list(words)
+        for place, flag in enumerate(words[:-1]):
+            if flag in DEADLINES:
+                told[place + 1] = str(self.scaled(float(words[place + 1])))
+        return told
 
     def servers(self, count: int, deadline: float, *flags: str) -> list[tuple[Started, str]]:
         """Parameter servers that are ready, each with its endpoint."""

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from pserver.launcher.free_port import free_port
+from tests.support.load import Deadline
 from tests.support.sources import ROOT
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -135,9 +136,9 @@ class Prometheus:
 
     def until(self, holds: Any, what: str) -> None:
         """Waits until it holds."""
-        end = time.monotonic() + SECONDS
+        deadline = Deadline(SECONDS)
         while not holds():
-            assert time.monotonic() < end, f"not within {SECONDS:.0f} s: {what}\n{self._said()}"
+            assert not deadline.over, f"not within {deadline.limit:.0f} s: {what}\n{self._said()}"
             time.sleep(0.1)
 
     def _said(self) -> str:

@@ -26,6 +26,7 @@ from pserver.job.membership import Member
 from pserver.job.sync_round import Clipping, Contribution
 from pserver.table.gradient import RowGradient
 from pserver.transport.assignment import Assignment, checksum
+from tests.support.load import result
 from trainer import CountFilterEntry, DistributedEmbedding, ShowClickEntry
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler.clip import ClipGradByGlobalNorm
@@ -136,8 +137,8 @@ class RecordedJob:
     def train(self, steps: int) -> None:
         """Every trainer takes so many steps, beside the others."""
         with ThreadPoolExecutor(TRAINERS) as pool:
-            for result in [pool.submit(self._train, each, steps) for each in self.members]:
-                result.result(60)
+            for future in [pool.submit(self._train, each, steps) for each in self.members]:
+                result(future, 60)
         self.taken += steps
 
     def _train(self, member: Member, steps: int) -> None:

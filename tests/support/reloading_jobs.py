@@ -20,6 +20,7 @@ from pserver.transport import inprocess
 from pserver.wire_pb2 import Frame, Hello, InstallRequest, JoinReply, Kind
 from tests.support.job_frames import DEADLINE, Clock, Trainer
 from tests.support.linked_jobs import Wire
+from tests.support.load import Deadline, result
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
@@ -60,9 +61,9 @@ class Part(Trainer):
 
     def enter(self) -> JoinReply:
         """Joins, and brings what the server asks for."""
-        end = time.monotonic() + DEADLINE
+        end = Deadline(DEADLINE)
         while not (reply := self.job.join(self.request())).ready:
-            assert time.monotonic() < end, "the server lets nobody in"
+            assert not end.over, "the server lets nobody in"
             if reply.wants_program:
                 self.job.install(self.program(reply.session))
             time.sleep(0.01)
@@ -124,7 +125,7 @@ class World:
     def step(self, number: int, step: int) -> list[torch.Tensor]:
         """A trainer's step on both servers; what they hold afterwards."""
         sent = [self.pool.submit(part.take, step) for part in self.trainers[number]]
-        return [each.result(DEADLINE) for each in sent]
+        return [result(each, DEADLINE) for each in sent]
 
     def save(self, path: Path, server: int = 1) -> str:
         job = self.servers[server].job
@@ -162,7 +163,7 @@ class World:
 
 
 def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
+    end = Deadline(DEADLINE)
     while not done():
-        assert time.monotonic() < end
+        assert not end.over
         time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote
 
+from tests.support.load import run
 from tests.support.pages import ROOT
 
 SECONDS = 240.0
@@ -24,7 +24,7 @@ def built(folder: Path) -> Path:
     """The site, as ``make docs`` builds it, in a folder of this test's."""
     site = folder / "site"
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir")
-    done = subprocess.run(
+    done = run(
         [*command, str(site)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},

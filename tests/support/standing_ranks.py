@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.support.load import patiently
+
 SECONDS = 120.0  # for one function, the start of the processes included, on a busy machine
 COLLECTIVE_SECONDS = 30.0
 
@@ -43,7 +45,7 @@ class StandingRanks:
         for pipe in self._pipes:
             pipe.send((function, args))
         said = [
-            pipe.recv() if pipe.poll(SECONDS) else f"no answer within {SECONDS:g} s"
+            pipe.recv() if patiently(pipe.poll, SECONDS) else f"no answer within {SECONDS:g} s"
             for pipe in self._pipes
         ]
         failures = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.load import patiently
 from trainer import Constant, DistributedEmbedding, fleet
 from trainer.embedding.conversion import moved
 from trainer.job.job import Job
@@ -101,8 +102,8 @@ def at_once(*plays: Callable[[], Any]) -> list[Any]:
     pool = ThreadPoolExecutor(len(plays))
     try:
         running: list[Future[Any]] = [pool.submit(_with_one_thread, play) for play in plays]
-        done, _ = wait(running, PATIENCE, FIRST_EXCEPTION)
-        for each in done:
+        done = patiently(lambda left: wait(running, left, FIRST_EXCEPTION).done or False, PATIENCE)
+        for each in done or ():
             each.result()
         return [each.result(timeout=0) for each in running]
     finally:

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.load import Deadline, communicated
+
 # Behaves as ``pserver serve --once`` does towards launch: says what it is bound to, ends with 0 on
 # SIGTERM.
 SERVER = """
@@ -89,14 +91,14 @@ class Run:
         )
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.popen.communicate(timeout=DEADLINE)
+        out, err = communicated(self.popen, DEADLINE)
         return self.popen.returncode, out, err
 
     def wait_for(self, name: str, pattern: str) -> str:
         """What the first group of the pattern matched in a log, as soon as it does."""
         path = self.logs / name
-        end = time.monotonic() + DEADLINE
-        while time.monotonic() < end:
+        deadline = Deadline(DEADLINE)
+        while not deadline.over:
             if path.exists() and (match := re.search(pattern, path.read_text())):
                 return match[1]
             assert self.popen.poll() is None, self.end()

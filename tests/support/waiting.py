@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+
+from tests.support.load import Deadline
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     while not holds():
-        assert time.monotonic() < deadline, "it did not come to that within 10 s"
+        assert not deadline.over, f"it did not come to that within {deadline.limit:g} s"
         threading.Event().wait(0.002)
