@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import load
 from tests.support.launched import LAUNCH, environment
 
 SCRIPT = """
@@ -64,7 +65,7 @@ def test_a_launched_job_has_a_secret_that_its_user_finds_and_nobody_sees(tmp_pat
     (tmp_path / "script.py").write_text(SCRIPT)
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
-    done = run(
+    done = load.run(
         [*LAUNCH, "--servers", "1", "--trainers", "1", "script.py"],
         cwd=tmp_path,
         env=environment(XDG_RUNTIME_DIR=str(run), COLUMNS="200"),
