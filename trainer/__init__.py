@@ -220,6 +220,7 @@ from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStr
 
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
+    from trainer.data.csv_lines import CsvLines as CsvLines
     from trainer.data.data_feed_desc import DataFeedDesc as DataFeedDesc
     from trainer.data.data_feeder import DataFeeder as DataFeeder
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
@@ -242,6 +243,7 @@ __all__ = [
     "cpu_places",
     "create_global_var",
     "create_parameter",
+    "CsvLines",
     "cuda_places",
     "DataFeedDesc",
     "DataFeeder",
@@ -285,6 +287,7 @@ __all__ = [
 # what is imported when it is first asked for, and where it lies
 _LATE = {
     "CompiledProgram": "trainer.executor.compiled_program",
+    "CsvLines": "trainer.data.csv_lines",
     "DataFeedDesc": "trainer.data.data_feed_desc",
     "DataFeeder": "trainer.data.data_feeder",
     "deserialize_persistables": "trainer.executor.program_values",

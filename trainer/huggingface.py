@@ -1,6 +1,7 @@
 """transformers' Trainer with parameter servers: ``PServerTrainer`` in its place.
 
-``pip install 'pserver[transformers]'``; nothing else of this package imports transformers.
+``pip install '.[transformers]'`` in a checkout brings it; nothing else of this package imports
+transformers.
 docs/transformers.md says what each of the TrainingArguments does here.
 """
 

@@ -1,6 +1,7 @@
 """Lightning's Trainer with parameter servers: ``Trainer(strategy=PServerStrategy())``.
 
-``pip install 'pserver[lightning]'``; nothing else of this package imports Lightning.
+``pip install '.[lightning]'`` in a checkout brings it; nothing else of this package imports
+Lightning.
 docs/lightning.md says what each of the Trainer's settings does here.
 """
 

@@ -1,6 +1,7 @@
 """docs/reference/*.md of the Python interface: what each module offers, which nothing imports here.
 
-mkdocstrings puts an object's signature and docstring where a page says ``::: name``.
+In the site mkdocstrings puts an object's signature and docstring where a page says ``::: name``,
+in a comment; on a code host the table's link leads to where they stand.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def page(module: str, found: Object | Alias, about: str) -> str:
     names.sort(key=lambda name: (name.lower(), name))
     rows = "".join(row(name, found[name]) for name in names)
     own = [name for name in names if f"{module}.{name}" not in MODULES]
-    objects = "\n".join(f"::: {module}.{name}\n" for name in own)
+    objects = "\n".join(f"<!-- ::: {module}.{name} -->\n" for name in own)
     return PAGE.format(module=module, about=about, rows=rows, objects=objects)
 
 

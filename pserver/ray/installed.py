@@ -21,7 +21,8 @@ def ray_library() -> Any:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise ModuleNotFoundError(
-            "pserver.ray.run needs Ray, which is not installed: pip install 'pserver[ray]'",
+            "pserver.ray.run needs Ray, which is not installed: pip install '.[ray]' "
+            "in a checkout of pserver",
             name="ray",
         ) from None
     return ray

@@ -277,7 +277,8 @@ def _check_installed() -> None:
         import rocksdict  # noqa: F401  # an optional package
     except ImportError as error:
         raise ImportError(
-            "rows on disk (memory_bytes) need rocksdict: pip install 'pserver[disk]'"
+            "rows on disk (memory_bytes) need rocksdict: pip install '.[disk]' in a "
+            "checkout of pserver"
         ) from error
 
 

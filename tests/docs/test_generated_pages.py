@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from markdown import markdown
 
 from docs.generators import DOCS, GENERATORS, api
+from tests.support.pages import PAGES, name
 from transpiler.names.index import names
 
 pytestmark = pytest.mark.processes  # griffe, which reads the packages, asks git
@@ -37,4 +41,18 @@ def test_the_python_pages_say_what_each_name_is() -> None:
     page = api.pages()["reference/trainer.fleet.md"]
 
     assert "| `barrier_worker` | Waits for every trainer that has not left | [trainer/" in page
-    assert "\n::: trainer.fleet.barrier_worker\n" in page
+    assert "\n<!-- ::: trainer.fleet.barrier_worker -->\n" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_code_host_shows_no_line_of_the_sites(page: Path) -> None:
+    """What only mkdocstrings understands stands in comments."""
+    assert not re.search(r"^:::", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_site_reads_the_comments() -> None:
+    """They become the lines that mkdocstrings knows; another comment stays one."""
+    text = "<!-- ::: trainer.spawn -->\n\n<!-- ::: of two words -->\n"
+    found = markdown(text, extensions=["docs.site.docstring_places"])
+
+    assert found == "<p>::: trainer.spawn</p>\n<!-- ::: of two words -->"

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.generators.api import MODULES
 from docs.generators.command_line import below
 from pserver.command_line.exit_statuses import EVERY
-from tests.support.pages import PAGES, ROOT, name
+from tests.support.pages import PAGES, ROOT, fences, name
 from trainer.environment.variables import (
     INTERNAL,
     OTHER_LAUNCHERS,
@@ -27,6 +28,7 @@ from transpiler.strategy.fields import CONFIGS, SWITCHES
 WIDTH, README_LINES = 100, 120
 VARIABLES = (*WITH_SERVERS, *WITHOUT_SERVERS, *OTHER_LAUNCHERS, *INTERNAL)
 DOCS = ROOT / "docs"
+PACKAGES = ("pserver", "trainer", "transpiler")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]*`")  # within a line
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -56,6 +58,54 @@ def test_lines_are_short(page: Path) -> None:
     ]
 
     assert long == [], f"{name(page)}: lines {long}"
+
+
+# pages about what is inside of the packages, whose examples show it
+INSIDE = ("architecture.md", "concepts/", "extend.md", "security.md")
+# folders from which a page may import: the reader of checkpoint files, which needs no job
+ROOMS = ("pserver.checkpoint",)
+IMPORTS = re.compile(r"^\s*(?:from|import) ((?:pserver|trainer|transpiler)[\w.]*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_examples_import_what_users_may(page: Path) -> None:
+    """From a package's root, a module that lies there, or one that has a page of the reference; not
+    from inside of a package.
+    """
+    if not page.is_relative_to(DOCS) or name(page).removeprefix("docs/").startswith(INSIDE):
+        return
+    inside = [
+        module
+        for fence in fences(page)
+        if fence.language == "python"
+        for module in IMPORTS.findall(fence.text)
+        if module not in (*PACKAGES, *MODULES, *ROOMS)
+        and not (ROOT / f"{module.replace('.', '/', 1)}.py").is_file()
+    ]
+
+    assert inside == []
+
+
+def test_an_extra_is_installed_from_a_checkout() -> None:
+    """The package is on no index: nothing says that pip finds it by its name."""
+    named = re.compile(r"pip install '?\"?pserver")
+    written = [*PAGES, *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    wrong = [
+        path.relative_to(ROOT).as_posix()
+        for path in written
+        if path.name != "CHANGELOG.md" and named.search(path.read_text(encoding="utf-8"))
+    ]
+
+    assert wrong == []
+
+
+def test_no_page_and_no_classifier_promises_a_system_that_never_ran() -> None:
+    """Linux is what the tests run on."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.findall(r'"Operating System :: ([^"]+)"', text)
+
+    assert all("Linux" in each for each in found), found
+    assert "macOS has never been run" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -180,9 +230,10 @@ def test_the_table_of_variables_has_every_one_and_no_other() -> None:
         for name in word.findall(path.read_text(encoding="utf-8"))
         if path != table and ("_" in name or name in ("RANK", "TRAINERS"))
     }
+    others = {name for each in OTHER_LAUNCHERS for name in each.names}  # of one module's tables
     described = {name for each in VARIABLES for name in each.names}
 
-    assert found == described
+    assert found - others == described - others
 
 
 def test_the_page_of_the_command_line_has_every_flag() -> None:

@@ -20,7 +20,7 @@ IMPORTED = re.compile(r"(?:@import\s+(?:url\()?|url\()\s*['\"]?([^'\")\s]+)")
 
 
 STRUCTURE = ("li", "table", "tr", "pre", "em", "strong", "h1", "h2", "h3", "h4", "img")
-MARKED = re.compile(r"^::: ", re.MULTILINE)  # mkdocstrings puts more there
+MARKED = re.compile(r"^<!-- ::: ", re.MULTILINE)  # mkdocstrings puts more there
 VIEWS = ((360, 740, "light"), (1280, 900, "light"))
 DARK = (1280, 900, "dark")
 SCHEMES = {"light": "default", "dark": "slate"}

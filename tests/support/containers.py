@@ -3,7 +3,9 @@
 Where a build cannot be without flags of the machine's own (another index, a directory of wheels),
 the variable ``BUILD_FLAGS`` has them::
 
-    BUILD_FLAGS="--network host -v /wheels:/wheels:ro --build-arg PIP_FIND_LINKS=/wheels"
+    BUILD_FLAGS="--network host -v /wheels:/torch:ro --build-arg PIP_FIND_LINKS=/torch"
+
+The directory is mounted where the Dockerfile writes nothing; its own wheel goes to /wheels.
 """
 
 from __future__ import annotations

@@ -23,6 +23,13 @@ class CsvLines(LineFormat):
         groups: for each slot of a width the names of its columns.
         fill: what an empty field is; None: it is wrong.
 
+    Example::
+
+        slots = [fleet.Slot("label", "float32"), fleet.Slot("numbers", "float32", 2)]
+        parser = CsvLines(slots, groups={"numbers": ["a", "b"]}, fill=0.0)
+        dataset = fleet.InMemoryDataset()
+        dataset.init(batch_size=4, parser=parser)
+
     Raises:
         ValueError: there is no slot, one is ragged, or a slot has another number of columns than
             its width says.

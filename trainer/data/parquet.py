@@ -1,4 +1,4 @@
-"""Columns of Parquet files, by pyarrow, which the extra ``pserver[parquet]`` brings."""
+"""Columns of Parquet files, by pyarrow, which the extra ``parquet`` brings."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ def _parquet() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise ImportError(
-            "parser='parquet': expected pyarrow, which pip install 'pserver[parquet]' brings"
+            "parser='parquet': expected pyarrow, which pip install '.[parquet]' in a checkout of "
+            "pserver brings"
         ) from None
     return pyarrow, pyarrow.parquet

@@ -39,7 +39,7 @@ class EventFiles:
         except ImportError as error:
             raise ImportError(
                 f"PSERVER_TENSORBOARD={folder}: expected TensorBoard to be installed, and it is "
-                f"not ({error}): pip install 'pserver[tensorboard]'"
+                f"not ({error}): pip install '.[tensorboard]' in a checkout of pserver"
             ) from error
         path = str(Path(folder) / f"trainer-{trainer_id}")
         self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)

@@ -24,7 +24,7 @@ ABSENT = RAY is None or RAY.origin is None
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(240),  # Ray's own processes on a machine that others use as well
-    pytest.mark.skipif(ABSENT, reason="Ray is not installed: pip install 'pserver[ray]'"),
+    pytest.mark.skipif(ABSENT, reason="Ray is not installed: pip install '.[ray]'"),
 ]
 PATIENCE = 150.0
 SLICE = 64 * 2048 * 4 // 2  # bytes; a process of Ray's may have some of its own there

@@ -205,7 +205,7 @@ def test_parquet_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyarrow the error says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    with pytest.raises(ImportError, match=r"pip install 'pserver\[parquet\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.\[parquet\]'"):
         format_of("parquet", [Slot("ids")])
 
 

@@ -14,7 +14,7 @@ from trainer import fleet
 
 def test_reported_values_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, at the job's steps, in the trainer's own folder."""
-    reason = "needs TensorBoard: pip install 'pserver[tensorboard]'"
+    reason = "needs TensorBoard: pip install '.[tensorboard]'"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what TensorBoard imports
         accumulator = pytest.importorskip(
@@ -46,7 +46,7 @@ def test_without_tensorboard_the_error_says_what_to_install(
     """At the start of the job, not at the first report; then there is no job."""
     monkeypatch.setenv("PSERVER_TENSORBOARD", str(tmp_path))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install 'pserver\[tensorboard\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.\[tensorboard\]'"):
         fleet.init()
     with pytest.raises(RuntimeError):
         fleet.report(loss=1.0)
