@@ -187,8 +187,8 @@ class Supervisor:
         if number is None or self.cluster.collective:
             raise Failed
         said = None if preempted else self._words.ask(process, self.policy.replaces)
-        done = said is not None and (said.done or (alone and self._is_done(process, said)))
-        if done and _by_signal(process):  # a script that fails afterwards has failed
+        # a script that fails by itself afterwards has failed
+        if said is not None and _by_signal(process) and self._is_done(said):
             self._does_without(process, "had finished when it ended")
             self._answered.append(process)
             return
@@ -222,11 +222,11 @@ class Supervisor:
             return False
         return self._servers_end_well()
 
-    def _is_done(self, last: Process, said: Answer) -> bool:
-        """Whether the only trainer has failed as the job was done: no server has missed it, and
-        they end well.
+    def _is_done(self, said: Answer) -> bool:
+        """Whether a trainer had done its part: servers say so, or none misses it and they end
+        well.
         """
-        return list(self._trainers) == [last] and not said.took_part and self._servers_end_well()
+        return said.done or (not said.took_part and self._servers_end_well())
 
     def _servers_end_well(self) -> bool:
         """Whether the servers here do so, soon."""

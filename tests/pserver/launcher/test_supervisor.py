@@ -142,8 +142,9 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
 
 @pytest.mark.parametrize("others", [[Running()], [Ended(137)], []], ids=["run", "end", "none"])
 @pytest.mark.parametrize("status", [137, 3])
+@pytest.mark.parametrize("done", [True, False])
 def test_one_that_is_killed_when_it_has_finished_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, others: list[Any], status: int
+    monkeypatch: pytest.MonkeyPatch, others: list[Any], status: int, done: bool
 ) -> None:
     """Neither the job, which is done or goes on, nor does it begin again; but a script that fails
     after its end has failed.
@@ -152,8 +153,8 @@ def test_one_that_is_killed_when_it_has_finished_ends_nothing(
     watched = supervisor([killed, *others], [Ended(0)])
     watched.say, watched.policy = lines.append, RestartPolicy(1, True)
     watched.ended.append(cast(Any, killed))
-    # the servers of a job of one trainer may have gone
-    answer = Answer(took_part=False, goes_on=False, done=bool(others))
+    # servers that have ended with their job say nothing any more
+    answer = Answer(took_part=False, goes_on=False, done=done)
     monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
     if status == 3:
         with pytest.raises(Failed):
