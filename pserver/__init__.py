@@ -309,6 +309,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/applied_rounds.py            norms again
     job/averaged_steps.py            averages of a lost trainer
     job/barriers.py                  barriers of the past
+    job/barriers.py                  a save that is put off
     job/blocking_waits.py            trainers that wait for each other
     job/coordination.py              a coordinator that comes back
     job/coordination.py              between a record and its samples
@@ -342,6 +343,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job/staged_steps.py              turns
     job/stragglers.py                a straggler
     job/update_task.py               going on
+    job/wait_table.py                rings
     job/waits.py                     one wake for one waiter
     job/watermark.py                 exactly once
     job/workers.py                   torch's threads

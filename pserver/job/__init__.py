@@ -19,6 +19,8 @@ In reading order::
     membership         trainers, and their timeouts
     watermark          how far a trainer has come in one lane
     blocking_waits     waits of trainers for one another
+    wait_table         who waits for whom, and which of these waits wait for one another
+    rings              breaks those that do
     gatherings         where those that are there tell one another how far they are
     topics             what the trainers of a job agree on
     decisions          this server's end of the job's log: what is staged, what is decided
@@ -49,6 +51,7 @@ In reading order::
     quiesce            no step changes a value during a save, a load or a shrink
     logged_calls       saves and shrinks, each at its place among the steps
     memory_budget      the memory that slices leave to tables
+    kept_texts         what trainers' texts for one another take of it
     locked_table       a sparse table with its lock and its clock
     last_save          the save that a later one may continue
     locked_cut         a table of one moment, read beside the steps that change it
