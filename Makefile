@@ -1,7 +1,7 @@
 # make demo     two parameter servers and two trainers learn handwritten digits, on this machine
 # make test     the test suite: of every class of tests one or more, in some minutes; what fails runs once more at the end, alone
 # make test-fast    without processes and without what takes long: in a minute, with the coverage
-# make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so
+# make bench    a table of ratios, each against something measured in the same run; ONLY=wire takes the rows named so, ONLY=gate those that a change of the engine can spoil, in ten minutes
 # make check-wheel     builds the sdist and the wheel, and runs the examples from the installed wheel
 # make check-image     builds the image and runs the demo in containers; needs docker or podman, with compose
 # make check-history SEEDS=2000     is every step applied exactly once, whatever becomes of networks and trainers?  So many trials; docs/checks/history.md

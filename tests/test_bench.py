@@ -13,10 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from docs.generators import benchmarks
+from docs.pictures import measured_code
 from tests.support.tiers import RARE
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+COMMIT = "[0-9a-f]{12}"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -129,6 +132,80 @@ def test_each_row_that_the_documentation_has_is_one_that_is_measured(
             told = {"against": each.against, "target": each.target, "unit": each.unit}
             told |= {"most": each.bound == "most", "setting": each.setting, "name": each.name}
             assert told == promised[each.name]
+
+
+def test_each_row_says_its_commit_and_what_it_measures():
+    """Folders that are there, so that a page can say which rows are old."""
+    facts = json.loads((PICTURES.parent / "benchmarks.json").read_text())
+    assert [row["name"] for row in facts if not re.fullmatch(COMMIT, row["commit"])] == []
+    for row in facts:
+        for folder in measured_code.folders(row["name"]):
+            assert (measured_code.ROOT / folder).is_dir(), f"{row['name']}: {folder}"
+
+
+@pytest.mark.processes
+def test_the_gate_is_a_choice_of_the_measured_rows(monkeypatch: pytest.MonkeyPatch):
+    """By name, where other choices go by how names begin; with fewer runs, unless said."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gate import GATE, ROWS, taken
+
+    assert len(set(ROWS)) == len(ROWS) and set(ROWS) <= set(promises())
+    assert [name for name in ROWS if not taken(name, GATE)] == []
+    assert not taken("wire/tls 64 MB", GATE) and taken("wire/tls 64 MB", "wire")
+    show = "import runpy, sys; a = runpy.run_path(sys.argv[1], run_name='x')['parsed']; "
+    show += "print(a(['--only', 'gate']).runs, a([]).runs, a(['--only=gate', '--runs=5']).runs)"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '{BENCHMARKS}'); {show}"]
+    done = subprocess.run(
+        [*command, str(BENCHMARKS / "__main__.py")], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split() == ["3", "9", "5"], done.stderr
+
+
+@pytest.mark.processes
+def test_a_row_is_old_when_its_code_has_changed_since(tmp_path: Path):
+    """Committed or not; by another folder's change it is not; and of a commit that git does not
+    know, nothing is said.
+    """
+
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def is_old(commit: str) -> bool | None:
+        measured_code.changed.cache_clear()
+        return measured_code.changed(commit, ("pserver/job", "trainer"), tmp_path)
+
+    assert measured_code.head(tmp_path) == "" and is_old("a" * 12) is None
+    git("init")
+    for folder in ("pserver/job", "pserver/web", "trainer"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "step.py").write_text("1\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    first = measured_code.head(tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{12}", first) and is_old(first) is False
+    (tmp_path / "pserver/web/step.py").write_text("2\n")
+    assert measured_code.head(tmp_path) == f"{first}-changed"
+    assert is_old(first) is False and is_old(f"{first}-changed") is True
+    (tmp_path / "pserver/job/step.py").write_text("2\n")
+    assert is_old(first) is True
+    git("commit", "-am", "second")
+    assert is_old(first) is True and is_old(measured_code.head(tmp_path)) is False
+    assert is_old("a" * 12) is None and is_old("") is None
+
+
+def test_a_mark_stays_where_git_knows_nothing(monkeypatch: pytest.MonkeyPatch):
+    """And comes and goes where it does; without the marks the page is the same."""
+    lines = {}
+    for known in (False, True, None):
+        monkeypatch.setattr(benchmarks, "changed", lambda *_, known=known: known)
+        lines[known] = benchmarks.pages()["benchmarks.md"]
+    names = {row["name"] for row in json.loads((PICTURES.parent / "benchmarks.json").read_text())}
+    page = (PICTURES.parent / "benchmarks.md").read_text()
+    assert measured_code.marked(lines[False]) == set()
+    assert measured_code.marked(lines[True]) == names
+    assert measured_code.marked(lines[None]) == measured_code.marked(page)
+    assert len({measured_code.unmarked(each) for each in lines.values()}) == 1
 
 
 PROMISED = """

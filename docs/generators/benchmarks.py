@@ -13,6 +13,7 @@ from textwrap import fill
 
 from docs.generators.tables import DOCS, filled, table
 from docs.pictures.benchmark_rows import GROUPS, Row, counted, grouped, missed, rows
+from docs.pictures.measured_code import MARK, changed, folders, marked
 
 PAGE = "benchmarks.md"
 PADDLE = "paddle/"  # rows with a table of their own
@@ -69,13 +70,16 @@ def explained() -> dict[str, str]:
 def figures(found: list[Row]) -> str:
     """The table of some rows."""
     head = ("row", "ours", "baseline", "compared with", "ratio", "target", "", "measured")
-    return table(head, (_cells(row) for row in found))
+    old = marked((DOCS / PAGE).read_text(encoding="utf-8"))
+    return table(head, (_cells(row, row.name in old) for row in found))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, marked: bool) -> tuple[str, ...]:
+    """Of a row that the page has ``marked`` as old until now."""
     near = row.nearness
     verdict = "" if near is None else "met" if near >= 0 else "missed"
-    measured = f"{row.date}, {row.runs} runs"
+    old = changed(row.commit, folders(row.name))
+    measured = f"{row.date}, {row.runs} runs{MARK if old or (old is None and marked) else ''}"
     values = (_figure(row.value, row.unit), _figure(row.baseline, row.unit))
     return (row.name, *values, row.against, row.said, row.asked, verdict, measured)
 

@@ -34,6 +34,7 @@ class Row:
         ratio: of the two, so that ``bound``, "least" or "most", says what ``target`` is of it.
         runs: of each contender; ``date``: the day of the measurement.
         setting: what ran where, with how many threads.
+        commit: at which it was measured; "" where nobody knows.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Row:
     runs: int
     date: str
     setting: str
+    commit: str = ""
 
     @property
     def nearness(self) -> float | None:
@@ -75,7 +77,7 @@ def rows(file: Path = DOCUMENTED) -> list[Row]:
     """Those of a file, in its order."""
     names = [each.name for each in fields(Row)]
     found = json.loads(file.read_text(encoding="utf-8"))
-    return [Row(**{name: facts[name] for name in names}) for facts in found]
+    return [Row(**{name: facts[name] for name in names if name in facts}) for facts in found]
 
 
 def counted(among: Iterable[Row]) -> str:

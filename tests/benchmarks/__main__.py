@@ -1,5 +1,6 @@
 """``make bench [ONLY=wire]``: measures, prints one table of ratios, and writes build/bench.json and
 a picture, build/bench.svg.  ``python tests/benchmarks --keep`` takes these rows into docs/.
+ONLY=gate takes the rows of tests/benchmarks/gate.py.
 
 Each group of rows runs in a process of its own, with an end to its patience; what could not be
 measured says why.
@@ -17,11 +18,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
+from gate import GATE, RUNS, taken
 from harness import Promise, Row
-from kept import draw, keep, write
+from kept import draw, keep, now, write
 from rich.console import Console
 from rich.table import Table
 
@@ -54,11 +55,9 @@ LOG = OUTPUT.with_suffix(".log")  # what torch and the servers say meanwhile
 
 
 def promises(group: str, only: str) -> list[Promise]:
-    """The rows of a group whose names begin with ``only``."""
+    """The rows of a group that ``--only`` takes."""
     return [
-        promise
-        for promise in importlib.import_module(group).PROMISES
-        if promise.name.startswith(only)
+        promise for promise in importlib.import_module(group).PROMISES if taken(promise.name, only)
     ]
 
 
@@ -150,8 +149,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Measures, and prints one table of ratios.", allow_abbrev=False
     )
-    parser.add_argument("--only", default="", help="rows whose names begin so")
-    parser.add_argument("--runs", type=int, default=9, help="of each contender")
+    parser.add_argument("--only", default="", help=f"rows whose names begin so; or {GATE}")
+    parser.add_argument(
+        "--runs", type=int, help=f"of each contender; 9 unless said otherwise, of {GATE} {RUNS}"
+    )
     parser.add_argument(
         "--tiny", action="store_true", help="sizes that show only that the benchmark itself works"
     )
@@ -162,7 +163,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="measure nothing: take the rows of the JSON file into docs/benchmarks.json",
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.runs is None:
+        arguments.runs = RUNS if arguments.only == GATE else 9
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,8 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = ", ".join(row.promise.name for row in rows if row.promise.setting == setting)
         console.print(f"- {setting}: {names}", highlight=False)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    when = {"date": date.today().isoformat(), **({"tiny": True} if arguments.tiny else {})}
-    write(arguments.output, [{**row.plain(), **when} for row in rows])
+    more = {"tiny": True} if arguments.tiny else {}
+    write(arguments.output, [{**row.plain(), **now(), **more} for row in rows])
     draw(arguments.output)
     return 0
 

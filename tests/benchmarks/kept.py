@@ -6,10 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from gate import taken
+
 ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT))
+
+from docs.pictures.measured_code import head  # noqa: E402
+
 DOCUMENTED = ROOT / "docs" / "benchmarks.json"
 
 Facts = Mapping[str, Any]  # a row, as it stands in the file
@@ -37,19 +44,24 @@ def merged(old: Sequence[Facts], new: Sequence[Facts]) -> list[Facts]:
 
 
 def keep(file: Path, only: str) -> list[str]:
-    """Takes those rows of ``make bench``'s file whose names begin with ``only`` and that could be
-    measured; returns their names.
+    """Takes those rows of ``make bench``'s file that ``only`` takes and that could be measured;
+    returns their names.  A row that was measured where there is no git gets this tree's commit.
     """
     new = [
-        row
+        {**row, "commit": row.get("commit") or head()}
         for row in json.loads(file.read_text(encoding="utf-8"))
-        if row["name"].startswith(only) and not row["skipped"]
+        if taken(row["name"], only) and not row["skipped"]
     ]
     old = json.loads(DOCUMENTED.read_text(encoding="utf-8"))
     write(DOCUMENTED, merged(old, new))
     for made in (["docs/pictures/benchmarks.py"], ["-m", "docs.generators"]):
         subprocess.run([sys.executable, *made], cwd=ROOT, check=True)
     return [row["name"] for row in new]
+
+
+def now() -> dict[str, str]:
+    """When, and at which commit, a row is measured."""
+    return {"date": date.today().isoformat(), "commit": head(ROOT)}
 
 
 def write(file: Path, rows: Sequence[Facts]) -> None:

@@ -20,11 +20,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 
 from harness import Contender, Promise, Row, alternate
-from kept import ROOT, write
+from kept import ROOT, now, write
 
 OUTPUT = ROOT / "build" / "bench.json"
 PATIENCE_SECONDS = 120.0
@@ -119,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row := Row(promise, medians["now"], medians["before"], arguments.runs))
         print(f"{promise.name}: {row.value:.4g} ms, before {row.baseline:.4g}, {row.ratio:.3f}")
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    write(OUTPUT, [{**row.plain(), "date": date.today().isoformat()} for row in rows])
+    write(OUTPUT, [{**row.plain(), **now()} for row in rows])
     return 0
 
 
