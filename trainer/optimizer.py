@@ -314,8 +314,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if self._connection is not None and self._connection.step:
             raise ValueError(
-                "add_param_group: expected before the first step, got it after step "
-                f"{self._connection.step}"
+                "add_param_group: expected before the first step, because servers hold what an "
+                f"optimizer has when it joins, got it after step {self._connection.step}: give the "
+                "optimizer this group from the start, frozen by requires_grad_(False), and "
+                "unfreeze it by requires_grad_(True) when it is to be trained"
             )
         self._inner.add_param_group(param_group)
         self._connect(self)

@@ -171,8 +171,41 @@ def test_a_group_may_be_added_before_the_first_step_only(servers: Servers) -> No
     train(reference, plain, batches(3))
 
     assert_same(mine.state_dict(), reference.state_dict())
-    with pytest.raises(ValueError, match="before the first step"):
+    with pytest.raises(ValueError, match="before the first step.*from the start, frozen by"):
         optimizer.add_param_group({"params": mine[1].parameters()})
+
+
+@pytest.mark.parametrize("kind", ["plain", "overlap", "async", "geo"])
+def test_a_frozen_group_is_trained_from_when_it_is_unfrozen_on(servers: Servers, kind: str) -> None:
+    """The way out of that: the group is there from the start.  What comes by other ways, or is
+    cast, has a name in the error.
+    """
+    strategy = DistributedStrategy()
+    strategy.a_sync = kind in ("async", "geo")
+    strategy.a_sync_configs = {
+        "plain": {},
+        "overlap": {"overlap": True},
+        "async": {"send_queue_size": 1},
+        "geo": {"k_steps": 1},
+    }[kind]
+    mine, reference = net(), net()
+    for model in (mine, reference):
+        model[0].requires_grad_(False)
+    fleet_optimizer = joined(
+        servers(2), mine, torch.optim.SGD(mine.parameters(), lr=0.1), strategy=strategy
+    )
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for model, optimizer in ((mine, fleet_optimizer), (reference, plain)):
+        train(model, optimizer, batches(2))
+        model[0].requires_grad_(True)
+        train(model, optimizer, batches(2))
+
+    for found, expected in zip(mine.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    stranger = mine[0].weight = nn.Parameter(torch.ones_like(mine[0].weight))
+    fleet_optimizer.param_groups[0]["params"].append(stranger)
+    with pytest.raises(ValueError, match="parameter of shape .*in no group of the optimizer when"):
+        train(mine, fleet_optimizer, batches(1))
 
 
 def test_a_scheduler_made_for_the_inner_optimizer_moves_the_job(

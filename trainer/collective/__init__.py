@@ -13,6 +13,7 @@ In reading order::
     row_sum             a sum within rows of trainers, then between them
     comm_ring           sums and broadcasts over one ring of trainers
     gradient_sums       sums of gradients as a strategy says: groups, rows, float16
+    gradient_marks      which gradients are means over all trainers
     buckets             which gradients are reduced together
     data_parallel       DataParallel: means of gradients while backward runs
     fused_gradients     sums of gradients after a backward: fused_allreduce_gradients

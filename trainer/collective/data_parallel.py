@@ -8,6 +8,13 @@ trainer.
 [Note: errors in backward]  A communication hook of ours reduces the gradients, as torch does
 without one.  At the end of backward the model waits for the reductions before torch's own reducer
 does, so that an error of one is raised here, with a trainer's name.
+
+[Note: a model that changes]  A script may unfreeze a part of its model, put another parameter in
+the place of one, add layers, or cast all of it.  torch's reducer has the parameters that it was
+made with, and of one that was cast it has lost the hook: it would average no gradient of these, and
+say nothing.  So before each training forward the trained parameters are compared with the
+reducer's.  Where they are others, the trainers compare their models again, what none of them had
+before becomes trainer 0's, and another reducer takes the place.
 """
 
 # Without `from __future__ import annotations`: torch compares a communication hook's annotations
@@ -17,7 +24,7 @@ import hashlib
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +39,7 @@ from pserver.errors import FingerprintMismatch
 from pserver.tracing.spans import SPANS, now
 from trainer.collective.buckets import FixedReducer, buckets
 from trainer.collective.gloo_threads import never_destroy
+from trainer.collective.gradient_marks import GradientMarks
 from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.parallel_env import copy_to_group, current_peers, naming_trainers
 from trainer.collective.rendezvous import Peers
@@ -47,7 +55,8 @@ class DataParallel(DistributedDataParallel):
     """A model whose gradients, after each backward, are the mean over all trainers.
 
     Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's;
-    before each training forward the buffers are trainer 0's again.  A forward without gradients
+    before each training forward the buffers are trainer 0's again.  A parameter that is unfrozen,
+    added or cast later is averaged from the next training forward on.  A forward without gradients
     (``torch.no_grad()``) needs no other trainer.  Gradients lie in the buckets, so that one that is
     kept over ``zero_grad()`` changes with the next backward.
 
@@ -70,6 +79,7 @@ class DataParallel(DistributedDataParallel):
         group: of :func:`trainer.new_group`; None: all trainers.
         exchange: how gradients travel between all trainers, instead of the three sizes and switches
             above; ``fleet`` makes it of a strategy.  It takes no ``group``.
+        marks: gets a mark for each gradient that a backward has averaged; ``fleet`` looks at them.
 
     Raises:
         ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or
@@ -89,6 +99,7 @@ class DataParallel(DistributedDataParallel):
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
         exchange: Exchange | None = None,
+        marks: GradientMarks | None = None,
     ) -> None:
         check_flag("find_unused_parameters", find_unused_parameters)
         _check(layers, strategy, comm_buffer_size, last_comm_buffer_size)
@@ -104,12 +115,14 @@ class DataParallel(DistributedDataParallel):
                 "exchange: expected no group beside it, got one: it is of all trainers"
             )
         topic = compare_models(layers, group, peers, repr(self._exchange))
+        self._marks = marks
         self.factor = 1.0 / group.size()  # of each gradient, before it is summed over trainers
         device = next(p.device for p in layers.parameters() if p.requires_grad)
         self._hooked = False
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
-        self.forwards = 0  # those that a backward may follow
+        self.changes = 0  # of what the model trains
+        self._built_in: int | None = None  # torch's number of its own hook, where it has one
         with naming_trainers():
             self.sums = GradientSums(self._exchange, group, peers, device, topic)
             super().__init__(
@@ -120,6 +133,7 @@ class DataParallel(DistributedDataParallel):
                 gradient_as_bucket_view=True,
             )
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self._note_model()
 
     def _ddp_init_helper(
         self,
@@ -146,6 +160,8 @@ class DataParallel(DistributedDataParallel):
             param_to_name_mapping=names,
             first_bucket_bytes_cap=limits[0],
         )
+        if self._marks is not None:
+            self._marks.follow(self, [[parameters[at] for at in bucket] for bucket in order])
         self.logger = Logger(self.reducer)
         self.reducer.set_logger(self.logger)
         has_sync_bn = any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules())
@@ -169,19 +185,78 @@ class DataParallel(DistributedDataParallel):
         """Follows a training forward of the model: the reducer is told the outputs that backward
         starts from.
         """
+        if not self._trained:
+            return outputs
         return self._post_forward(outputs)  # type: ignore[no-untyped-call]
 
     def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Prepares a training forward of the model: buffers become trainer 0's, the reducer is
         made ready.
         """
+        self.follow_model()
+        if not self._trained:  # no backward follows
+            if self.will_sync_module_buffers():
+                with naming_trainers():
+                    self._sync_buffers()  # type: ignore[no-untyped-call]
+            return inputs, kwargs
         if not self._hooked:
             self._average()
-        self.forwards += 1
         self._leaving.clear()
         with naming_trainers():
             found: tuple[Any, Any] = self._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return found
+
+    def follow_model(self) -> None:
+        """Averages what the model trains now; see [Note: a model that changes].
+
+        Every trainer calls this, and each training forward does.
+
+        Raises:
+            FingerprintMismatch: another trainer's model has changed otherwise.
+            TimedOut: another trainer's has not changed.
+            PServerError: another trainer is lost.
+        """
+        if trained_in(self.module) == self._trained:
+            return
+        self.changes += 1
+        group, peers = self.process_group, current_peers()
+        topic = compare_models(self.module, group, peers, repr(self._exchange))
+        known = set(map(id, self._known))
+        fresh = [
+            tensor
+            for tensor in (*self.module.parameters(), *self.module.buffers())
+            if id(tensor) not in known
+        ]
+        self.reducer._remove_autograd_hooks()  # type: ignore[attr-defined]  # not in torch's stub
+        if self._marks is not None:
+            self._marks.drop(self)
+        with naming_trainers():
+            share_values(fresh, group)
+            self._note_model()
+            if self._trained:
+                self._reduce_anew(topic)
+
+    def _note_model(self) -> None:
+        self._trained = trained_in(self.module)
+        # kept, so that no other tensor gets the place of one of them in memory
+        self._known = [*self.module.parameters(), *self.module.buffers()]
+
+    def _reduce_anew(self, topic: str) -> None:
+        """Makes a reducer of the parameters that are trained now."""
+        parameters, sparse = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        self._module_parameters = parameters
+        if parameters[0].device != self.device:
+            self.device = parameters[0].device
+            self.sums.close()
+            self.sums = GradientSums(
+                self._exchange, self.process_group, current_peers(), self.device, topic
+            )
+        names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
+        self._ddp_init_helper(parameters, sparse, names, self.static_graph)
+        for hook, state in self._comm_hooks:
+            dist._register_comm_hook(self.reducer, state, hook)
+        if self._built_in is not None:
+            dist._register_builtin_comm_hook(self.reducer, self._built_in)
 
     @torch.no_grad()
     def _distributed_broadcast_coalesced(
@@ -195,14 +270,18 @@ class DataParallel(DistributedDataParallel):
 
     def _average(self) -> None:
         """Registers the hook that averages gradients."""
-        this, sums, factor = weakref.ref(self), self.sums, self.factor
+        this = weakref.ref(self)
 
         def mean(state: object, bucket: GradBucket) -> Future[torch.Tensor]:
-            gradients = bucket.buffer().mul_(factor)
+            model = this()
+            assert model is not None, "a reducer has outlived its model"
+            gradients = bucket.buffer().mul_(model.factor)
             device, began = gradients.device, now() if SPANS.on else 0.0
             future = Future[torch.Tensor](devices=None if device.type == "cpu" else [device])
             with naming_trainers():
-                arrived = sums.begin(gradients, bucket.index())
+                arrived = model.sums.begin(gradients, bucket.index())
+            if model._marks is not None:
+                model._marks.left(model, bucket.index())
 
             def end(model: object) -> None:
                 arrived()
@@ -239,7 +318,7 @@ class DataParallel(DistributedDataParallel):
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         super()._register_builtin_comm_hook(comm_hook_type)  # type: ignore[no-untyped-call]
-        self._hooked = True
+        self._built_in, self._hooked = comm_hook_type, True
 
     def left(self, end: Callable[["DataParallel"], object]) -> None:
         """A bucket is on its way; ``end`` waits for it.  See [Note: errors in backward]."""
@@ -259,6 +338,8 @@ class DataParallel(DistributedDataParallel):
         with naming_trainers():
             for end in leaving:
                 end(self)
+        if self._marks is not None:
+            self._marks.end()
         if began:
             SPANS.add("wait", began, now())
 
@@ -269,6 +350,8 @@ class DataParallel(DistributedDataParallel):
         """
         if self._leaving:
             never_destroy(self.process_group)
+        if self._marks is not None:
+            self._marks.drop(self)
         self.sums.close()
 
     def join(
@@ -378,6 +461,35 @@ def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: Exchang
             f"{said}: expected dense gradients, got a sparse one of {names[sparse.index(True)]!r}: "
             "make it with sparse=False, or leave the switch off"
         )
+
+
+def trained_in(model: nn.Module) -> list[tuple[int, torch.dtype, torch.device]]:
+    """The parameters of a model that need a gradient, in an order that depends on the model alone:
+    which they are, and what a reducer must know of them.
+
+    Looked at before each forward, so it does not ask for names.
+    """
+    found, left = [], [model]
+    while left:
+        module = left.pop()
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                found.append((id(parameter), parameter.dtype, parameter.device))
+        left += [each for each in module._modules.values() if each is not None]
+    return found
+
+
+@torch.no_grad()
+def share_values(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Tensors get the values that the group's first trainer has.
+
+    Raises:
+        PServerError: another trainer is lost.
+    """
+    copy_to_group([each.detach() for each in tensors if each.device.type == "cpu"], group, 0)
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
 
 
 def compare_models(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from trainer.embedding.proxy_parameter import ProxyParameter
 from transpiler.plan.plan import Plan
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
@@ -34,18 +35,31 @@ def divided(
 ) -> tuple[Gradients, Gradients]:
     """The gradients of parameters that this process updates by itself (the k-step modes), and those
     of the servers'.
+
+    Raises:
+        ValueError: one is of a parameter that was in no group when the trainers joined.
     """
     local = {
         each.name
         for each in plan.placements
         if each.group is not None and plan.lane_of(each).kind.steps_on_trainer
     }
+    held = {each.name for each in plan.placements if each.group is not None}
     here: Gradients = {}
     there: Gradients = {}
     for parameter, gradient in gradients.items():
         name = names.get(parameter)
         if name in local:
             here[parameter] = gradient
-        elif name is not None and name not in plan.averaged:
+        elif name in plan.averaged or isinstance(parameter, ProxyParameter):
+            continue
+        elif name in held:
             there[parameter] = gradient
+        else:
+            said = f"of shape {list(parameter.shape)}" if name is None else repr(name)
+            raise ValueError(
+                f"optimizer.step(): parameter {said} has a gradient, and was in no group of the "
+                "optimizer when the trainers joined: give the optimizer its group from the start, "
+                "frozen by requires_grad_(False), and unfreeze it when it is to be trained"
+            )
     return here, there

@@ -79,7 +79,7 @@ class GradientMerge:
         self._parameters = [p for group in groups for p in group["params"]]
         self.steps += 1
         self.overflow = self.overflow or overflow
-        if self._fused and self.steps == 1 and not set(self.parameters) <= self._room.keys():
+        if self._fused and self.steps == 1 and not all(map(self._fits, self.parameters)):
             self._fuse()
         for parameter in () if self.overflow else self._parameters:
             if isinstance(parameter, ProxyParameter):
@@ -94,18 +94,25 @@ class GradientMerge:
                 "gradient_merge: expected dense gradients, got a sparse one of "
                 f"{self._names.get(parameter, 'a parameter')!r}; use a DistributedEmbedding"
             )
+        if not self._fits(parameter):
+            if self._fused:
+                raise ValueError(
+                    f"gradient_merge: {self._names.get(parameter, 'a parameter')!r} came, or was "
+                    f"cast, within {self._k_steps} steps that make one update; do so after an "
+                    "update"
+                )
+            self._room[parameter] = torch.empty_like(gradient)
+            if parameter in self._sums:
+                self._sums[parameter] = self._room[parameter].copy_(self._sums[parameter])
         if parameter in self._sums:
             self._sums[parameter].add_(gradient)
-            return
+        else:
+            self._sums[parameter] = self._room[parameter].copy_(gradient)
+
+    def _fits(self, parameter: Tensor) -> bool:
+        """Whether there is room for its sum; it may have been cast since."""
         room = self._room.get(parameter)
-        if room is None and self._fused:
-            raise ValueError(
-                f"gradient_merge: {self._names.get(parameter, 'a parameter')!r} came within "
-                f"{self._k_steps} steps that make one update; add parameters after an update"
-            )
-        if room is None:
-            room = self._room[parameter] = torch.empty_like(gradient)
-        self._sums[parameter] = room.copy_(gradient)
+        return room is not None and (room.dtype, room.device) == (parameter.dtype, parameter.device)
 
     def _add_rows(self, proxy: ProxyParameter) -> None:
         gradient = proxy.waiting()

@@ -47,7 +47,8 @@ class Residuals:
         if decay := float(hparams["weight_decay"]):
             gradient = gradient.add(parameter, alpha=-decay if hparams["maximize"] else decay)
         zeros = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        velocity, residual = self._kept.get(key, (zeros, zeros))
+        # in the parameter's dtype, which a script may have cast since
+        velocity, residual = (each.to(zeros) for each in self._kept.get(key, (zeros, zeros)))
         kept = self.ramp.kept(parameter.numel(), step)
         momentum, nesterov = float(hparams["momentum"]), bool(hparams["nesterov"])
         made = compress(gradient, velocity, residual, kept, momentum, nesterov)

@@ -50,9 +50,9 @@ class _Made:
     mesh: Any  # of parameters
     names: tuple[str, ...]  # of the whole model's parameters and buffers
     sharding: Mapping[str, Any]  # sharding_configs; all defaults without sharding=True
-    reduced: tuple[nn.Module, ...]  # holds everything that backward reduces
 
 
+REDUCED = "_reduced_in_backward"  # an attribute of such a model
 _made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
 
 
@@ -121,7 +121,9 @@ def hybrid_parallel(
         if here.degrees["sep"] > 1:
             replace_attention(part, _sequence_group(here))
         reduced = average_in_backward(part, mesh, strategy, anchors)
-    _made[result] = _Made(mesh, names, strategy.sharding_configs, tuple(reduced[:1]))
+    _made[result] = _Made(mesh, names, strategy.sharding_configs)
+    # holds everything that backward reduces; the model has it, and nobody has the model for it
+    object.__setattr__(result, REDUCED, tuple(reduced[:1]))
     return result
 
 
@@ -235,14 +237,25 @@ def hybrid_optimizer(
         for parameter in model.parameters()
         if parameter in mine and parameter.requires_grad
     ]
+    if not parameters:
+        raise ValueError("optimizer: expected a trainable parameter of the model, got none")
     if grad_clip is None:
         grad_clip = getattr(optimizer, "grad_clip", None)
     made = _made[model]
     shards = LocalShards(parameters, made.mesh, made.sharding["pp_allreduce_in_optimize"])
     steps = made.sharding["gradient_merge_acc_step"]
-    accumulation = Accumulation(steps, made.reduced) if steps > 1 else None
+    accumulation = Accumulation(steps, getattr(model, REDUCED)) if steps > 1 else None
     device = parameters[0].device
-    sharded = ShardedOptimizer(optimizer, shards, device, grad_clip, None, accumulation)
+    sharded = ShardedOptimizer(
+        optimizer,
+        shards,
+        device,
+        grad_clip,
+        lambda: {parameter: name for name, parameter in model.named_parameters()},
+        None,
+        accumulation,
+    )
+    sharded.watch(model)
     if accumulation is not None:
         zero_grad_through(model, sharded.zero_grad)
     if made.sharding["optimize_offload"]:

@@ -6,7 +6,7 @@ one, in none) can share a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.sharding.replica_mean import average_over
-from trainer.sharding.shards import Shards, Values
+from trainer.sharding.shards import Shards, Values, same_memory
 from trainer.sharding.units import whole_of
 
 
@@ -62,6 +62,14 @@ class LocalShards(Shards):
                 self._copy_gradient(parameter)
         if self._in_update:
             average_over(list(self.of.values()), self._mesh["replicas"].get_group())
+
+    def moved(self) -> Iterator[nn.Parameter]:
+        """See :class:`Shards`."""
+        for parameter, shard in self.of.items():
+            if parameter not in self.whole:
+                assert isinstance(parameter, DTensor)
+                if not same_memory(parameter._local_tensor, shard):
+                    yield parameter
 
     def multiply_gradients(self, factor: Tensor) -> None:
         """The optimizer has no copies, but the gradients themselves."""

@@ -1,61 +1,54 @@
-"""Whether a step's gradients were averaged over the trainers: a forward of a registered model leads
-to them, and not one of its parts.
+"""Whether a step's gradients were averaged over the trainers: a backward through a registered model
+does so, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
-import torch
-from torch import nn
+from torch import Tensor
 
-from trainer.collective.data_parallel import DataParallel
+from trainer.collective.gradient_marks import GradientMarks
+
+MOST_NAMED = 4  # parameters in a message
 
 
 class AveragedGradients:
-    """Compares the forwards of registered models with the gradients that their parameters have.
+    """Looks, before each step, whether all gradients that it applies bear the mark of a mean.
 
     Args:
-        wrapped: the models, whose forwards make a backward average.
+        marks: which the registered models set.
+        names: of the parameters.
     """
 
-    def __init__(self, wrapped: Sequence[DataParallel]) -> None:
-        self._wrapped = wrapped
-        # by model, at the last step: its forwards, and which gradient its first parameter had
-        self._forwards: dict[nn.Module, int] = {}
-        self._gradients: dict[nn.Module, tuple[int, int]] = {}
+    def __init__(self, marks: GradientMarks, names: Mapping[Tensor, str]) -> None:
+        self._marks, self._names = marks, names
 
-    def check(self) -> None:
-        """Returns if no gradient is this trainer's alone.  One that was there at the last step was
-        averaged then.
+    def check(self, parameters: Iterable[Tensor]) -> None:
+        """Returns if no gradient is this trainer's alone.
+
+        Args:
+            parameters: of the step.
 
         Raises:
-            RuntimeError: a model's parameters have gradients, and it was not called.
+            RuntimeError: one is; the message names its parameter.
         """
-        for model in self._wrapped:
-            gradient = _first(model)
-            called = model.forwards != self._forwards.get(model, 0)
-            if gradient is None or called or _known(gradient) == self._gradients.get(model):
-                continue
-            raise RuntimeError(
-                "optimizer.step(): expected gradients of a forward of the registered model, got "
-                "others, which no trainer has averaged: call the model itself, model(...), not its "
-                "layers or another method"
-            )
+        alone = list(self._marks.without(parameters))
+        if not alone:
+            return
+        names = [
+            repr(self._names[p]) if p in self._names else f"a parameter of shape {list(p.shape)}"
+            for p in alone[:MOST_NAMED]
+        ]
+        more = f" and {len(alone) - MOST_NAMED} more" if len(alone) > MOST_NAMED else ""
+        raise RuntimeError(
+            "optimizer.step(): expected gradients that a backward through the registered model has "
+            f"averaged over the trainers, got others, of {', '.join(names)}{more}: call the model "
+            "itself, model(...), not its layers or another method, and make one backward of what "
+            "it returns, of all losses together; where a loss does not depend on all parameters, "
+            "set strategy.find_unused_parameters=True"
+        )
 
-    def note(self) -> None:
+    def note(self, parameters: Iterable[Tensor]) -> None:
         """A step has been taken with the gradients as they are."""
-        for model in self._wrapped:
-            self._forwards[model] = model.forwards
-            if (gradient := _first(model)) is not None:
-                self._gradients[model] = _known(gradient)
-
-
-def _first(model: nn.Module) -> torch.Tensor | None:
-    """A model's first gradient."""
-    return next((p.grad for p in model.parameters() if p.grad is not None), None)
-
-
-def _known(gradient: torch.Tensor) -> tuple[int, int]:
-    """What shows that it is another gradient, or was written to."""
-    return gradient.data_ptr(), gradient._version
+        self._marks.applied(parameters)

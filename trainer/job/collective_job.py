@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,15 @@ from torch.utils.hooks import RemovableHandle
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.averaging_schedule import schedule_of
-from trainer.collective.data_parallel import DataParallel, compare_models
+from trainer.collective.data_parallel import (
+    DataParallel,
+    compare_models,
+    share_values,
+    trained_in,
+)
 from trainer.collective.fused_gradients import share_gradients
+from trainer.collective.gradient_marks import GradientMarks
+from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.local_sgd import LocalSgd
 from trainer.collective.parallel_env import (
     current_peers,
@@ -91,6 +98,11 @@ class CollectiveJob(Job):
         self._hooks: list[RemovableHandle] = []
         self._factor = 1.0 / world.size  # of each gradient, before it is summed over trainers
         self._wrapped: list[DataParallel] = []
+        self._names: dict[torch.Tensor, str] = {}  # of what the models had at the last look
+        self._former = set[torch.Tensor]()  # of the optimizer, and no model has it any more
+        self._shares = True  # backward averages gradients; otherwise step() does
+        self._marks: GradientMarks | None = None
+        self._own_sums: GradientSums | None = None
         log.info("training collectively: trainer %d of %d", world.rank, world.size)
 
     @property
@@ -124,7 +136,7 @@ class CollectiveJob(Job):
             )
         check(self.strategy, self.kind)
         check_batch_norms(self.models, self.strategy)
-        names = {tensor: name for name, tensor in self.tensors().items()}
+        names = self._named()
         optimizer = replaced(optimizer, self.strategy, names, self.module_types())
         strategy = self.strategy or DistributedStrategy()
         self._agree_on(strategy)
@@ -143,14 +155,18 @@ class CollectiveJob(Job):
         if dgc is not None:
             check_alike(dgc.ramp)
             grad_clip = local_clip(grad_clip, self.role.trainers)
-        distributed = CollectiveOptimizer(optimizer, names, grad_clip, merge, shared, dgc)
+        distributed = CollectiveOptimizer(
+            optimizer, names, grad_clip, self._grown, merge, shared, dgc
+        )
         distributed.loss_scaling = loss_scaling_of(self.models, optimizer.param_groups)
         groups_of(distributed)
         distributed.local_sgd = self._local_sgd(distributed)
+        self._shares = merge is None and dgc is None
+        if self.role.trainers > 1 and self._shares and distributed.local_sgd is None:
+            self._marks = GradientMarks()
+            distributed.averaged = AveragedGradients(self._marks, names)
         for model in self.models:
-            self._attach(model, shares=merge is None and dgc is None)
-        if self.role.trainers > 1 and shared is None and dgc is None:
-            distributed.averaged = AveragedGradients(self._wrapped)
+            self._attach(model)
         limit = current_peers().timeout_seconds
         connect_batch_norms(self.models, world_total, self.role.trainers, limit)
         return distributed
@@ -160,12 +176,48 @@ class CollectiveJob(Job):
         schedule = None if self.strategy is None else schedule_of(self.strategy)
         if self.strategy is None or schedule is None:
             return None
+
+        def trained() -> list[torch.Tensor]:
+            self._named()
+            groups_of(optimizer, self._former)
+            return list(optimizer.trained().values())
+
         return LocalSgd(
             schedule,
-            lambda: list(optimizer.trained().values()),
+            trained,
             lambda: [buffer for model in self.models for buffer in model.buffers()],
             self.strategy.fuse_grad_size_in_MB,
         )
+
+    def _named(self) -> dict[torch.Tensor, str]:
+        """The names of what the models have now: always the same dict."""
+        tensors = self.tensors()
+        there = set(map(id, tensors.values()))
+        for each in self.optimizers:  # which keeps it anyway
+            groups = each.param_groups
+            former = (p for group in groups for p in group["params"] if p in self._names)
+            self._former.update(p for p in former if id(p) not in there)
+        self._names.clear()
+        self._names.update({tensor: name for name, tensor in tensors.items()})
+        return self._names
+
+    def _grown(self, optimizer: DistributedOptimizer) -> None:
+        """The optimizer has further groups: what is new in the models becomes trainer 0's, and
+        backward averages it.
+        """
+        if not self.optimizers:  # it is being made
+            return
+        known = set(map(id, self._names))
+        self._named()
+        groups_of(optimizer, self._former)
+        if optimizer.dgc is not None:
+            optimizer.dgc.check()
+        parallel = {wrapped.module: wrapped for wrapped in self._wrapped}
+        for model in self.models:
+            if model in parallel:
+                parallel[model].follow_model()
+            else:
+                self._compare(model, known)
 
     def _agree_on(self, strategy: DistributedStrategy) -> None:
         """Compares what a step does among the trainers.
@@ -190,7 +242,7 @@ class CollectiveJob(Job):
             dist.all_reduce(have, dist.ReduceOp.MAX)
         if have[-1]:
             return True
-        sums = self._wrapped[0].sums
+        sums = self._sums()
         if not merge.buffers:
             share_gradients(trained, None, self._factor, exchange_of(self.strategy), sums)
             return False
@@ -202,40 +254,73 @@ class CollectiveJob(Job):
                 parameter.grad = merge.room_of(parameter)
         return False
 
-    def _attach(self, model: nn.Module, shares: bool) -> None:
-        """Makes a backward average its gradients; without ``shares`` ``step()`` does."""
-        trained = any(parameter.requires_grad for parameter in model.parameters())
-        local = self.strategy is not None and schedule_of(self.strategy) is not None
-        if not trained or local:
-            assert dist.group.WORLD is not None, "init_parallel_env has been called"
-            compare_models(model, dist.group.WORLD, current_peers())
-            with naming_trainers(), torch.no_grad():
-                for tensor in (*model.parameters(), *model.buffers()):
-                    dist.broadcast(tensor, 0)
+    def _sums(self) -> GradientSums:
+        """Sums of what no backward has summed, travelling as the strategy says."""
+        if self._wrapped:
+            return self._wrapped[0].sums
+        if self._own_sums is None:  # no model had a parameter to train
+            exchange, device = exchange_of(self.strategy), next(iter(self._names)).device
+            self._own_sums = GradientSums(exchange, _world(), current_peers(), device, "merged")
+        return self._own_sums
+
+    def _attach(self, model: nn.Module) -> None:
+        """Gives a model trainer 0's values, and makes a backward through it average its gradients,
+        where it is backward that does so.
+        """
+        if self.strategy is not None and schedule_of(self.strategy) is not None:
+            self._compare(model)
             return
-        wrapped = DataParallel(model, exchange=exchange_of(self.strategy))
-        self._wrapped.append(wrapped)
-        wrapped.factor = self._factor
-        wrapped.require_backward_grad_sync = shares
+        parallel: DataParallel | None = None
+        if trained_in(model):
+            parallel = self._parallel(model)
+        else:
+            self._compare(model)
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             # a copy of the model has these hooks, too
-            if module is model and torch.is_grad_enabled():
-                wrapped.require_forward_param_sync = True  # buffers, in any case
-                return wrapped.before_forward(*args, **kwargs)
-            return None
+            nonlocal parallel
+            if module is not model or not torch.is_grad_enabled():
+                return None
+            if parallel is None and trained_in(model):
+                parallel = self._parallel(model)
+            if parallel is None:
+                return None
+            parallel.require_forward_param_sync = True  # buffers, in any case
+            changes = parallel.changes
+            given = parallel.before_forward(*args, **kwargs)
+            if parallel.changes != changes:
+                self._named()
+            return given
 
         def after(module: nn.Module, args: Any, outputs: Any) -> Any:
-            return (
-                wrapped.after_forward(outputs)
-                if module is model and torch.is_grad_enabled()
-                else None
-            )
+            if module is not model or not torch.is_grad_enabled() or parallel is None:
+                return None
+            return parallel.after_forward(outputs)
 
         self._hooks += [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after),
         ]
+
+    def _parallel(self, model: nn.Module) -> DataParallel:
+        """What averages the gradients of a model, which trains something."""
+        self._named()
+        wrapped = DataParallel(model, exchange=exchange_of(self.strategy), marks=self._marks)
+        wrapped.factor = self._factor
+        wrapped.require_backward_grad_sync = self._shares
+        self._wrapped.append(wrapped)
+        return wrapped
+
+    def _compare(self, model: nn.Module, known: Collection[int] = ()) -> None:
+        """Compares a model that no backward averages, and gives it trainer 0's values.
+
+        Args:
+            known: the ids of tensors that have them.
+        """
+        compare_models(model, _world(), current_peers())
+        every = (*model.parameters(), *model.buffers())
+        with naming_trainers():
+            share_values([tensor for tensor in every if id(tensor) not in known], _world())
 
     def agree(self, topic: str, text: str) -> str | None:
         """What the first trainer said about a topic."""
@@ -273,10 +358,19 @@ class CollectiveJob(Job):
             each.end()
         for wrapped in self._wrapped:
             wrapped.close()
+        self._wrapped.clear()  # the script may hold this job, by way of its optimizer or model
+        if self._own_sums is not None:
+            self._own_sums.close()
+            self._own_sums = None
         steps = 0 if self.optimizer is None else self.optimizer.steps
         leave_parallel_env(
             f"it finished after {steps} steps; fleet.shard gives all trainers equally many"
         )
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None, "init_parallel_env has been called"
+    return dist.group.WORLD
 
 
 def agreed(strategy: DistributedStrategy) -> str:

@@ -15,7 +15,7 @@ from trainer.gradients.dgc_allreduce import means_of
 from trainer.gradients.gradient_merge import GradientMerge
 from trainer.gradients.overflow import tell_scaler
 from trainer.job.averaged_gradients import AveragedGradients
-from trainer.optimizer import DistributedOptimizer
+from trainer.optimizer import Connect, DistributedOptimizer
 from transpiler.clip import GradClip
 
 
@@ -26,6 +26,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     Args:
         optimizer: the script's.
         names: of the parameters.
+        connect: takes up groups that are added.
         grad_clip: applied to the mean gradient; with local SGD or ``dgc`` to this trainer's own.
         merge: see :class:`DistributedOptimizer`.
         shared: sums the merged gradients over the trainers: given whether they overflowed here, it
@@ -42,15 +43,31 @@ class CollectiveOptimizer(DistributedOptimizer):
         optimizer: torch.optim.Optimizer,
         names: Mapping[torch.Tensor, str],
         grad_clip: GradClip | None,
+        connect: Connect = lambda _: None,
         merge: GradientMerge | None = None,
         shared: Callable[[bool], bool] | None = None,
         dgc: DeepGradientCompression | None = None,
     ) -> None:
-        super().__init__(optimizer, names, lambda _: None, grad_clip, merge=merge, dgc=dgc)
+        super().__init__(optimizer, names, connect, grad_clip, merge=merge, dgc=dgc)
         self._barriers = 0
         self._shared = shared
         self.local_sgd: LocalSgd | None = None
         self.averaged: AveragedGradients | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, at any time between two steps.  Every trainer calls this.
+
+        Raises:
+            ValueError: a parameter is in no registered model.
+            FingerprintMismatch: another trainer's models have other parameters.
+            PServerError: another trainer is lost.
+        """
+        before = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+        except ValueError:
+            del self.param_groups[before:]
+            raise
 
     def _end_step(self, loss: Any) -> None:
         if self.local_sgd is not None:
@@ -77,9 +94,10 @@ class CollectiveOptimizer(DistributedOptimizer):
             tell_scaler(self)  # see [Note: an overflow in a window]
         if self.averaged is None:
             return super()._step_alone(anywhere)
-        self.averaged.check()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.averaged.check(parameters)
         skipped = super()._step_alone(anywhere)
-        self.averaged.note()
+        self.averaged.note(parameters)
         return skipped
 
     def _step_compressed(self, dgc: DeepGradientCompression, overflow: bool) -> bool:

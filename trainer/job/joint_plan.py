@@ -20,7 +20,7 @@ nothing that it could train with: a step, a joint call or an iteration raises th
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -191,8 +191,13 @@ def _groups(distributed: Sequence[Distributed]) -> dict[str, int]:
     return found
 
 
-def groups_of(optimizer: DistributedOptimizer) -> dict[torch.Tensor, int]:
+def groups_of(
+    optimizer: DistributedOptimizer, former: Collection[torch.Tensor] = ()
+) -> dict[torch.Tensor, int]:
     """The index of each parameter's group, in the optimizer's order.
+
+    Args:
+        former: parameters that a model had until others took their places.
 
     Raises:
         ValueError: a parameter is in no registered model.
@@ -200,7 +205,8 @@ def groups_of(optimizer: DistributedOptimizer) -> dict[torch.Tensor, int]:
     groups: dict[torch.Tensor, int] = {}
     for index, group in enumerate(optimizer.param_groups):
         for number, parameter in enumerate(group["params"]):
-            if not isinstance(parameter, ProxyParameter) and parameter not in optimizer.names:
+            known = parameter in optimizer.names or parameter in former
+            if not known and not isinstance(parameter, ProxyParameter):
                 raise ValueError(
                     f"parameter {number} of group {index}, of shape {list(parameter.shape)}, "
                     "is in no registered model "

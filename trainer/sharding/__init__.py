@@ -17,6 +17,7 @@ In reading order::
     replica_mean   means over replicas in the update
     host_states    an optimizer's states in main memory
     norms          clipping by the norms of whole gradients
+    places         where a model holds what FSDP2 has divided
     sharded_rule   which update rules may step shards
     optimizer      ShardedOptimizer: the given optimizer steps shards
     scaler         the GradScaler of a sharded model

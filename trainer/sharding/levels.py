@@ -120,8 +120,14 @@ def group_sharded_parallel(
         shards = FlatShards(list(names.values()), ranks, level == "os_g", *how)
     _same_buffers(model, ranks)
     wrapped = ShardedOptimizer(
-        inner, shards, device, clip, (lambda: _same_buffers(model, ranks)) if sync_buffers else None
+        inner,
+        shards,
+        device,
+        clip,
+        lambda: {parameter: name for name, parameter in model.named_parameters()},
+        (lambda: _same_buffers(model, ranks)) if sync_buffers else None,
     )
+    wrapped.watch(model)
     if level == "os_g":
         zero_grad_through(model, wrapped.zero_grad)
     sharded[model] = shards

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.collective.parallel_env import naming_trainers
 from trainer.sharding.norms import clip_gradients
+from trainer.sharding.places import Places
 from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
 from transpiler.optim.following import LayerWiseOptimizer
@@ -33,13 +34,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         shards: of its parameters.
         device: where the ranks communicate.
         grad_clip: of the averaged gradient, as a single node would.
+        names: gives the names of the model's parameters, for messages.
         after: called at the end of each step.
         accumulation: None: every step is an update.
 
     Raises:
         ValueError: there is clipping, and a group with ``need_clip=False``.
-        RuntimeError: at a step, a parameter that was frozen when the model was sharded has a
-            gradient, which was not averaged.
+        RuntimeError: at a step, a parameter is trained that was frozen when the model was sharded,
+            or it has been cast or given other memory since, or came later: its gradient is not the
+            mean over the ranks, or would step what the model does not have.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         shards: Shards,
         device: torch.device,
         grad_clip: GradClip | None,
+        names: Callable[[], Mapping[nn.Parameter, str]],
         after: Callable[[], None] | None = None,
         accumulation: Accumulation | None = None,
     ) -> None:
@@ -58,6 +62,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
         self._inner, self.shards, self.grad_clip = optimizer, shards, grad_clip
         self._device, self._after, self._accumulation = device, after, accumulation
+        self._names = names
+        self._places: Places | None = None
         self._of = {shard: parameter for parameter, shard in shards.of.items()}
         self._frozen: list[nn.Parameter] = []
         self._take_shards()
@@ -120,14 +126,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for parameter in self._frozen:
-            if parameter.grad is not None:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(parameter.shape)} was frozen when "
-                    "group_sharded_parallel was called and has a "
-                    "gradient now, which was not averaged over the ranks: call "
-                    "group_sharded_parallel after unfreezing"
-                )
+        self._check_divided()
         if self._accumulation is not None and not self._accumulation.ends():
             return loss
         with naming_trainers():
@@ -144,6 +143,60 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._after()
         return loss
 
+    def _check_divided(self) -> None:
+        """Whether the optimizer steps just what was divided.
+
+        Raises:
+            RuntimeError: not; the message names a parameter.
+        """
+        for parameter in self._frozen:
+            if parameter.requires_grad or parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self._named(parameter)} was frozen when the model was divided among the "
+                    "trainers, and is trained now: expected all that is ever trained to be so "
+                    "then; unfreeze it before group_sharded_parallel or fleet.distributed_model"
+                )
+        frozen = set(map(id, self._frozen))
+        for group in self._inner.param_groups:
+            for shard in group["params"]:
+                if shard not in self._of and id(shard) not in frozen:
+                    raise RuntimeError(
+                        f"{self._named(shard)} came into the optimizer after the model was "
+                        "divided among the trainers: give it to the optimizer before"
+                    )
+        self._check_moved()
+
+    def watch(self, model: nn.Module) -> None:
+        """Before each forward of the model looks whether it is what was divided.  A gradient of
+        another dtype would end the backward, without a name.
+        """
+
+        def look(module: nn.Module, args: Any) -> None:
+            if module is model:  # a copy has this hook, too
+                self._check_moved()
+
+        model.register_forward_pre_hook(look, prepend=True)
+        self._places = Places(model, self.shards.of)
+
+    def _check_moved(self) -> None:
+        for name in () if self._places is None else self._places.taken():
+            raise RuntimeError(
+                f"{name!r} is another parameter than the one that was divided among the trainers, "
+                "and would be lost: tie or replace parameters before group_sharded_parallel or "
+                "fleet.distributed_model"
+            )
+        for parameter in self.shards.moved():
+            raise RuntimeError(
+                f"{self._named(parameter)} was cast, or given other memory, after the model was "
+                "divided among the trainers, and the optimizer steps what it was: cast the model "
+                "before group_sharded_parallel or fleet.distributed_model"
+            )
+
+    def _named(self, parameter: nn.Parameter) -> str:
+        """A parameter in a message."""
+        known = self._names().get(parameter)
+        return f"a parameter of shape {tuple(parameter.shape)}" if known is None else repr(known)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of the shards, and the model's own; not while they accumulate."""
         if self._accumulation is None or not self._accumulation.under_way:
@@ -156,9 +209,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             ValueError: always, after construction.
         """
         if self._made:
+            named = ", ".join(map(self._named, _listed(param_group.get("params", ()))))
             raise ValueError(
-                "add_param_group: expected all groups before group_sharded_parallel, which "
-                "divides them once"
+                f"add_param_group: expected all groups before the model was divided among the "
+                f"trainers, got {named} later: make the optimizer with this group, too"
             )
         super().add_param_group(param_group)
 
@@ -215,6 +269,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"ShardedOptimizer of {self._inner!r}"
+
+
+def _listed(params: Any) -> list[Any]:
+    """What a group gives as its parameters."""
+    return [params] if isinstance(params, Tensor) else [*params]
 
 
 def _get(of: Mapping[nn.Parameter, nn.Parameter], parameter: Any) -> nn.Parameter:

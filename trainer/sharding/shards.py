@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,12 @@ class Shards(ABC):
     @abstractmethod
     def refresh(self) -> None:
         """Before a step: a gradient that the script has dropped is dropped here too."""
+
+    @abstractmethod
+    def moved(self) -> Iterator[nn.Parameter]:
+        """The parameters whose shard is no part of them any more: they have been cast, or have
+        other memory.
+        """
 
     @abstractmethod
     def multiply_gradients(self, factor: Tensor) -> None:
@@ -91,6 +97,11 @@ class Shards(ABC):
 
         All ranks call this with the same keys.
         """
+
+
+def same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one dtype, and of the same place."""
+    return one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
 
 
 def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
@@ -196,6 +207,14 @@ class FlatShards(Shards):
             elif self._apart and (gradient is not copied() or gradient._version != version):
                 shard.grad = self.part(parameter, gradient)
         self._note_copies(self.of)
+
+    def moved(self) -> Iterator[nn.Parameter]:
+        """See :class:`Shards`."""
+        for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True):
+            base, size = flat.data_ptr(), flat.element_size()
+            for parameter, begin, _ in bucket.spans():
+                if parameter.dtype != flat.dtype or parameter.data_ptr() != base + begin * size:
+                    yield parameter
 
     def multiply_gradients(self, factor: Tensor) -> None:
         if self._scatter:

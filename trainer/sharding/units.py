@@ -36,7 +36,7 @@ from trainer.sharding.bucket import buckets_of
 from trainer.sharding.reads import Reads
 from trainer.sharding.reducer import Reducer
 from trainer.sharding.segment_runs import follow_runs
-from trainer.sharding.shards import Shards, Values
+from trainer.sharding.shards import Shards, Values, same_memory
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -284,6 +284,14 @@ class Units(Shards):
         for sharded, shard in self.of.items():
             if sharded not in self.whole:
                 _copy_gradient(sharded, shard)
+
+    def moved(self) -> Iterator[nn.Parameter]:
+        """See :class:`Shards`."""
+        for parameter, shard in self.of.items():
+            if parameter not in self.whole:
+                assert isinstance(parameter, DTensor)
+                if not same_memory(parameter._local_tensor, shard):
+                    yield parameter
 
     def multiply_gradients(self, factor: Tensor) -> None:
         """The optimizer has no copies, but the gradients themselves."""

@@ -234,7 +234,7 @@ def test_unused_frozen_and_tied_parameters(rank: int, scratch: Path) -> None:
         assert model.head.weight is model.first.weight
         assert torch.equal(model.never.weight, Uneven().never.weight)
         model.frozen.weight.grad = torch.ones(6, 6)
-        with pytest.raises(RuntimeError, match="frozen when group_sharded_parallel was called"):
+        with pytest.raises(RuntimeError, match="'frozen.weight' was frozen when"):
             (optimizer.param_groups[0]["params"]).append(model.frozen.weight)
             optimizer._frozen.append(model.frozen.weight)
             optimizer.step()

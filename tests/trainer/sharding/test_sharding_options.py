@@ -167,7 +167,11 @@ def test_offload_keeps_what_the_optimizer_steps_on_the_host(rank: int, scratch: 
             list(model.parameters()), dist.group.WORLD, level == "os_g", 2**20, False, apart=True
         )
         wrapped = ShardedOptimizer(
-            torch.optim.Adam(model.parameters(), lr=1e-3), copies, torch.device("cpu"), None
+            torch.optim.Adam(model.parameters(), lr=1e-3),
+            copies,
+            torch.device("cpu"),
+            None,
+            dict,
         )
         own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         assert not own & {
