@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from pserver.launcher.cluster import Cluster
@@ -117,8 +118,9 @@ def _attempt(
         say = partial(_tell, terminal)
         page = stack.enter_context(WebPage(cluster.web, cluster.log_dir, given, group, say))
         saved = environment.get("PSERVER_CHECKPOINT", "")
+        marks = stack.enter_context(TemporaryDirectory(prefix="pserver-"))
         started = StartedProcesses(
-            cluster, environments, tokens, group, terminal, serve, attempt, saved
+            cluster, environments, tokens, group, terminal, serve, attempt, saved, marks=marks
         )
         job = Supervisor(started, policy, environment, page, say)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -85,6 +85,12 @@ def lost(process: Process, what: Next, counted: str) -> str:
     return f"{status}; the others go on without it; see {process.log}"
 
 
+def ended_after_job(process: Process) -> str:
+    """What is said of a trainer of a job without servers that had finished the job."""
+    status = f"{process.name} ended with status {process.status}{_killer(process.status)}"
+    return f"{status} when it had finished the job; see {process.log}"
+
+
 def reloads(process: Process, path: str, counted: str) -> str:
     """What is said of a server that is started again while its job goes on.
 

@@ -38,6 +38,7 @@ class StartedProcesses:
         endpoints: by server, the endpoint that its readiness line names.
         events: what happens, in order: a process (a server that is ready, or a process that has
             ended) or a signal's number.  ``put`` is safe in a signal handler.
+        marks: the folder where trainers without servers say that they have finished.
     """
 
     cluster: Cluster
@@ -52,6 +53,7 @@ class StartedProcesses:
     trainers: dict[int, Process] = field(default_factory=dict)
     endpoints: dict[Process, str] = field(default_factory=dict)
     events: SimpleQueue[Process | int] = field(default_factory=SimpleQueue)
+    marks: str = ""
 
     def __post_init__(self) -> None:
         self._roles: dict[int, dict[str, str]] = {}  # by trainer
@@ -158,8 +160,18 @@ class StartedProcesses:
         if shown and not cluster.collective:
             given |= {SHOWN: "1"}  # without servers nobody tells the panel how far they are
         self._roles = {number: role | given for number, role in roles.items()}
+        if cluster.collective:
+            for number, role in self._roles.items():
+                role["PSERVER_FINISHED"] = str(self._mark(number))
         for number in self._roles:
             self._start_trainer(number, self.attempt)
+
+    def _mark(self, number: int) -> Path:
+        return Path(self.marks) / f"trainer-{number}"
+
+    def finished(self, *numbers: int) -> bool:
+        """Whether these trainers of a job without servers have said that they have finished it."""
+        return all(self._mark(number).exists() for number in numbers)
 
     def start_again(self, number: int) -> None:
         """Starts a trainer that has ended: the same command, with the same number; its log goes

@@ -19,7 +19,14 @@ from types import FrameType
 from pserver.launcher.ended_trainers import Answer, EndedTrainers
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Process
-from pserver.launcher.report import by_cause, lost, preemption, reloads, sentences
+from pserver.launcher.report import (
+    by_cause,
+    ended_after_job,
+    lost,
+    preemption,
+    reloads,
+    sentences,
+)
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
 from pserver.launcher.server_reload import save_to_reload
@@ -177,7 +184,11 @@ class Supervisor:
         if number is not None and self._came_late(process):
             late = self.started.away(process)
             why = "came too late: the job is done without it"
-            self._does_without(process, why if late else "has ended when the job was done")
+            why = why if late else "has ended when the job was done"
+            self._does_without(process, f"{process.name} {why}")
+            return
+        if number is not None and self._ended_after_job(process, number):
+            self._does_without(process, ended_after_job(process))
             return
         preempted = process.preempted_after is not None
         # the others may have finished before its process has ended
@@ -206,10 +217,15 @@ class Supervisor:
             self.lost.append(process)
 
     def _does_without(self, process: Process, why: str) -> None:
-        """One that has failed ends nothing: says why."""
-        self.say(f"{process.name} {why}")
+        """Says why a process that has failed ends nothing."""
+        self.say(why)
         self.ended.remove(process)
         self.lost.append(process)
+
+    def _ended_after_job(self, trainer: Process, number: int) -> bool:
+        """Whether one of a job without servers was killed when it had finished the job."""
+        killed = (trainer.status or 0) > 128
+        return self.cluster.collective and killed and self.started.finished(number)
 
     def _came_late(self, trainer: Process) -> bool:
         """Whether a trainer has failed as the job was done: the others have ended well, and so do
@@ -373,7 +389,9 @@ class Supervisor:
         if failed:
             self.cause = self.started.number_of(failed[0])
             ended = Ended(self.cause, failed[0].lived_seconds)
-        if self.cluster.collective:
+        if self.cluster.collective and self.started.finished(*self.started.trainers):
+            self.next = Next.FAIL  # all of it is done: nothing is left to begin again
+        elif self.cluster.collective:
             self.next = self.policy.after_collective(ended, len(self.cluster.trainers))
         else:
             self.next = self.policy.after(ended)

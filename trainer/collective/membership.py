@@ -116,6 +116,8 @@ class Membership:
         self._rank, self._timeout, self._ends_process = rank, heartbeat_timeout, ends_process
         self._changed = threading.Condition()  # guards _events
         self._events: dict[int, Event] = {}
+        self._ended = set[int]()  # whose connection has ended; guarded likewise
+        self._leaving = False
         self._sending = threading.Lock()  # one line at a time on a connection
         self._closed = False
         self._guard = Guard(self._serious)
@@ -184,8 +186,29 @@ class Membership:
             raise event.error()
 
     def tell(self, kind: str, text: str) -> None:
-        """Says "failed" or "left" to all others."""
+        """Says "failed" or "left" to all others; who leaves once leaves once."""
+        if kind == "left":
+            if self._leaving:
+                return
+            self._leaving = True
+            self._guard.close()  # this trainer waits for no collective any more
         self._send(Event(kind, self._rank, text), self._peers)
+
+    def there(self, seconds: float = 0.0) -> list[int]:
+        """The other trainers whose connection has not ended; a lost one is not there.
+
+        Args:
+            seconds: to wait for a change, where some are there.
+        """
+
+        def found() -> list[int]:
+            gone = self._ended | {e.rank for e in self._events.values() if e.kind == "lost"}
+            return [rank for rank in self._peers if rank not in gone]
+
+        with self._changed:
+            if seconds:
+                self._changed.wait_for(lambda: not found(), seconds)
+            return found()
 
     def close(self, text: str) -> None:
         """Leaves, with a goodbye."""
@@ -233,6 +256,9 @@ class Membership:
             data = b""
         if not data:
             peer.heard = float("inf")
+            with self._changed:
+                self._ended.add(rank)
+                self._changed.notify_all()
             if not self._closed:
                 self._note(
                     Event(
@@ -258,7 +284,7 @@ class Membership:
                 return
             self._events[event.rank] = event
             self._changed.notify_all()
-        if event.kind != "left" and self._ends_process:
+        if event.kind != "left" and self._ends_process and not self._leaving:
             log.error("%s", event.error())
         if self._rank == 0:
             self._send(

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from pserver.errors import PServerError, TimedOut
+from pserver.errors import PServerError, TimedOut, TrainerLost, Unreachable
 from pserver.memory.garbage_collector import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
@@ -106,25 +106,32 @@ def _meet(world: World, connection: Connection, number: int) -> Peers:
     Args:
         number: of this rendezvous among those of this process, from 1.
     """
-    store: Store = HashStore()
-    if world.size > 1:
-        if not world.all_here:
-            connection.check_collective(world.address)
-        address = world.address, world.port
-        store = connect_store(*address, world.rank, connection, served=world.served)
-    return rendezvous(
-        store,
-        world.rank,
-        [""] * world.size,
-        connection,
-        host=world.address,
-        number=f"{world.attempt}/{number}",
-    )
+    if world.size > 1 and not world.all_here:
+        connection.check_collective(world.address)
+    end = time.monotonic() + connection.start_timeout_seconds
+    while True:
+        store: Store = HashStore()
+        try:
+            if world.size > 1:
+                address = world.address, world.port
+                store = connect_store(*address, world.rank, connection, served=world.served)
+            return rendezvous(
+                store,
+                world.rank,
+                [""] * world.size,
+                connection,
+                host=world.address,
+                number=f"{world.attempt}/{number}",
+            )
+        except (TrainerLost, Unreachable):
+            # trainer 0 was about to end the store of the job before, and serves another one
+            if number == 1 or world.rank == 0 or time.monotonic() > end:
+                raise
 
 
 def leave_parallel_env(text: str = "its script has ended") -> None:
     """Takes the process group down, and tells the others that this trainer has left.  Done at exit,
-    too.
+    too.  Trainer 0, which serves the store, leaves last; not where an error is on its way.
 
     Args:
         text: what others are told who still need this trainer.
@@ -137,9 +144,12 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
     atexit.unregister(leave_parallel_env)
     if isinstance(sys.excepthook, _Hook):
         sys.excepthook = sys.excepthook.before
-    peers.close(text)
+    peers.leave(text)
     if dist.is_initialized():
         dist.destroy_process_group()
+    if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
+        peers.wait_for_all()
+    peers.close(text)
 
 
 def current_peers() -> Peers:

@@ -9,6 +9,12 @@
 
 ``init_parallel_env`` and ``spawn``, a collective program's runtime and the dense all-reduce of a
 job with servers all begin with it.
+
+[Note: who closes the store]  The store ends with the object that serves it, and whoever still reads
+an answer there is cut off.  Process groups keep a store for as long as they live, and a script may
+keep them in a model for long after its job.  So they get a connection of their own, and only
+:class:`Peers` has what serves.  A trainer that leaves says so, and then ends its connection to
+trainer 0; trainer 0 closes the store when all have done that.
 """
 
 from __future__ import annotations
@@ -21,12 +27,14 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 # torch.distributed's own, which strict typing does not see there
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import DistError
 
 from pserver.config import START_TIMEOUT_SECONDS
 from pserver.errors import (
@@ -47,6 +55,7 @@ from transpiler.plan.plan import differences
 PAUSE_SECONDS = 0.25  # the longest, between two looks into the store
 ANSWER_SECONDS = 30.0  # for the store's greeting, once its port answers
 LINGER_SECONDS = 2.0
+LOOK_SECONDS = 0.25  # between two looks whether all have left
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +67,14 @@ class Peers:
     Attributes:
         rank: this trainer.
         names: one a trainer, for messages: its HOST:PORT, or "".
-        store: where trainers leave one another short messages.  Trainer 0 serves it until no
-            object of its process holds it.
+        store: where trainers leave one another short messages.
         host: this trainer's address, at which the others reach it.
         timeout_seconds: of :meth:`exchange`.
         id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
         meanwhile: called while this trainer waits; raises what should end the wait.
         membership: watches the others; None in a world of one, and where the script itself made
             torch's process group.
+        server: serves the store, on trainer 0; see [Note: who closes the store].
     """
 
     rank: int
@@ -76,6 +85,8 @@ class Peers:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     meanwhile: Callable[[], None] = lambda: None
     membership: Membership | None = None
+    server: Store | None = None
+    _read: dict[tuple[int, ...], str] = field(default_factory=dict)  # the last key, by ranks
 
     @property
     def size(self) -> int:
@@ -97,6 +108,8 @@ class Peers:
     def exchange(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
         """Each of these trainers gives a text, and gets the texts of all.
 
+        A trainer that has given its text may leave: the others get it.
+
         Args:
             topic: the same for all, and never used before.
 
@@ -105,6 +118,24 @@ class Peers:
                 wait.
             PServerError: one of them is lost, has failed or has left.
         """
+        try:
+            texts = self._exchanged(topic, text, ranks)
+        except DistError as error:  # which says "Connection reset"
+            event = None if self.membership is None else self.membership.cause()
+            if event is not None:
+                raise event.error() from error
+            raise TrainerLost(
+                f"{topic}: {self.spell(0)}, which serves the trainers' store, has gone while "
+                f"{self.spell(self.rank)} waited: {first_line(error)}"
+            ) from error
+        among = tuple(ranks)
+        former, self._read[among] = self._read.get(among), f"{topic}/{self.rank}"
+        if former is not None:  # all of these have read it, or they would not be here
+            with suppress(RuntimeError):
+                self.store.delete_key(former)
+        return texts
+
+    def _exchanged(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
         keys = {rank: f"{topic}/{rank}" for rank in ranks}
         gave_up = f"{topic}/gave up"
 
@@ -121,7 +152,12 @@ class Peers:
             if self.store.check(list(keys.values())):
                 return [self.store.get(key).decode() for key in keys.values()]
             if self.membership is not None:
-                self.check(missing())
+                try:
+                    self.check(missing())
+                except PServerError:
+                    if missing():  # otherwise it has given its text, and then left
+                        raise
+                    continue
             self.meanwhile()
         said = (
             f"{topic}: expected {len(keys)} trainers, and after {self.timeout_seconds:g} s these "
@@ -140,7 +176,35 @@ class Peers:
             if failure:
                 self.membership.tell("failed", failure)
             self.membership.close(text)
-        self.store = HashStore()
+        self.store, self.server = HashStore(), None
+
+    def leave(self, text: str) -> None:
+        """Says that this trainer takes part in nothing more; :meth:`close` follows."""
+        if self.membership is not None:
+            self.membership.tell("left", text)
+
+    def wait_for_all(self) -> None:
+        """Before trainer 0 closes the store: waits until the others have closed their ends, or are
+        lost.  See [Note: who closes the store].
+        """
+        membership = self.membership
+        if membership is None or self.rank:
+            return
+
+        def waiting() -> str:
+            return (
+                f"trainer 0 has finished, and serves the trainers' store until all have: it waits "
+                f"for {self.spell(*membership.there())}"
+            )
+
+        for _ in poll(log, waiting, self.timeout_seconds):
+            if not membership.there(LOOK_SECONDS):
+                return
+        log.warning(
+            "trainer 0 leaves, and the trainers' store ends: after %g s these have not finished: "
+            "%s",
+            *(self.timeout_seconds, self.spell(*membership.there())),
+        )
 
 
 def rendezvous(
@@ -179,9 +243,12 @@ def rendezvous(
         Unreachable: trainer 0 cannot be reached for the membership.
     """
     rest_at_exit()
+    server = store
+    if rank == 0 and isinstance(store, TCPStore):
+        store = store.clone()  # type: ignore[attr-defined]  # not in torch's stub
     store = PrefixStore(f"pserver/{number}", store)
     limit = connection.start_timeout_seconds
-    peers = Peers(rank, tuple(names), store, host, limit, meanwhile=meanwhile)
+    peers = Peers(rank, tuple(names), store, host, limit, meanwhile=meanwhile, server=server)
     try:
         announced = _announced(peers, dict(metadata or {}))
     except RuntimeError as error:  # torch's own errors of a store

@@ -51,6 +51,8 @@ class Connection:
         checkpoint_keep: how many of them stay.
         grace_seconds: after SIGTERM, until this trainer must have ended its step and left; 0: it
             ends at once, and the job with it.
+        finished: the file that a trainer without servers makes when it has finished its job, so
+            that ``launch`` need not take its end for the job's; "": none.
     """
 
     heartbeat_timeout_seconds: float = config.HEARTBEAT_TIMEOUT_SECONDS
@@ -75,6 +77,7 @@ class Connection:
     checkpoint_every_seconds: float = 600.0
     checkpoint_keep: int = 3
     grace_seconds: float = 0.0
+    finished: str = ""
 
     def __post_init__(self) -> None:
         if self.transport not in config.TRANSPORT_CHOICES:
@@ -126,6 +129,7 @@ class Connection:
             seconds_of(environ, "PSERVER_CHECKPOINT_EVERY", 600.0),
             number_of(environ, "PSERVER_CHECKPOINT_KEEP", "3"),
             seconds_of(environ, "PSERVER_GRACE", 0.0, zero=True),
+            environ.get("PSERVER_FINISHED", ""),
         )
 
     @classmethod

@@ -234,4 +234,11 @@ INTERNAL = (
         NOT_READ,
         "`1`: the panel of `pserver launch` shows how the job goes, so that no trainer need",
     ),
+    Variable(
+        ("PSERVER_FINISHED",),
+        OPTIONAL,
+        NOT_READ,
+        "the file that a trainer of a job without servers makes when it has finished, for "
+        "`pserver launch`",
+    ),
 )

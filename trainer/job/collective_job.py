@@ -11,7 +11,9 @@ import itertools
 import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from trainer.collective.parallel_env import (
     world_total,
 )
 from trainer.communicator.tracing import TRACING
+from trainer.environment.connection import Connection
 from trainer.environment.role import Role, RoleMaker
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.dgc_allreduce import check_alike
@@ -92,6 +95,9 @@ class CollectiveJob(Job):
                 f"{','.join(role.server_endpoints)}"
             )
         check(strategy, self.kind)
+        if mark := Connection.from_environment().finished:
+            with suppress(OSError):
+                Path(mark).unlink()  # of a job before this one
         init_parallel_env()
         world = current_peers()
         super().__init__(RoleMaker(Role.COLLECTIVE, world.rank, world.size), strategy)
@@ -344,8 +350,12 @@ class CollectiveJob(Job):
 
     def finish(self) -> None:
         """Leaves, with the same parameters on all trainers; an error on its way leaves at once."""
-        if self.optimizer is not None and sys.exc_info()[0] is None:
-            self.optimizer.flush()
+        if sys.exc_info()[0] is None:
+            if self.optimizer is not None:
+                self.optimizer.flush()
+            if mark := Connection.from_environment().finished:
+                with suppress(OSError):  # launch only wants to know
+                    Path(mark).touch()
         self.close()
 
     def close(self) -> None:

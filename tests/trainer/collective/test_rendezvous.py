@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
@@ -29,7 +29,7 @@ from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
-from trainer.collective.rendezvous import first_line
+from trainer.collective.rendezvous import Peers, first_line
 from trainer.environment.connection import Connection
 from trainer.environment.world import World
 
@@ -233,6 +233,36 @@ def test_two_processes_with_one_number_are_refused(
 
     assert said[0].startswith("Refused: trainer 1: expected one process, got two: ")
     assert said[1:] == ["met"] * 2 and issubclass(Refused, PServerError)
+
+
+def test_who_has_answered_counts_as_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow trainer gets the answer of one that has left since: trainer 0, which serves the store,
+    closes it when all have ended their connections, and then its port is free.
+    """
+    port, looked = free_port(), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        first, second = pool.map(lambda world: _meet(world, Connection(), 1), worlds(2, port))
+        check = Peers.check
+
+        def late(self: Peers, needed: Collection[int] = ()) -> None:
+            needed = list(needed)  # who is missing now
+            if self is second:
+                looked.set()
+                assert self.membership is not None and self.membership.cause(20.0) is not None
+            check(self, needed)
+
+        monkeypatch.setattr(Peers, "check", late)
+        answer = pool.submit(second.exchange, "a topic", "of 1", range(2))
+        assert looked.wait(20)
+        assert first.exchange("a topic", "of 0", range(2)) == ["of 0", "of 1"]
+        first.leave("it finished after 3 steps")
+        waits = pool.submit(first.wait_for_all)
+        assert answer.result(20) == ["of 0", "of 1"]
+        assert not waits.done()
+        second.close("it finished after 3 steps")
+        waits.result(20)
+        first.close("it finished after 3 steps")
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 # ---- who is there ----
