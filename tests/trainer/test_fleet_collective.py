@@ -234,3 +234,9 @@ def test_batches_have_the_length_of_this_trainers_part() -> None:
     assert len(LockstepBatches([1, 2, 3], 2, 0)) == 3
     with pytest.raises(TypeError):
         len(LockstepBatches(iter([1]), 2, 0))
+
+
+def test_an_evaluation_needs_no_other_trainer() -> None:
+    """A pass under ``no_grad`` goes to the end of this trainer's own batches."""
+    with torch.no_grad():
+        assert list(LockstepBatches([1, 2, 3], 2, 0)) == [1, 2, 3]

@@ -176,7 +176,11 @@ class FileDataset(ABC):
         files = self.get_filelist()
         if not files:
             index, of = self.place
-            log.warning("trainer %d of %d has no file: there are %d", index, of, len(self._files))
+            log.warning(
+                "trainer %d of %d has no file: there are %d; before a pass that trains call "
+                "global_shuffle() of an InMemoryDataset, or give as many files as trainers",
+                *(index, of, len(self._files)),
+            )
         return [piece for path in files for piece in self._format().pieces(path)]
 
     def all_pieces(self) -> list[Piece]:

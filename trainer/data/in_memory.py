@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from trainer.data.batches import Batch, tensors_of
 from trainer.data.columns import Array, Column, bytes_of, joined, samples_of, taken
@@ -35,7 +36,8 @@ class InMemoryDataset(FileDataset):
 
     Each iteration is a pass, and gives dicts of tensors: slot -> tensor, or ``(values, offsets)``
     of a ragged slot.  Where trainers share the files, all have equally many batches, none of more
-    than ``batch_size`` samples, and no sample is left out.
+    than ``batch_size`` samples, and no sample is left out.  A pass under ``torch.no_grad()``, an
+    evaluation, is each trainer's own, of as many batches as its samples make.
     """
 
     def __init__(self, trainers: Trainers) -> None:
@@ -246,7 +248,7 @@ class InMemoryDataset(FileDataset):
     def _bounds(self) -> Array:
         """int64 [batches + 1]: where batches begin and end."""
         own, size = samples_of(self._held()), self._batch_size
-        if not self.shared:
+        if not (self.shared and torch.is_grad_enabled()):
             return batch_bounds([own], size, self._drop_last)[0]
         counts, mine = self._all_counts(), self.place[0]
         bounds = batch_bounds(counts, size, self._drop_last)[mine]

@@ -154,6 +154,7 @@ def batch_bounds(counts: Sequence[int], size: int, drop_last: bool) -> list[Arra
         raise ValueError(
             f"expected {most} samples or more on every trainer, as the largest part has {most} "
             f"batches, got {counts[least]} on trainer {least}: call global_shuffle(), or give "
-            "the trainers equally many samples in their files"
+            "the trainers equally many samples in their files; a pass that only evaluates, under "
+            "torch.no_grad(), may be unequal"
         )
     return [np.arange(most + 1) * own // max(most, 1) for own in counts]

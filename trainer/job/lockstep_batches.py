@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class LockstepBatches:
-    """A trainer's batches, up to the first step for which some trainer has none.
+    """A trainer's batches, up to the first step for which some trainer has none.  A pass under
+    ``torch.no_grad()``, an evaluation, has all of them, and needs no other trainer.
 
     Before each batch the trainers tell one another whether they have one.  Without this a trainer
     with fewer batches would end, and the others would block in their next all-reduce.
@@ -55,6 +56,10 @@ class LockstepBatches:
         self._batches.skip()  # type: ignore[attr-defined]
 
     def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """See the class; it is asked where the pass begins."""
+        return self._up_to_first(batches) if torch.is_grad_enabled() else batches
+
+    def _up_to_first(self, batches: Iterator[Any]) -> Iterator[Any]:
         count = 0
         while True:
             batch = next(batches, END)

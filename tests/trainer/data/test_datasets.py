@@ -199,6 +199,23 @@ def test_a_trainer_may_have_no_file(
     assert "trainer 4 of 5 has no file: there are 3" in caplog.text
 
 
+def test_an_evaluation_may_be_unequal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file for two trainers: under ``no_grad`` each has the samples of its files, and asks no
+    other one.
+    """
+    paths, found = written(tmp_path, files=1), []
+    for name, value in (("TRAINING_ROLE", "TRAINER"), ("PSERVER_ENDPOINTS", "h:1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRAINERS", "2")
+    for trainer in range(2):
+        monkeypatch.setenv("TRAINER_ID", str(trainer))
+        dataset = made(fleet.InMemoryDataset, paths)
+        with torch.no_grad():
+            found.append((ids(dataset), len(dataset)))
+
+    assert found == [(list(range(10)), 3), ([], 0)]
+
+
 def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     """Each says what was expected, and what was got."""
     paths, dataset = written(tmp_path), fleet.InMemoryDataset()
