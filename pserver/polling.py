@@ -9,6 +9,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from pserver.running_clock import RUNNING
+
 NOTICE_SECONDS = 3.0  # a wait that lasts longer is logged, once
 FIRST_PAUSE_SECONDS = 0.005
 
@@ -38,15 +40,15 @@ def poll(
     Yields:
         The seconds waited so far.
     """
-    began, waited = time.monotonic(), 0.0
+    began, waited = RUNNING(), 0.0
     pause, noticed = min(FIRST_PAUSE_SECONDS, pause_seconds), False
     while waited <= timeout_seconds:
         yield waited
-        waited = time.monotonic() - began
+        waited = RUNNING() - began
         if not noticed and waited > NOTICE_SECONDS:
             noticed = True
             log.warning("%s", text())
         if pause:
             time.sleep(min(pause, max(timeout_seconds - waited, 0.0)))
             pause = min(pause * 1.5, pause_seconds)
-            waited = time.monotonic() - began
+            waited = RUNNING() - began

@@ -5,12 +5,12 @@ learn of its end although no server has seen it yet.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, PServerError
+from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
 from pserver.wire_pb2 import AnnounceRequest
 
@@ -50,7 +50,9 @@ class Announcement:
         asked = [threading.Event() for _ in endpoints]
         self._threads = [
             threading.Thread(
-                target=self._announce, args=(index, endpoint, once), name=f"announcement {endpoint}"
+                target=self._announce_ticking,
+                args=(index, endpoint, once),
+                name=f"announcement {endpoint}",
             )
             for index, (endpoint, once) in enumerate(zip(endpoints, asked, strict=True))
         ]
@@ -58,9 +60,9 @@ class Announcement:
         for thread in self._threads:
             thread.daemon = True
             thread.start()
-        end = time.monotonic() + CALL_SECONDS
+        end = RUNNING() + CALL_SECONDS
         for once in asked:
-            once.wait(max(0.0, end - time.monotonic()))
+            once.wait(max(0.0, end - RUNNING()))
 
     def joined(self) -> None:
         """This trainer has joined, or stays away in good order: nothing more is announced."""
@@ -77,6 +79,10 @@ class Announcement:
         self._ended.set()
         for thread in self._threads:
             thread.join(3 * CALL_SECONDS)
+
+    def _announce_ticking(self, index: int, endpoint: str, asked: threading.Event) -> None:
+        with RUNNING.ticking():  # what a trainer waits for before it has joined
+            self._announce(index, endpoint, asked)
 
     def _announce(self, index: int, endpoint: str, asked: threading.Event) -> None:
         name = f"server {index} at {endpoint}"

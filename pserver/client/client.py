@@ -62,6 +62,7 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.polling import poll
+from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
 from pserver.transport.byte_counters import ByteCounters
 from pserver.transport.greeting import greet
@@ -170,6 +171,7 @@ class Client(Heartbeating):
         self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
+        self._answered = 0.0
         self.late = self._joined = False  # every stream has been opened once
         self._shrinks = 0  # calls
         self._failure: PServerError | None = None  # what the heartbeat has found
@@ -297,7 +299,7 @@ class Client(Heartbeating):
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
         text = f"waiting for {self} to go on with the job" if self._joined else text
-        end, reply = time.monotonic() + self._start_timeout, JoinReply()
+        end, reply = RUNNING() + self._start_timeout, JoinReply()
 
         def waiting() -> str:
             if not reply.held:
@@ -312,8 +314,8 @@ class Client(Heartbeating):
             if (reply := self._control.join(request)).ready:
                 return reply
             if reply.held:  # however long that takes
-                end = time.monotonic() + self._start_timeout
-            elif time.monotonic() > end:
+                end = RUNNING() + self._start_timeout
+            elif RUNNING() > end:
                 break
             if reply.wants_program and self._program is not None:
                 with suppress(UnknownSession):  # another process has taken the server's place
@@ -475,10 +477,10 @@ class Client(Heartbeating):
         """Leaves a server.  One that is awaited, and is away when this trainer is preempted, would
         wait for it for the heartbeat timeout: so this trainer waits, as long, for that server.
         """
-        end = time.monotonic() + self._heartbeat_timeout
+        end = RUNNING() + self._heartbeat_timeout
 
         def check_time() -> None:
-            if time.monotonic() > end:
+            if RUNNING() > end:
                 raise TimedOut(f"{self} has not come back")
 
         while True:

@@ -4,6 +4,9 @@
 answered one for longer than the heartbeat timeout is lost: its channels fail with
 :class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
 the channels fail with that.
+The time in which this process has not run does not count: see [Note: one's own pause] in
+``pserver/running_clock.py``.  A trainer that was away for longer than the heartbeat timeout, and is
+not taken back, says that, and blames no server.
 Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
 timeout is sent again over a new connection; see [Note: dialling again] in
 ``pserver/control/control_client.py``.
@@ -29,10 +32,12 @@ from pserver.errors import (
     Refused,
     ServerLost,
     TimedOut,
+    TrainerLost,
     UnknownSession,
     Unreachable,
     from_wire,
 )
+from pserver.running_clock import RUNNING
 from pserver.wire_pb2 import JoinReply, WaitStatus
 
 log = logging.getLogger(__name__)
@@ -60,6 +65,7 @@ class Heartbeating(GroupedCalls):
     reported: Callable[[], Report]
     learn: Callable[[Absences], None]
     asked: Callable[[int], None]
+    _answered: float  # when the last heartbeat that was answered began, by the system's clock
     _closing: threading.Event
     _failure: PServerError | None
     _heartbeat_timeout: float
@@ -82,12 +88,16 @@ class Heartbeating(GroupedCalls):
 
     def _beat(self) -> None:
         """See [Note: silence]."""
+        with RUNNING.ticking():
+            self._beat_until_closed()
+
+    def _beat_until_closed(self) -> None:
         interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
-        begun = answered = time.monotonic()
+        begun, answered = time.monotonic(), RUNNING()
         unanswered = 0
         while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
             begun = time.monotonic()
-            left = max(self._heartbeat_timeout - (begun - answered), LAST_BEAT_SECONDS)
+            left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
             seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
             session, said, streams = self._reply.session, self.reported(), self.every_channel
             request = heartbeat(session, self.activity, said, self.index, streams)
@@ -95,16 +105,17 @@ class Heartbeating(GroupedCalls):
                 reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
             except PServerError as error:
                 unanswered += 1
-                if self._comes_back(error, time.monotonic() - answered):
+                if self._comes_back(error, RUNNING() - answered):
                     if isinstance(error, UnknownSession):
-                        answered, unanswered = time.monotonic(), 0
+                        answered, unanswered = RUNNING(), 0
                     continue
-                if self._is_lost(error, time.monotonic() - answered):
+                if self._is_lost(error, RUNNING() - answered):
                     return
                 continue
             if unanswered:
                 log.warning("%s answers again, over a new connection", self)
-            answered, unanswered = time.monotonic(), 0
+            answered, unanswered = RUNNING(), 0
+            self._answered = begun
             self.learn(Absences.of(reply.roll))
             self._say_waits(reply.waits)
             if reply.failure:
@@ -159,7 +170,12 @@ class Heartbeating(GroupedCalls):
         """Whether a heartbeat that ended with an error means that the server is lost; fails the
         channels then.
         """
-        if isinstance(error, Refused):  # it answers, and has no such trainer
+        away = RUNNING.away_since(self._answered)
+        if away > self._heartbeat_timeout and (
+            isinstance(error, Refused) or silence > self._heartbeat_timeout
+        ):
+            self._fail(TrainerLost(self._was_away(away, error)))
+        elif isinstance(error, Refused):  # it answers, and has no such trainer
             self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
         elif silence <= self._heartbeat_timeout:
             return False
@@ -169,6 +185,14 @@ class Heartbeating(GroupedCalls):
             self._fail(ServerLost(text))
         self._control.close()  # and with it every call that waits for the server
         return True
+
+    def _was_away(self, seconds: float, error: PServerError) -> str:
+        """That this trainer did not run, and so was lost itself: not its server was."""
+        return (
+            f"this trainer did not run for {seconds:.1f} s (it was stopped, or its host was), "
+            f"longer than the heartbeat timeout of {self._heartbeat_timeout:g} s: the job has gone "
+            f"on, or ended, without it; {self} now: {error}"
+        )
 
     def _fail(self, error: PServerError) -> None:
         self._failure = self._failure or error

@@ -54,6 +54,7 @@ from pserver.errors import (
     Unreachable,
     from_wire,
 )
+from pserver.running_clock import RUNNING
 from pserver.transport import codec
 from pserver.transport.stream import MISSED, Buffer, Stream
 from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
@@ -381,9 +382,9 @@ class RetryingStream:
         """
         self._stream.cancel()
         while not self._closing and self.failure is None:
-            since, times = self._breaking or (time.monotonic(), 0)
+            since, times = self._breaking or (RUNNING(), 0)
             self._breaking = since, times + 1
-            if time.monotonic() - since > self._timeout_seconds + self._awaits_seconds:
+            if RUNNING() - since > self._timeout_seconds + self._awaits_seconds:
                 self.fail(
                     ServerLost(
                         f"{self._name}: streams have broken for {self._timeout_seconds:g} s: "

@@ -6,9 +6,10 @@ See [Note: sending again] in :mod:`pserver.client.retrying_stream`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from pserver.running_clock import RUNNING
 
 
 class Silence:
@@ -31,7 +32,7 @@ class Silence:
     def sending(self, probe: bool) -> Iterator[None]:
         """While it lasts a frame is being sent."""
         with self._lock:
-            self._sending = time.monotonic()
+            self._sending = RUNNING()
             if probe and self._probed is None:
                 self._probed = self._sending
         try:
@@ -43,7 +44,7 @@ class Silence:
     def heard(self) -> None:
         """A frame has arrived."""
         with self._lock:
-            self._heard, self._probed = time.monotonic(), None
+            self._heard, self._probed = RUNNING(), None
 
     def answered(self) -> None:
         """The request is over."""
@@ -56,7 +57,7 @@ class Silence:
             since = [at for at in (self._sending, self._probed) if at is not None]
             if not since or self._ended:
                 return 0.0
-            seconds = time.monotonic() - max(min(since), self._heard)
+            seconds = RUNNING() - max(min(since), self._heard)
             if seconds <= self._patience:
                 return 0.0
             self._ended, self._patience = True, 2 * self._patience

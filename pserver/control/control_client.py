@@ -17,6 +17,7 @@ from pserver.control.calls import CALLS
 from pserver.control.rpc_errors import from_rpc_error, named
 from pserver.errors import CorruptFrame, PServerError, Unreachable
 from pserver.polling import poll
+from pserver.running_clock import RUNNING
 from pserver.security import call_proof, tls
 from pserver.security.access import OPEN, Access
 from pserver.security.question import Question
@@ -295,10 +296,10 @@ class ControlClient:
     ) -> Reply:
         """One call, tried again while the connection breaks and the server has not said why."""
         seconds = self._timeout if timeout is None else timeout
-        deadline = time.monotonic() + seconds
+        deadline = RUNNING() + seconds
         pause = FIRST_PAUSE
         while True:
-            left = max(deadline - time.monotonic(), 0.001)
+            left = max(deadline - RUNNING(), 0.001)
             patience = left if name not in PROMPT_CALLS else min(left, seconds / TRIES)
             tries -= 1
             channel = None
@@ -307,12 +308,12 @@ class ControlClient:
                 reply = self._ask(channel, name, request, patience)
             except (Unreachable, grpc.RpcError, ValueError) as error:
                 if channel is not None and tries and self._dialled.replaced(channel):
-                    deadline = time.monotonic() + seconds
+                    deadline = RUNNING() + seconds
                     continue
                 failure, again = self._failure(error, name)
                 if again and channel is not None:
                     self._dialled.drop(channel)
-                if not again or not tries or time.monotonic() + pause >= deadline:
+                if not again or not tries or RUNNING() + pause >= deadline:
                     if channel is not None and again:
                         self._check_plain()
                     raise failure from None  # it says what grpcio's has said

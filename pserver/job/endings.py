@@ -145,14 +145,10 @@ class Endings(ABC):
         for trainer, text in news(self._members.joined(), self.config.straggler_factor):
             self.log.say(f"straggler {trainer}", text)
 
-    def paused(self, seconds: float) -> None:
-        """This process has not run for a while.  In a job that waits for servers the trainers have
-        waited for it, and what they have said lies unheard: their silence does not count.
-        """
+    def paused(self) -> None:
+        """This process has not run for a while."""
         with self.condition:
             self._members.waits.paused()
-            if self.program is not None and self.program.decisions.awaits:
-                self._members.heard_later(seconds, self._clock())
 
     def check_loads(self, member: Member, what: str) -> None:
         """Returns if a trainer may replace what all have: trainer 0, or the least one of those that

@@ -44,6 +44,7 @@ from pserver.job.status_report import (
     trainer_statuses,
 )
 from pserver.memory.resident import resident_bytes
+from pserver.running_clock import RUNNING
 from pserver.transport.byte_counters import ByteCounters
 from pserver.undone import or_undone
 from transpiler.ir.graph import Storage
@@ -77,7 +78,7 @@ class Job(JointCalls):
         self,
         config: ServerConfig,
         transports: Mapping[str, int],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = RUNNING,
         links: Links | None = None,
     ) -> None:
         super().__init__(config, transports, clock)

@@ -420,16 +420,6 @@ class Membership:
 
     # ---- timeouts ----
 
-    def heard_later(self, seconds: float, now: float) -> None:
-        """So many seconds of silence were this server's own.
-
-        Args:
-            now: in seconds of the job's clock.
-        """
-        self.since = min(now, self.since + seconds)
-        for member in self.by_trainer.values():
-            member.last_heard = min(now, member.last_heard + seconds)
-
     def silent(self, now: float, timeout: float) -> list[tuple[Member, str]]:
         """The members that have sent nothing for longer than the heartbeat timeout.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.link.link_end import LinkEnd
+from pserver.running_clock import RUNNING
 from pserver.transport.sequenced import SequencedStream
 from pserver.undone import or_undone
 from pserver.wire_pb2 import FollowRequest, Hello, Kind
@@ -91,7 +91,7 @@ class CoordinatorLinks:
         *,
         joined: Callable[[int, int | None], None] = _nothing,
         heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = RUNNING,
     ) -> None:
         self._received, self._lost, self._joined = received, lost, joined
         self._timeout, self._clock = heartbeat_timeout_seconds, clock

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from pserver.config import (
@@ -41,6 +40,7 @@ from pserver.errors import (
 )
 from pserver.link.link_end import LinkEnd
 from pserver.polling import poll
+from pserver.running_clock import RUNNING
 from pserver.security.access import Access
 from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS, suited
@@ -121,6 +121,7 @@ class FollowerLink:
         self._end = LinkEnd(Kind.STAGED, self._hand_out)
         self._opened = 0  # streams
         self._opened_at = 0.0  # the last one
+        self._warned = 0.0  # of the silence since then
         self._garbled = 0  # in a row
         self._over = threading.Event()  # closed, or lost
         self._ending = threading.Lock()  # who ends the link first; nothing blocks under it
@@ -176,7 +177,7 @@ class FollowerLink:
             self._reply = self._ask()
             self.transport = self._reply.transport
             self._timeout = self._reply.heartbeat_timeout_seconds or self._timeout
-            self._end.last_heard = time.monotonic()
+            self._end.last_heard = RUNNING()
             self._threads[1].start()
             while not self._over.is_set():
                 self._serve_stream()
@@ -261,7 +262,7 @@ class FollowerLink:
             fingerprint=self._request.fingerprint,
         )
         greet(stream, hello, self._access, self._endpoint, self._timeout / 4)
-        self._opened_at = time.monotonic()
+        self._opened_at = RUNNING()
         try:
             self._end.attach(stream, self._opened)
         except Unreachable:
@@ -293,22 +294,27 @@ class FollowerLink:
     # ---- the other thread ----
 
     def _beat(self) -> None:
-        beat, said = min(BEAT_SECONDS, self._timeout / 8), 0.0
-        while not self._over.wait(beat):
-            now, heard = time.monotonic(), self._end.last_heard
-            if now - heard > self._timeout:
-                self._lose(ServerLost(f"{self._name} has not been heard for {self._timeout:g} s"))
-            elif now - max(heard, self._opened_at) > self._timeout / 4:
-                if heard != said:  # once in a silence
-                    log.warning("%s: nothing has arrived for %.1f s", self._name, now - heard)
-                said = heard
-                self._end.cancel()
-            else:
-                self._end.probe()
+        beat = min(BEAT_SECONDS, self._timeout / 8)
+        with RUNNING.ticking():
+            while not self._over.wait(beat):
+                self._look()
         if self._end.wait_heard(GOODBYE_SECONDS):  # closed: after a loss nothing is open
             self._end.say_bye()
             self._threads[0].join(GOODBYE_SECONDS)  # until the coordinator has ended its side
         self._end.end()
+
+    def _look(self) -> None:
+        """Loses a coordinator that is silent; before that it has a stream opened again."""
+        now, heard = RUNNING(), self._end.last_heard
+        if now - heard > self._timeout:
+            self._lose(ServerLost(f"{self._name} has not been heard for {self._timeout:g} s"))
+        elif now - max(heard, self._opened_at) > self._timeout / 4:
+            if heard != self._warned:  # once in a silence
+                log.warning("%s: nothing has arrived for %.1f s", self._name, now - heard)
+            self._warned = heard
+            self._end.cancel()
+        else:
+            self._end.probe()
 
 
 def _going(name: str, header: Frame) -> PServerError:

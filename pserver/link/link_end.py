@@ -16,12 +16,12 @@ transport hold, so no thread that says a message waits for a peer that does not 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pserver.errors import CorruptFrame, GarbledStream, Unreachable
 from pserver.link.messages import Messages
+from pserver.running_clock import RUNNING
 from pserver.transport.sequenced import SequencedStream
 from pserver.wire_pb2 import Frame, Kind
 
@@ -45,7 +45,7 @@ class LinkEnd:
         self,
         kind: Kind,
         received: Callable[[bytes], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = RUNNING,
     ) -> None:
         self._kind, self._received, self._clock = kind, received, clock
         self.last_heard = clock()

@@ -36,6 +36,7 @@ from pserver.job.job import Job
 from pserver.memory.malloc import keep_memory
 from pserver.metrics.exposition import Exposition
 from pserver.metrics.json_log import LINES
+from pserver.running_clock import RUNNING
 from pserver.security.access import Access
 from pserver.service import stream_handler
 from pserver.service.draining_streams import DrainingStreams
@@ -52,7 +53,6 @@ from transpiler.program import Program
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
-PAUSED_SECONDS = 1.0  # between two ticks: this process was stopped meanwhile
 GRACE_SECONDS = 5.0
 IDLE_GRACE_SECONDS = 0.5  # where no trainer takes part
 AWAITED_GRACE_SECONDS = 1.5  # where trainers announce themselves, each second: they are told
@@ -269,19 +269,20 @@ class Server:
         stream_handler.handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:
-        last = time.monotonic()
-        while not self._stopping.wait(TICK_SECONDS):
-            before, last = last, time.monotonic()
-            try:
-                if last - before > PAUSED_SECONDS:
-                    self.job.paused(last - before)
-                self.job.tick()
-                self._streams.end_late()
-                self._control.end_late()
-                if self._access.keys is not None:
-                    self._streams.end_revoked(self._access.keys.revoked)
-            except Exception:
-                log.exception("the server's clock thread failed")
+        with RUNNING.ticking():
+            pause = RUNNING.last_pause
+            while not self._stopping.wait(TICK_SECONDS):
+                try:
+                    if RUNNING.last_pause != pause:
+                        pause = RUNNING.last_pause
+                        self.job.paused()
+                    self.job.tick()
+                    self._streams.end_late()
+                    self._control.end_late()
+                    if self._access.keys is not None:
+                        self._streams.end_revoked(self._access.keys.revoked)
+                except Exception:
+                    log.exception("the server's clock thread failed")
 
 
 def warm_up() -> None:

@@ -15,7 +15,6 @@ nobody comes or goes, a step costs no message.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pserver.errors import PServerError, TrainerLost
+from pserver.running_clock import RUNNING
 from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.group_sums import GroupSums
 from trainer.collective.member_groups import Member, MemberGroups
@@ -257,8 +257,8 @@ class DenseSteps:
         self._company.check()
         if not self._called:
             return
-        self._noticed = self._noticed or time.monotonic()
-        if time.monotonic() - self._noticed > PATIENCE:
+        self._noticed = self._noticed or RUNNING()
+        if RUNNING() - self._noticed > PATIENCE:
             raise TrainerLost("trainers have come or gone")
 
     def _break(self, error: PServerError) -> None:

@@ -3,7 +3,8 @@
 [Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL
 tells nobody, and neither names a trainer.  So every trainer holds one connection to trainer 0,
 beside the collectives.  Both sides send heartbeats; a trainer whose connection ends without a
-goodbye, or is silent for the heartbeat timeout, is lost, and trainer 0 tells the others::
+goodbye, or is silent for the heartbeat timeout, is lost, and trainer 0 tells the others.  Time in
+which this process has not run is nobody's silence::
 
     trainer 1  --heartbeat, left, failed-->  trainer 0
     trainer 0  --heartbeat, and each trainer's end-->  trainers 1, 2, ...
@@ -41,6 +42,7 @@ from dataclasses import asdict, dataclass
 from torch._C._distributed_c10d import Store
 
 from pserver.errors import JobFailed, PServerError, TrainerLost
+from pserver.running_clock import RUNNING
 from transpiler.files import bounded_json
 
 GRACE_SECONDS = 10.0
@@ -79,7 +81,7 @@ class _Peer:
     """The other side of a connection.
 
     Attributes:
-        heard: when it sent something last, by the monotonic clock.
+        heard: when it sent something last, by the clock of this process's running time.
         rest: the begin of a line whose end has not come yet.
     """
 
@@ -142,14 +144,14 @@ class Membership:
                 if said.get("token") != token:  # not a trainer of this job
                     connection.close()
                     continue
-                peers[said["rank"]] = _Peer(connection, time.monotonic())
+                peers[said["rank"]] = _Peer(connection, RUNNING())
             return peers
 
     def _connect(self, address: str, store: Store) -> _Peer:
         port, token = store.get("membership").decode().split()
         connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
         connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
-        return _Peer(connection, time.monotonic())
+        return _Peer(connection, RUNNING())
 
     # ---- for the trainer ----
 
@@ -224,6 +226,10 @@ class Membership:
     # ---- the thread ----
 
     def _run(self) -> None:
+        with RUNNING.ticking():
+            self._serve()
+
+    def _serve(self) -> None:
         peers, interval = self._peers, min(2.0, self._timeout / 4)
         selector = selectors.DefaultSelector()
         selector.register(self._woken, selectors.EVENT_READ)
@@ -239,7 +245,7 @@ class Membership:
                 sent = now
                 self._send(None, peers)
             for rank, peer in peers.items():
-                if now - peer.heard > self._timeout:
+                if RUNNING() - peer.heard > self._timeout:
                     self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
             if self._ends_process:
                 self._guard.look()
@@ -269,7 +275,7 @@ class Membership:
                     )
                 )
             return False
-        peer.heard = time.monotonic()
+        peer.heard = RUNNING()
         *lines, peer.rest = (peer.rest + data).split(b"\n")
         for line in lines:
             said = bounded_json.loads(line)
@@ -334,8 +340,8 @@ class Guard:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         place = (frame, frame.f_lasti) if frame is not None else None
         if place != self._place:
-            self._place, self._since = place, time.monotonic()
-        elif place is not None and time.monotonic() - self._since > GRACE_SECONDS:
+            self._place, self._since = place, RUNNING()
+        elif place is not None and RUNNING() - self._since > GRACE_SECONDS:
             print(
                 f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "
                 "on the lost trainer:",

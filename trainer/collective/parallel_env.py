@@ -16,7 +16,6 @@ import logging
 import math
 import re
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,6 +28,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from pserver.errors import PServerError, TimedOut, TrainerLost, Unreachable
 from pserver.memory.garbage_collector import freeze_at_exit
+from pserver.running_clock import RUNNING
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.environment import other_launchers
@@ -228,8 +228,8 @@ def wait_on_cpu(
 def _wait(
     work: dist.Work, peers: Peers, needed: Collection[int], seconds: float, alike: str
 ) -> None:
-    began = time.monotonic()
-    while (waited := time.monotonic() - began) <= seconds:
+    began = RUNNING()
+    while (waited := RUNNING() - began) <= seconds:
         try:
             work.wait(LOOK_SECONDS)
             return

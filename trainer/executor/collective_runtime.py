@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from torch import Tensor
 
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
+from pserver.running_clock import RUNNING
 from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
 from trainer.collective.comm_ring import PendingTensors, Ring
 from trainer.collective.peer_meeting import PeerMeeting
@@ -312,14 +312,14 @@ class CollectiveRuntime:
                 connection, start_timeout_seconds=connection.heartbeat_timeout_seconds
             )
         connection.check_collective(split_endpoint(deployment.endpoints[0])[0])
-        end = time.monotonic() + connection.start_timeout_seconds
+        end = RUNNING() + connection.start_timeout_seconds
         while True:
             try:
                 world = self._rendezvous_once(connection)
                 self._job.meetings += 1
                 return world
             except TrainerLost:
-                if self._job.meetings == 0 or time.monotonic() > end:
+                if self._job.meetings == 0 or RUNNING() > end:
                     raise
 
     def _rendezvous_once(self, connection: Connection) -> ProcessGroups:

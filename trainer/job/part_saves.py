@@ -25,6 +25,7 @@ from pserver.checkpoint.checkpoint import Saved
 from pserver.client.client import Client
 from pserver.client.save_calls import SaveCalls, SaveState
 from pserver.errors import PServerError, Refused
+from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at, relative
 from pserver.storage.single_file import joined
 from pserver.table import counts
@@ -97,9 +98,9 @@ class _Part:
             OSError: it is not.
             PServerError: the server does not answer, or the job has failed.
         """
-        end, pause = time.monotonic() + WRITE_SECONDS, FIRST_PAUSE
+        end, pause = RUNNING() + WRITE_SECONDS, FIRST_PAUSE
         while self.state is None or not self.state.done:
-            if time.monotonic() > end:
+            if RUNNING() > end:
                 raise OSError(f"{self.client}: no part is written after {WRITE_SECONDS:.0f} s")
             self.client.check()
             time.sleep(pause)
@@ -309,10 +310,10 @@ class PartSaves:
 
     def finish(self, seconds: float = FINISH_SECONDS) -> None:
         """Waits for a save that is under way, up to so many seconds, and while the job is whole."""
-        end = time.monotonic() + seconds
+        end = RUNNING() + seconds
         while self._thread is not None and self._thread.is_alive():
             failed = any(client.failure is not None for client in self._clients())
-            if failed or time.monotonic() > end:
+            if failed or RUNNING() > end:
                 log.error("the job ends, and its last checkpoint is not complete: it is given up")
                 break
             self._thread.join(LONGEST_PAUSE)

@@ -238,20 +238,3 @@ def test_one_trainer_brings_the_program(world: World, tmp_path: Path) -> None:
     back.job.install(first.program(asked.session))  # once more, though it serves
     with pytest.raises(UnknownSession):
         back.job.install(second.program("x"))
-
-
-@pytest.mark.parametrize("awaits", [True, False])
-def test_a_server_that_was_paused_blames_nobody(awaits: bool) -> None:
-    """Where trainers wait for servers: they have been silent while it did not run.  In other jobs
-    they have given it up.
-    """
-    world = World(await_servers=awaits)
-    try:
-        world.clock.time += DEADLINE + 1
-        world.zero.job.paused(DEADLINE)
-        world.zero.job.tick()
-        states = [each.state for each in world.zero.job.status(StatusRequest()).trainers]
-
-        assert ("lost" in states or world.zero.job.failure is not None) is not awaits
-    finally:
-        world.end()

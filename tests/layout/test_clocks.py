@@ -1,0 +1,83 @@
+"""Promises about clocks: what decides something is monotonic, and measures the silence of others by
+the time in which this process has run.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import MODULES, nodes, relative
+
+WALL = {
+    *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.ctime", "time.strftime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+}
+# what only shows or names a time; or judges a certificate, whose validity is a time of the world
+WHY_WALL = {
+    "pserver/job/decisions.py": "stamps records: rows age in days, which checkpoints keep",
+    "pserver/job/events.py": "stamps what has happened",
+    "pserver/job/job.py": "tells a status' own time, beside those of its events",
+    "pserver/job/locked_table.py": "rows age in days, which checkpoints keep",
+    "pserver/job/recorder.py": "names a recording",
+    "pserver/launcher/rescue.py": "names a folder",
+    "pserver/launcher/status.py": "warns of certificates that end soon",
+    "pserver/operations/from_page.py": "stamps a line",
+    "pserver/operations/keys.py": "certificates begin and end",
+    "pserver/ray/node_keys.py": "certificates begin and end",
+    "pserver/security/enrolment.py": "certificates begin and end",
+    "pserver/security/key_folder.py": "certificates begin and end",
+    "pserver/security/keys.py": "certificates begin and end",
+    "pserver/web/collector.py": "stamps what a page shows",
+    "trainer/embedding/local_rows.py": "rows age in days, which checkpoints keep",
+}
+# of those who wait for others: which have a reason not to measure by their own running time
+SILENCE = ("client", "link", "ray", "job")
+
+
+def calls(path: Path) -> set[str]:
+    """``module.function`` of what a file calls, or hands on."""
+    return {
+        f"{node.value.id}.{node.attr}"
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_the_wall_clock_shows_and_decides_nothing(path: Path) -> None:
+    """It jumps: where a file reads it, it is known why.  What names an instant that it was given
+    reads no clock.
+    """
+    reads = calls(path) & WALL
+
+    assert bool(reads) == (relative(path) in WHY_WALL), reads
+
+
+# functions of the system's monotonic clock for what is no silence of others
+WHY_MONOTONIC = {
+    "pserver/client/heartbeating.py": "when a heartbeat is due: who was away sends one at once",
+    "pserver/job/attendance.py": "answers within a second",
+    "pserver/job/background_saves.py": "how long a server that ends waits for its own disk",
+    "pserver/job/barriers.py": "answers within a second",
+    "pserver/job/filing.py": "how long a server that ends waits for its own disk",
+    "pserver/job/gatherings.py": "answers within a second",
+    "pserver/job/job_leases.py": "answers within a second",
+    "pserver/job/lifecycle.py": "the job gives it its clock",
+    "pserver/job/locked_cut.py": "how long steps waited",
+    "pserver/job/quiesce.py": "how long steps waited",
+    "pserver/job/script_position.py": "answers within a second",
+    "pserver/job/server_cut.py": "how long steps waited",
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_who_measures_the_silence_of_others_measures_its_own(path: Path) -> None:
+    """A file of those that do reads the system's clock only where it is known why."""
+    name = relative(path)
+    if name.split("/")[:1] != ["pserver"] or name.split("/")[1] not in SILENCE:
+        return
+
+    assert ("time.monotonic" in calls(path)) == (name in WHY_MONOTONIC)
