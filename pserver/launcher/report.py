@@ -86,8 +86,8 @@ def lost(process: Process, what: Next, counted: str) -> str:
 
 
 def ended_after_job(process: Process) -> str:
-    """What is said of a trainer of a job without servers that had finished the job."""
-    status = f"{process.name} ended with status {process.status}{_killer(process.status)}"
+    """The end of the sentence about a trainer of a job without servers that had finished it."""
+    status = f"ended with status {process.status}{_killer(process.status)}"
     return f"{status} when it had finished the job; see {process.log}"
 
 

@@ -184,8 +184,7 @@ class Supervisor:
         if number is not None and self._came_late(process):
             late = self.started.away(process)
             why = "came too late: the job is done without it"
-            why = why if late else "has ended when the job was done"
-            self._does_without(process, f"{process.name} {why}")
+            self._does_without(process, why if late else "has ended when the job was done")
             return
         if number is not None and self._ended_after_job(process, number):
             self._does_without(process, ended_after_job(process))
@@ -218,7 +217,7 @@ class Supervisor:
 
     def _does_without(self, process: Process, why: str) -> None:
         """Says why a process that has failed ends nothing."""
-        self.say(why)
+        self.say(f"{process.name} {why}")
         self.ended.remove(process)
         self.lost.append(process)
 
