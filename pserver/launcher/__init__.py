@@ -27,6 +27,7 @@ In reading order::
     panel_state, panel_rows, panel
               the live panel on a terminal
     watch     asks servers for it
+    question  asks a job's servers something, by another process
     ended_trainers, last_word
               tell servers of trainers that died here, and ask whether the job goes on
     server_reload, lost_server

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from pserver.launcher.process import Process
+from pserver.launcher.question import Question, patience
 from pserver.launcher.started_processes import StartedProcesses
-from transpiler.files import bounded_json
 
 LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
 TELL_SECONDS = 10.0  # for other hosts' servers to be told
@@ -18,17 +20,22 @@ TELL_SECONDS = 10.0  # for other hosts' servers to be told
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What servers say of a trainer that has ended.
+    """What servers say of a trainer that has ended; None: they have not said it.
 
     Attributes:
         took_part: no server had seen it leave.
-        goes_on: every server serves the job without it.
-        done: it had said on every server that it takes no further step.
+        done: every server had, or had heard that it takes no further step.
+        goes_on: every server serves the job without it, or says that the job is done.
     """
 
-    took_part: bool
-    goes_on: bool
-    done: bool = False
+    took_part: bool | None = None
+    done: bool | None = None
+    goes_on: bool | None = None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Answer:
+        """From what last_word.py prints; unknown where it has printed nothing."""
+        return cls(said.get("took_part"), said.get("done"), said.get("goes_on"))
 
 
 class EndedTrainers:
@@ -50,27 +57,27 @@ class EndedTrainers:
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
-    def ask(self, ended: Process, replaced: bool) -> Answer:
+    def ask(self, ended: Process, replaced: bool) -> Question | None:
         """Tells the servers of one, and asks what becomes of the job.
 
         Args:
             replaced: it is to be started again, if the job goes on.
+
+        Returns:
+            The question; ``started.events`` gets None when it is answered.  None: there is nobody
+            to ask.
         """
         command = self._command([ended])
-        if command and not replaced:
-            command.append("--unreplaced")
-        with suppress(subprocess.TimeoutExpired, ValueError, KeyError):
-            if command:
-                asked = subprocess.run(
-                    [*command, "--ask"],
-                    timeout=TELL_SECONDS,
-                    check=False,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                )
-                said = bounded_json.loads(asked.stdout)
-                return Answer(bool(said["took_part"]), bool(said["goes_on"]), bool(said["done"]))
-        return Answer(took_part=False, goes_on=False)
+        if not command:
+            return None
+        more = [] if replaced else ["--unreplaced"]
+        wake = partial(self._started.events.put, None)
+        return Question([*command, *more, "--ask", f"{self.patience_seconds:g}"], wake)
+
+    @property
+    def patience_seconds(self) -> float:
+        """For how long servers are asked that do not answer."""
+        return patience(self._started.cluster.heartbeat_timeout_seconds)
 
     def _command(self, ended: Sequence[Process]) -> list[str]:
         """What tells the servers; nothing where there is nobody to tell, or of nobody."""

@@ -15,9 +15,10 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pserver.control.control_client import ControlClient
-from pserver.errors import PServerError
+from pserver.errors import PServerError, TimedOut, Unreachable
 from pserver.polling import poll
 from pserver.security.access import Access
 from pserver.wire_pb2 import StatusReply
@@ -52,9 +53,10 @@ def wait_for_places(access: Access, endpoint: str, least: int, seconds: float) -
     try:
         control.wait_ready(seconds)
         for _ in poll(log, lambda: f"{endpoint} has no job that serves", seconds, 0.25):
-            status = control.status()
-            if status.state == "serving":
-                return free_places(status, least)
+            with suppress(TimedOut, Unreachable):  # it is busy: it has not said no
+                status = control.status()
+                if status.state == "serving":
+                    return free_places(status, least)
         return []
     finally:
         control.close()

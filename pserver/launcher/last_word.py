@@ -12,12 +12,14 @@ A trainer tells its end itself if it can; this is for one that cannot.
 
 With ``--unreplaced`` nobody will start them again, so that the others need not wait for it.
 
-With ``--ask`` behind all that it prints one line of JSON::
+With ``--ask SECONDS`` it asks besides what becomes of the job, and prints one line of JSON::
 
-    {"took_part": true, "done": false, "goes_on": false, "reason": "..."}
+    {"took_part": true, "done": false, "goes_on": null, "reason": "..."}
 
-They took part where no server had seen them leave; their part was done where every server had heard
-that they take no further step; the job goes on where every server serves it without them.
+They took part where no server had seen them leave; they had left where all had, or said that they
+take no further step; the job goes on where every server serves it without them, or says that it is
+done.  A server that does not answer has not said no: it is asked again, until that time is over.
+What is not known then is null.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
@@ -34,9 +37,8 @@ from pserver.security.access import Access
 from pserver.wire_pb2 import AnnounceRequest, StatusReply
 
 CALL_SECONDS = 1.0
-LOST_SECONDS = 3.0  # for the servers to agree that a trainer is lost
+PAUSE_SECONDS = 0.2  # between two rounds of questions
 ASK, UNREPLACED = "--ask", "--unreplaced"
-TOOK_PART, DONE = ("joined", "lost"), ("finished", "left")  # words of a status
 
 log = logging.getLogger(__name__)
 
@@ -54,67 +56,130 @@ def tell(
     for endpoint in endpoints:
         control = ControlClient(endpoint, CALL_SECONDS, access=access)
         try:
-            for word in words:
-                number, _, reason = word.partition("=")
-                request = AnnounceRequest(trainer_id=int(number), failure=reason)
-                request.unreplaced = unreplaced
-                control.announce(request)
+            _announce(control, words, unreplaced)
         except PServerError as error:
             print(f"could not tell {error}", file=sys.stderr)
         finally:
             control.close()
 
 
-def all_are(
-    states: Collection[str], access: Access, endpoints: Sequence[str], trainers: Collection[int]
-) -> bool:
-    """Whether all trainers are in one of these states on all servers.
+def _announce(control: ControlClient, words: Sequence[str], unreplaced: bool) -> None:
+    for word in words:
+        number, _, reason = word.partition("=")
+        request = AnnounceRequest(trainer_id=int(number), failure=reason)
+        request.unreplaced = unreplaced
+        control.announce(request)
+
+
+class Question:
+    """What one server says of trainers that have ended: first what they were, then whether it goes
+    on without them.
 
     Args:
-        states: words of a status.
-        access: anybody's that may ask for a status.
+        access: an operator's.
+        words: "NUMBER=REASON" of each trainer.
+        unreplaced: nobody will start them again.
+
+    Attributes:
+        were: by trainer, the word for what it was when the server answered first; None: it has not
+            answered.
+        told: it has heard of their ends.
+        obstacle: why the job does not go on there; "": it does; None: not known.
     """
-    for endpoint in endpoints:
-        control = ControlClient(endpoint, CALL_SECONDS, access=access)
+
+    def __init__(
+        self, access: Access, endpoint: str, words: Sequence[str], unreplaced: bool
+    ) -> None:
+        self._access, self._endpoint, self._words = access, endpoint, words
+        self._unreplaced = unreplaced
+        self._trainers = {int(word.partition("=")[0]) for word in words}
+        self.were: dict[int, str] | None = None
+        self.told = False
+        self.obstacle: str | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether all is known."""
+        return self.told and self.obstacle is not None
+
+    def ask(self) -> None:
+        """Asks, and tells, once; a server that does not answer leaves all as it is."""
+        control = ControlClient(self._endpoint, CALL_SECONDS, access=self._access)
         try:
-            there = {each.trainer_id: each.state for each in control.status().trainers}
-        except PServerError:
-            return False
-        finally:
-            control.close()
-        if not all(there.get(trainer) in states for trainer in trainers):
-            return False
-    return True
-
-
-def goes_on(access: Access, endpoints: Sequence[str], trainers: Collection[int]) -> str:
-    """Why the job does not go on without these trainers; "" if it does.
-
-    Args:
-        access: anybody's that may ask for a status.
-        trainers: that have ended.
-    """
-    for endpoint in endpoints:
-        control = ControlClient(endpoint, CALL_SECONDS, access=access)
-        try:
-            reason = _obstacle_at(control, trainers)
+            status = control.status()
+            if self.were is None:
+                self.were = states(status, self._trainers)
+            if not self.told:
+                _announce(control, self._words, self._unreplaced)
+                self.told, status = True, control.status()
+            self.obstacle = obstacle(status, self._trainers)
         except PServerError as error:
-            reason = str(error)
+            log.debug("%s", error)  # it is asked again
         finally:
             control.close()
-        if reason:
-            return reason
-    return ""
 
 
-def _obstacle_at(control: ControlClient, trainers: Collection[int]) -> str:
-    """Gives the server time to lose them."""
-    text = f"{control.endpoint} still counts on trainer {', '.join(map(str, sorted(trainers)))}"
-    for _ in poll(log, lambda: text, LOST_SECONDS, 0.2):
-        reason = obstacle(control.status(), trainers)
-        if reason is not None:
-            return reason
-    return text
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What servers say of trainers that have ended.
+
+    Attributes:
+        took_part: no server had seen them leave; None: not known.
+        done: every server had; None: not known.
+        goes_on: every server goes on without them, or its job is done; None: not known.
+        reason: why it does not.
+    """
+
+    took_part: bool | None
+    done: bool | None
+    goes_on: bool | None
+    reason: str
+
+    @classmethod
+    def of(cls, questions: Sequence[Question]) -> Said:
+        """What the answers of all servers come to."""
+        words = [None if q.were is None else set(q.were.values()) for q in questions]
+        each = [word for word in words if word is not None]
+        known, left = len(each) == len(words), all(word <= GONE for word in each)
+        obstacles = [question.obstacle for question in questions]
+        reason = next((text for text in obstacles if text), "")
+        return cls(
+            took_part=all(w <= MEMBERS for w in each) and not left if known else None,
+            done=left if known else None,
+            goes_on=False if reason else None if None in obstacles else True,
+            reason=reason,
+        )
+
+
+def ask(questions: Sequence[Question], seconds: float) -> Said:
+    """Asks servers until all is known, or one has said no, or the time is over."""
+    waited = "waiting for servers to say how the job goes on"
+    for _ in poll(log, lambda: waited, seconds, PAUSE_SECONDS):
+        for question in questions:
+            if not question.answered:
+                question.ask()
+        if all(each.answered for each in questions) or any(each.obstacle for each in questions):
+            break
+    return Said.of(questions)
+
+
+GONE = {"finished", "left", "preempted", "done"}  # takes no further step
+MEMBERS = {"joined", "lost"} | GONE
+
+
+def states(status: StatusReply, trainers: Collection[int]) -> dict[int, str]:
+    """What each of these trainers is to a server: its word in ``pserver status``; "done" where the
+    job is; "" where the server has not seen it.
+    """
+    there = {each.trainer_id: each.state for each in status.trainers}
+    other = "done" if is_done(status) else ""
+    return {trainer: there.get(trainer, other) for trainer in trainers}
+
+
+def is_done(status: StatusReply) -> bool:
+    """Whether the last job of a server has ended well, and no other one has begun."""
+    ends = [each.kind for each in status.events if each.kind in ("done", "failed")]
+    return status.state == "empty" and ends[-1:] == ["done"]
 
 
 def obstacle(status: StatusReply, trainers: Collection[int]) -> str | None:
@@ -123,30 +188,32 @@ def obstacle(status: StatusReply, trainers: Collection[int]) -> str | None:
     Args:
         status: of a server.
     """
+    if is_done(status):
+        return ""
     if status.state != "serving":
         return status.failure or f"the server is {status.state}"
-    states = {
-        each.trainer_id: each.state for each in status.trainers if each.trainer_id in trainers
-    }
-    if len(states) < len(trainers):
+    words = states(status, trainers).values()
+    if "" in words:
         return "they had not joined"
-    return "" if not {"joined", "finished"} & set(states.values()) else None
+    return None if "joined" in words else ""
 
 
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
-    flags = {ASK, UNREPLACED} & set(arguments)
-    token, keys, endpoints, *words = [each for each in arguments if each not in flags]
+    rest = [each for each in arguments if each != UNREPLACED]
+    unreplaced = len(rest) < len(arguments)
+    seconds = None
+    if ASK in rest:
+        at = rest.index(ASK)
+        seconds = float(rest[at + 1])
+        del rest[at : at + 2]
+    token, keys, endpoints, *words = rest
     access, servers = Access.of(token, keys, "operator", "trainer"), endpoints.split(",")
-    trainers = {int(word.partition("=")[0]) for word in words}
-    asked = (access, servers, trainers)
-    took_part = ASK in flags and all_are(TOOK_PART, *asked)
-    done = ASK in flags and not took_part and all_are(DONE, *asked)
-    tell(access, servers, words, UNREPLACED in flags)
-    if ASK in flags:
-        reason = goes_on(access, servers, trainers)
-        said = {"took_part": took_part, "done": done, "goes_on": not reason, "reason": reason}
-        print(json.dumps(said), flush=True)
+    if seconds is None:
+        tell(access, servers, words, unreplaced)
+        return
+    said = ask([Question(access, each, words, unreplaced) for each in servers], seconds)
+    print(json.dumps(asdict(said)), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@ it imports gRPC and torch, and ``launch`` does not.
 
 ::
 
-    python -m pserver.launcher.lost_server TOKEN KEYS ENDPOINTS INDEX FOLDER LOG
+    python -m pserver.launcher.lost_server TOKEN KEYS ENDPOINTS INDEX FOLDER LOG SECONDS
 
 TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
 ENDPOINTS are those of the other servers of the job, INDEX is the dead one's number, FOLDER is where
-the job saves, LOG the file to which server 0 writes what it alone knows.
+the job saves, LOG the file to which server 0 writes what it alone knows, SECONDS for how long a
+server that does not answer is asked again.
 
 It prints one line of JSON: ``{"path": "saved/step-000120/server-1", "reason": ""}``.  The path is
 that of the part that the server has written of the newest whole checkpoint; "", with a reason,
@@ -18,19 +19,24 @@ has written no log, there is no checkpoint yet, or none of this job's servers.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.listed import listed_in
 from pserver.control.control_client import ControlClient
-from pserver.errors import PServerError
+from pserver.errors import PServerError, TimedOut, Unreachable
 from pserver.job_log import write_ahead_log
+from pserver.polling import poll
 from pserver.security.access import Access
 from pserver.storage.place import place_at
 from pserver.wire_pb2 import StatusReply
 
 CALL_SECONDS = 3.0
+PAUSE_SECONDS = 0.2
+
+log = logging.getLogger(__name__)
 
 
 def obstacle(status: StatusReply) -> str:
@@ -70,15 +76,17 @@ def part_of(folder: str, index: int, fingerprint: str) -> tuple[str, str]:
 
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
-    token, keys, endpoints, index, folder, log = arguments
+    token, keys, endpoints, index, folder, written, seconds = arguments
     access = Access.of(token, keys, "operator", "trainer")
     path, fingerprints = "", list[str]()
     try:
-        statuses = [_status(access, each) for each in endpoints.split(",") if each]
+        statuses = [
+            status_of(access, each, float(seconds)) for each in endpoints.split(",") if each
+        ]
         reason = next(filter(None, map(obstacle, statuses)), "")
         fingerprints = [each.fingerprint for each in statuses]
         if index == "0" and not reason:
-            fingerprints, reason = _written(log)
+            fingerprints, reason = _written(written)
         if not reason:
             path, reason = part_of(folder, int(index), fingerprints[0])
     except (PServerError, OSError, ValueError) as error:
@@ -86,21 +94,32 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps({"path": path, "reason": reason}), flush=True)
 
 
-def _written(log: str) -> tuple[list[str], str]:
+def _written(path: str) -> tuple[list[str], str]:
     """The fingerprint of the job's plan, as server 0 has written it; and why it has not."""
     try:
-        kind, fingerprint = next(write_ahead_log.read(log))
+        kind, fingerprint = next(write_ahead_log.read(path))
     except (OSError, ValueError, StopIteration):
         return [], "server 0 has written no log: all go back to a checkpoint"
-    return [fingerprint], "" if kind == "plan" else f"{log} is no log of server 0"
+    return [fingerprint], "" if kind == "plan" else f"{path} is no log of server 0"
 
 
-def _status(access: Access, endpoint: str) -> StatusReply:
+def status_of(access: Access, endpoint: str, seconds: float) -> StatusReply:
+    """A server's status; one that does not answer is asked again for so long.
+
+    Raises:
+        PServerError: it has said no, or has not answered by then.
+    """
     control = ControlClient(endpoint, CALL_SECONDS, access=access)
+    unanswered: PServerError = TimedOut(f"{endpoint} does not answer")
     try:
-        return control.status()
+        for _ in poll(log, lambda: f"{endpoint} does not answer", seconds, PAUSE_SECONDS):
+            try:
+                return control.status()
+            except (Unreachable, TimedOut) as error:
+                unanswered = error
     finally:
         control.close()
+    raise unanswered
 
 
 if __name__ == "__main__":

@@ -143,6 +143,11 @@ class Process:
         return self.status not in (None, 0) and not self.stopped
 
     @property
+    def signalled(self) -> bool:
+        """Whether a signal has ended it, and not the script."""
+        return self._popen.returncode is not None and self._popen.returncode < 0
+
+    @property
     def lived_seconds(self) -> float:
         """For how long it ran; 0 while it runs."""
         return self._over - self._began

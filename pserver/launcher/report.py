@@ -91,6 +91,18 @@ def ended_after_job(process: Process) -> str:
     return f"{status} when it had finished the job; see {process.log}"
 
 
+def unanswered(process: Process, seconds: float) -> str:
+    """What is said where no server says whether the job goes on without a trainer.
+
+    Args:
+        seconds: for how long they were asked.
+    """
+    return (
+        f"the servers have not said within {seconds:g} s whether the job goes on without "
+        f"{process.name}: the processes that run are believed"
+    )
+
+
 def reloads(process: Process, path: str, counted: str) -> str:
     """What is said of a server that is started again while its job goes on.
 

@@ -37,7 +37,8 @@ class StartedProcesses:
         trainers: by number, the one that was started last.
         endpoints: by server, the endpoint that its readiness line names.
         events: what happens, in order: a process (a server that is ready, or a process that has
-            ended) or a signal's number.  ``put`` is safe in a signal handler.
+            ended), a signal's number, or None: something else is to be looked at.  ``put`` is safe
+            in a signal handler.
         marks: the folder where trainers without servers say that they have finished.
     """
 
@@ -52,7 +53,7 @@ class StartedProcesses:
     servers: list[Process] = field(default_factory=list)
     trainers: dict[int, Process] = field(default_factory=dict)
     endpoints: dict[Process, str] = field(default_factory=dict)
-    events: SimpleQueue[Process | int] = field(default_factory=SimpleQueue)
+    events: SimpleQueue[Process | int | None] = field(default_factory=SimpleQueue)
     marks: str = ""
 
     def __post_init__(self) -> None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import queue
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
-from pserver.launcher.ended_trainers import Answer, EndedTrainers
+from pserver.launcher.ended_trainers import TELL_SECONDS, Answer, EndedTrainers
 from pserver.launcher.panel import Panel
 from pserver.launcher.process import Process
+from pserver.launcher.question import BEGIN_SECONDS, Question
 from pserver.launcher.report import (
     by_cause,
     ended_after_job,
@@ -26,16 +27,17 @@ from pserver.launcher.report import (
     preemption,
     reloads,
     sentences,
+    unanswered,
 )
 from pserver.launcher.rescue import KEEP_SECONDS, rescue
 from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
-from pserver.launcher.server_reload import save_to_reload
+from pserver.launcher.server_reload import UNKNOWN, ask_for_reload
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.web_page import WebPage
+from pserver.running_clock import RUNNING
 
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why
-SIGNALLED = 128  # of a status: above it is the number of a signal
 LEAVE_SECONDS = 3.0  # for servers to end after their trainers
 GRACE_SECONDS = 8.0  # between SIGTERM and SIGKILL, beside --grace: servers drain for 5 s
 NOTICE_SECONDS = 10.0  # then a line says that servers wait for other hosts' trainers
@@ -100,6 +102,10 @@ class Supervisor:
         Returns:
             The exit status of ``launch``, if this attempt is the last one.
         """
+        with RUNNING.ticking():
+            return self._run()
+
+    def _run(self) -> int:
         try:
             self._start()
             self._wait_for_trainers()
@@ -156,16 +162,19 @@ class Supervisor:
             Failed: a process has failed, and the job with it (unless ``failures`` is False).
             Interrupted: a signal came.
         """
-        end = None if seconds is None else time.monotonic() + seconds
+        end = None if seconds is None else RUNNING() + seconds
         while not condition():
-            try:
-                event = self.started.events.get(
-                    timeout=None if end is None else max(0.0, end - time.monotonic())
-                )
-            except queue.Empty:
+            left = None if end is None else end - RUNNING()
+            if left is not None and left <= 0:
                 return False
+            try:
+                event = self.started.events.get(timeout=left)
+            except queue.Empty:
+                continue
             if isinstance(event, int):
                 raise Interrupted(event)
+            if event is None:
+                continue
             if event.status is not None and event not in self.ended:
                 self.ended.append(event)
             if failures and event.failed:
@@ -189,23 +198,27 @@ class Supervisor:
         if number is not None and self._ended_after_job(process, number):
             self._does_without(process, ended_after_job(process))
             return
+        if number is None or self.cluster.collective:
+            raise Failed
         preempted = process.preempted_after is not None
         # the others may have finished before its process has ended
         there = (None, 0) if preempted else (None,)
         others = [each for each in self._trainers if each.status in there]
         alone = not others and self.cluster.host is None
-        if number is None or self.cluster.collective:
+        if alone and (preempted or not process.signalled):
             raise Failed
-        said = None if preempted else self._words.ask(process, self.policy.replaces)
-        # a script that fails by itself afterwards has failed
-        if said is not None and _by_signal(process) and self._is_done(said):
+        answer = Answer(goes_on=True) if preempted else self._ask(process)
+        done = self._job_is_done or answer.done
+        done = done or (alone and not answer.took_part and self._servers_end_well())
+        if done and not preempted and not process.told:
             self._does_without(process, "had finished when it ended")
             self._answered.append(process)
             return
-        if alone:
+        took_part = answer.took_part is not False
+        if alone or answer.goes_on is False or not took_part:
+            self._doubted = process if took_part and not alone else None
             raise Failed
-        if said is not None and not (said.goes_on and said.took_part):
-            self._doubted = process if said.took_part else None
+        if answer.goes_on is None and not self._believed(process):
             raise Failed
         what = self.policy.after(Ended(number, process.lived_seconds, True, preempted))
         self.say(lost(process, what, self.policy.counted))
@@ -215,10 +228,72 @@ class Supervisor:
         else:
             self.lost.append(process)
 
+    def _ask(self, process: Process) -> Answer:
+        """What servers say of a trainer that has ended.  One that does not answer has not said no,
+        so it is asked again; meanwhile signals count, and the ends of all processes.
+        """
+        question = self._words.ask(process, self.policy.replaces)
+        if question is None:
+            return Answer(took_part=False)
+        # one that has failed by itself has told them, if it could
+        seconds = (
+            BEGIN_SECONDS + self._words.patience_seconds if process.signalled else TELL_SECONDS
+        )
+        said = self._await(question, seconds, lambda: self._server_failed)
+        if said is None and self._job_is_done:
+            return Answer(done=True)
+        return Answer.of(said or {})
+
+    def _await(
+        self, question: Question, seconds: float, moot: Callable[[], bool] = lambda: False
+    ) -> Mapping[str, Any] | None:
+        """The answer; None: there is none in time, or it is moot.
+
+        Args:
+            moot: says that it is, after each event.
+        """
+        before = list(self.ended)
+
+        def over() -> bool:
+            return question.answer is not None or moot() or self._all_ended()
+
+        try:
+            self._until(over, seconds, failures=False)
+        finally:
+            question.end()
+        for each in self.ended:  # what follows them is not decided yet
+            if each not in before:
+                self.started.events.put(each)
+        return question.answer
+
+    def _believed(self, process: Process) -> bool:
+        """Whether the others go on, where servers have not said it: who runs is believed, unless
+        the trainer's script has failed.  A server that has failed meanwhile is looked at next.
+        """
+        if (
+            not process.signalled
+            or all(each.status is not None for each in self._trainers)
+            and self.cluster.host is None
+        ):
+            return False
+        if not self._server_failed:
+            self.say(unanswered(process, self._words.patience_seconds))
+        return True
+
+    @property
+    def _server_failed(self) -> bool:
+        return any(each.failed for each in self.started.servers)
+
+    @property
+    def _job_is_done(self) -> bool:
+        """Whether all servers here have ended well, as they do when their job is done."""
+        servers = self.started.servers
+        return bool(servers) and all(each.status == 0 and not each.stopped for each in servers)
+
     def _does_without(self, process: Process, why: str) -> None:
-        """Says why a process that has failed ends nothing."""
+        """One that has failed ends nothing, and the job is not begun again for it: says why."""
         self.say(f"{process.name} {why}")
-        self.ended.remove(process)
+        self.ended = [each for each in self.ended if each is not process]
         self.lost.append(process)
 
     def _ended_after_job(self, trainer: Process, number: int) -> bool:
@@ -232,16 +307,10 @@ class Supervisor:
         """
         others = [each for each in self._trainers if each not in (trainer, *self.lost)]
         servers = self.started.servers
-        late = self.started.away(trainer) or _by_signal(trainer)
+        late = self.started.away(trainer) or trainer.signalled
         if not (late and others and servers and all(t.status == 0 for t in others)):
             return False
         return self._servers_end_well()
-
-    def _is_done(self, said: Answer) -> bool:
-        """Whether a trainer had done its part: servers say so, or none misses it and they end
-        well.
-        """
-        return said.done or (not said.took_part and self._servers_end_well())
 
     def _servers_end_well(self) -> bool:
         """Whether the servers here do so, soon."""
@@ -257,8 +326,11 @@ class Supervisor:
         trains = any(each.status is None for each in self._trainers)
         if not (trains and started.checkpoint and self.policy.left) or started.reloading(server):
             return False
-        path, reason = save_to_reload(started, server, self.environment)
+        seconds = BEGIN_SECONDS + self._words.patience_seconds
+        said = self._await(ask_for_reload(started, server, self.environment), seconds) or {}
+        path = str(said.get("path", ""))
         if not path:
+            reason = said.get("reason", UNKNOWN)
             self.say(f"{server.name} does not come back alone: {reason}")
             return False
         what = self.policy.after(Ended(None, server.lived_seconds, True))
@@ -316,6 +388,12 @@ class Supervisor:
         """Whether the job was done, rather than failed, when the servers were asked: a trainer's
         end was all that it waited for.
         """
+        failed = [each for each in self._trainers if each.failed and each not in self.lost]
+        if self._job_is_done and all(each.signalled for each in failed) and self._all_ended():
+            for each in failed:
+                self._does_without(each, "had finished when it ended")
+                self._answered.append(each)
+            return True
         doubted = self._doubted
         others = [each for each in self._processes() if each not in (doubted, *self.lost)]
         if doubted is None or any(each.status != 0 for each in others):
@@ -332,12 +410,17 @@ class Supervisor:
 
     def _well(self) -> int:
         """The job has ended well for this host: says who was preempted, and gives the status; where
-        all trainers here were, theirs.
+        all trainers here were, theirs; where a script has failed after its part, that one's.
         """
         gone = [each for each in self._trainers if each.preempted_after is not None]
         for process in gone:
             self.say(preemption(process))
-        return 128 + signal.SIGTERM if gone and len(gone) == len(self._trainers) else 0
+        if gone and len(gone) == len(self._trainers):
+            return 128 + signal.SIGTERM
+        failed = [each for each in self._answered if not each.signalled]  # their scripts
+        for line in sentences(failed, (), (), 0.0):
+            self._say(line)
+        return failed[0].status or 1 if failed else 0
 
     @property
     def _rescues(self) -> bool:
@@ -380,9 +463,8 @@ class Supervisor:
         Args:
             failed: the cause first.
         """
-        if self.interrupted:
+        if self.interrupted or self._job_is_done:  # what is done is not begun again
             self.next = Next.FAIL
-        if self.interrupted:
             return
         ended = Ended(None, 0.0)
         if failed:
@@ -445,8 +527,3 @@ class Supervisor:
     def _say(self, text: str) -> None:
         self._end_panel()
         self.say(text)
-
-
-def _by_signal(process: Process) -> bool:
-    """Whether a process was killed: its script has not failed by itself."""
-    return (process.status or 0) > SIGNALLED

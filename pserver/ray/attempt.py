@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +16,9 @@ from pserver.ray.node_keys import JobKeys
 from pserver.ray.order import Credentials, Order
 from pserver.ray.request import JobRequest
 from pserver.ray.variables import own_variables
+from pserver.running_clock import RUNNING
 from pserver.transport.endpoint import spell
 
-CALL_SECONDS = 60.0  # for an actor to start its process
 PAUSE_SECONDS = 0.5  # between two tries to place an actor
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class Attempt:
         """
         company = self._company
         try:
-            end = time.monotonic() + self._request.start_timeout
+            end = RUNNING() + self._request.start_timeout
             keys = self._meet(end)
             self._start_servers(keys, end)
             self._start_trainers()
@@ -73,7 +72,7 @@ class Attempt:
         """Learns where the actors are; makes the keys of the job."""
         company = self._company
         places: dict[Member, Place] = {}
-        seconds = end - time.monotonic()
+        seconds = end - RUNNING()
         for waited in poll(log, self._unplaced, seconds, PAUSE_SECONDS):
             if waited:
                 company.place_again()
@@ -107,9 +106,9 @@ class Attempt:
             flags = ("--endpoint", endpoint, *request.server_flags)
             return member.actor.start.remote(Order(variables, self._credentials[member], flags))
 
-        company.answers(servers, start, CALL_SECONDS)
+        company.answers(servers, start, request.start_timeout)
         company.ask_news(servers)
-        if not self._follow(lambda: all(each.endpoint for each in servers), end - time.monotonic()):
+        if not self._follow(lambda: all(each.endpoint for each in servers), end - RUNNING()):
             late = ", ".join(each.name for each in servers if not each.endpoint)
             raise TimeoutError(
                 f"{late}: expected a server that is ready within {request.start_timeout:g} s"
@@ -127,12 +126,12 @@ class Attempt:
                 return member.actor.prepare.remote(order)
             return member.actor.start.remote(_with_script(order, request))
 
-        company.answers(trainers, start, CALL_SECONDS)
+        company.answers(trainers, start, request.start_timeout)
         if request.is_function:
             company.answers(
                 trainers,
                 lambda member: member.actor.train.remote(request.target, request.arguments),
-                CALL_SECONDS,
+                request.start_timeout,
             )
         company.ask_news(trainers)
 

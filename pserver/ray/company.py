@@ -7,7 +7,6 @@ when something is, so that lines arrive as they are printed.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pserver.ray.news import Ended, Place
 from pserver.ray.placement import actor_options, wait_for
 from pserver.ray.request import JobRequest
 from pserver.ray.role_actor import RoleActor
+from pserver.running_clock import RUNNING
 
 NEWS_SECONDS = 10.0  # an actor without news answers after this time
 STOP_SECONDS = 2 * GRACE_SECONDS + 4.0
@@ -158,9 +158,9 @@ class Company:
 
         Call it for processes that have been started; of others there are no news.
         """
-        end = None if seconds is None else time.monotonic() + seconds
+        end = None if seconds is None else RUNNING() + seconds
         while not condition():
-            left = NEWS_SECONDS if end is None else end - time.monotonic()
+            left = NEWS_SECONDS if end is None else end - RUNNING()
             if left <= 0:
                 return False
             if not self._asked:

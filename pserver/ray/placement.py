@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 from pserver.ray.installed import ray_library
 from pserver.ray.request import JobRequest
+from pserver.running_clock import RUNNING
 
 WAKE_SECONDS = 1.0  # Ctrl-C is not seen while Ray waits
 
@@ -40,8 +40,8 @@ def wait_for(group: Any, request: JobRequest) -> None:
         TimeoutError: see :func:`placed`.
     """
     ray = ray_library()
-    end = time.monotonic() + request.start_timeout
-    while (left := end - time.monotonic()) > 0:
+    end = RUNNING() + request.start_timeout
+    while (left := end - RUNNING()) > 0:
         if group.wait(min(left, WAKE_SECONDS)):
             return
     raise TimeoutError(

@@ -108,7 +108,7 @@ def _meet(world: World, connection: Connection, number: int) -> Peers:
     """
     if world.size > 1 and not world.all_here:
         connection.check_collective(world.address)
-    end = time.monotonic() + connection.start_timeout_seconds
+    end = RUNNING() + connection.start_timeout_seconds
     while True:
         store: Store = HashStore()
         try:
@@ -125,7 +125,7 @@ def _meet(world: World, connection: Connection, number: int) -> Peers:
             )
         except (TrainerLost, Unreachable):
             # trainer 0 was about to end the store of the job before, and serves another one
-            if number == 1 or world.rank == 0 or time.monotonic() > end:
+            if number == 1 or world.rank == 0 or RUNNING() > end:
                 raise
 
 

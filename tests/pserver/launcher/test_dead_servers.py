@@ -77,12 +77,12 @@ def test_server_0_needs_the_log_that_it_has_written(
 ) -> None:
     """Otherwise the whole job is started again; and where nobody can be asked."""
     log = tmp_path / "log"
-    main(["", "", "", "0", folder, str(log)])
+    main(["", "", "", "0", folder, str(log), "1"])
     log.write_text("[7]\n")
-    main(["", "", "", "0", folder, str(log)])
+    main(["", "", "", "0", folder, str(log), "1"])
     log.write_text('["plan","p"]\n["record","torn')
-    main(["", "", "", "0", folder, str(log)])
-    main(["", "", "127.0.0.1:1", "1", folder, ""])
+    main(["", "", "", "0", folder, str(log), "1"])
+    main(["", "", "127.0.0.1:1", "1", folder, "", "0.1"])
     *without, there, unheard = map(json.loads, capsys.readouterr().out.splitlines())
 
     reason = "server 0 has written no log: all go back to a checkpoint"
@@ -127,7 +127,8 @@ def supervised(
     started.trainers = {0: cast(Any, Process("trainer 0", trainer))}
     found = Supervisor(started, RestartPolicy(restarts, True), {}, parts, lines.append)
     found.ended.append(cast(Any, dead))
-    monkeypatch.setattr(supervisor, "save_to_reload", lambda *of: (path, "it is a test"))
+    asked = SimpleNamespace(answer={"path": path, "reason": "it is a test"}, end=lambda: None)
+    monkeypatch.setattr(supervisor, "ask_for_reload", lambda *of: asked)
     monkeypatch.setattr(started, "start_server_again", lambda *of: begun.append(of))
     return found, dead, lines, begun
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from pserver.launcher.cluster import Cluster
-from pserver.launcher.ended_trainers import Answer
-from pserver.launcher.last_word import obstacle
-from pserver.launcher.restart_policy import RestartPolicy
+from pserver.launcher.last_word import Question, Said, is_done, obstacle, states
+from pserver.launcher.restart_policy import Next, RestartPolicy
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.supervisor import Failed, Supervisor
+from pserver.security.access import OPEN
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 
 
@@ -29,7 +29,9 @@ class Ended:
     """A process that has ended, by itself."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.failed = status, status != 0
+        self.told = ""
+        self.status, self.failed, self.stopped = status, status != 0, False
+        self.signalled, self.killed = status > 128, False
         self.preempted_after: int | None = None
 
 
@@ -48,16 +50,34 @@ def test_an_end_counts_when_it_has_been_looked_at(kind: str) -> None:
 class Running:
     """A process that runs."""
 
-    status, failed = None, False
+    status, failed, stopped = None, False, False
+    preempted_after: int | None = None
+
+
+class Asked:
+    """A question to the servers that has been answered."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.answer = said
+
+    def end(self) -> None:
+        """Its process has ended."""
+
+
+def answered(watched: Supervisor, monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
+    """The servers say so, when they are asked."""
+    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: Asked(said))
 
 
 class Lost(Ended):
     """A trainer that has ended before its job."""
 
-    name, log, lived_seconds = "trainer 1", "trainer-1.log", 9.0
+    name, log, lived_seconds, told, killed = "trainer 1", "trainer-1.log", 9.0, "", False
+    tail = ("ValueError: it is wrong",)
 
     def __init__(self, status: int, signalled: bool) -> None:
         super().__init__(status)
+        self.signalled = signalled
         self.preempted_after = 57 if status == 143 and not signalled else None
 
 
@@ -93,8 +113,7 @@ def test_what_follows_a_lost_trainer_is_done_and_said(
     watched.ended.append(cast(Any, lost))
     begun: list[int] = []
     monkeypatch.setattr(watched.started, "start_again", begun.append)
-    answer = Answer(took_part=status != 143 or signalled, goes_on=True)
-    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
+    answered(watched, monkeypatch, took_part=status != 143 or signalled, goes_on=True)
     watched._follow(cast(Any, lost))
 
     assert lines[0].startswith(said) and begun == [1] * again
@@ -104,19 +123,19 @@ def test_what_follows_a_lost_trainer_is_done_and_said(
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (Ended(0), Answer(True, True)),
-        (Running(), Answer(took_part=True, goes_on=False)),
-        # it had left, and its script failed then
-        (Running(), Answer(took_part=False, goes_on=True)),
+        (Ended(0), {"took_part": True, "goes_on": True}),
+        (Ended(0), {}),  # nobody says anything, and nobody runs
+        (Running(), {"took_part": True, "goes_on": False}),
+        (Running(), {"took_part": False, "done": False, "goes_on": True}),  # not joined
     ],
 )
 def test_nobody_goes_on_where_the_servers_do_not_or_nobody_is_left(
-    monkeypatch: pytest.MonkeyPatch, others: Any, said: Answer
+    monkeypatch: pytest.MonkeyPatch, others: Any, said: dict[str, Any]
 ) -> None:
     """Then the job has failed."""
     lost = Lost(137, True)
     watched = supervisor([others, lost], [])
-    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: said)
+    answered(watched, monkeypatch, **said)
 
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
@@ -130,8 +149,7 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
     lost, running, lines = Lost(137, True), Running(), list[str]()
     watched = supervisor([running, lost], [])
     watched.say = lines.append
-    answer = Answer(took_part, goes_on=False)
-    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
+    answered(watched, monkeypatch, took_part=took_part, goes_on=False)
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
     watched.started.trainers[0] = cast(Any, Ended(other))
@@ -141,25 +159,17 @@ def test_a_job_that_was_done_when_launch_asked_has_not_failed(
 
 
 @pytest.mark.parametrize("others", [[Running()], [Ended(137)], []], ids=["run", "end", "none"])
-@pytest.mark.parametrize("status", [137, 3])
 @pytest.mark.parametrize("done", [True, False])
 def test_one_that_is_killed_when_it_has_finished_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, others: list[Any], status: int, done: bool
+    monkeypatch: pytest.MonkeyPatch, others: list[Any], done: bool
 ) -> None:
-    """Neither the job, which is done or goes on, nor does it begin again; but a script that fails
-    after its end has failed.
-    """
-    killed, lines = Lost(status, True), list[str]()
+    """Neither the job, which is done or goes on, nor does it begin again."""
+    killed, lines = Lost(137, True), list[str]()
     watched = supervisor([killed, *others], [Ended(0)])
     watched.say, watched.policy = lines.append, RestartPolicy(1, True)
     watched.ended.append(cast(Any, killed))
     # servers that have ended with their job say nothing any more
-    answer = Answer(took_part=False, goes_on=False, done=done)
-    monkeypatch.setattr(watched._words, "ask", lambda process, replaced: answer)
-    if status == 3:
-        with pytest.raises(Failed):
-            watched._follow(cast(Any, killed))
-        return
+    answered(watched, monkeypatch, took_part=False, goes_on=False, done=done)
     watched._follow(cast(Any, killed))
 
     assert lines == ["trainer 1 had finished when it ended"]
@@ -180,7 +190,7 @@ def serving(*states: str, word: str = "serving") -> StatusReply:
         (serving("joined", "lost"), ""),
         (serving("joined", "left"), ""),
         (serving("joined", "joined"), None),
-        (serving("joined", "finished"), None),
+        (serving("joined", "finished"), ""),  # no step waits for it
         (serving("joined"), "they had not joined"),
         (serving("joined", "lost", word="failed"), "it is over"),
         (serving(word="installing"), "the server is installing"),
@@ -191,3 +201,122 @@ def test_a_job_goes_on_where_a_server_serves_it_without_the_trainer(
 ) -> None:
     """None: the server still counts on it, and is asked again."""
     assert obstacle(status, {1}) == expected
+
+
+def over(kind: str) -> StatusReply:
+    """A server whose last job has ended so."""
+    reply = StatusReply(state="empty")
+    reply.events.add(kind="joined 1", text="")
+    reply.events.add(kind=kind, text="")
+    return reply
+
+
+def test_a_server_whose_job_is_done_has_no_obstacle() -> None:
+    """It has no trainers any more, and says so by its last event."""
+    assert is_done(over("done")) and obstacle(over("done"), {1}) == ""
+    assert states(over("done"), {1}) == {1: "done"}
+    assert not is_done(over("failed")) and obstacle(over("failed"), {1}) == "the server is empty"
+
+
+def question(word: str | None, found: str | None) -> Question:
+    """What one server has said of trainer 1: what it was, and what is in its way."""
+    asked = Question(OPEN, "127.0.0.1:1", ["1=killed"], False)
+    asked.were = None if word is None else {1: word}
+    asked.told, asked.obstacle = word is not None, found
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([("joined", ""), ("lost", "")], (True, False, True)),
+        ([("finished", ""), ("done", "")], (False, True, True)),
+        ([("finished", ""), ("joined", "")], (True, False, True)),
+        ([("", "they had not joined")], (False, False, False)),
+        ([("joined", ""), (None, None)], (None, None, None)),
+        ([("joined", "it failed"), (None, None)], (None, None, False)),
+        ([("joined", None), ("joined", "")], (True, False, None)),
+    ],
+)
+def test_what_a_server_has_not_said_is_not_known(
+    answers: list[tuple[str | None, str | None]], expected: tuple[bool | None, ...]
+) -> None:
+    """One that has said no is enough for a no; for a yes all are needed."""
+    said = Said.of([question(*each) for each in answers])
+
+    assert (said.took_part, said.done, said.goes_on) == expected
+
+
+@pytest.mark.parametrize("server", [Running(), Ended(137)])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_no_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, restarts: int, server: Any) -> None:
+    """The processes that run are believed; a server that has failed meanwhile is looked at next."""
+    lost, lines, begun = Lost(137, True), list[str](), list[int]()
+    watched = supervisor([Running(), lost], [server])
+    watched.policy, watched.say = RestartPolicy(restarts, True), lines.append
+    watched.ended.append(cast(Any, lost))
+    monkeypatch.setattr(watched.started, "start_again", begun.append)
+    answered(watched, monkeypatch)
+    watched._follow(cast(Any, lost))
+
+    assert begun == [1] * restarts and watched.lost == [lost] * (not restarts)
+    assert lines[0].startswith("the servers have not said") == (server.status is None)
+    assert "the others go on" in lines[-1]
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize(("status", "expected"), [(137, 0), (3, 3)])
+def test_a_trainer_that_had_done_its_part_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch, status: int, expected: int, done: bool
+) -> None:
+    """Whether it dies while others go on, or when all servers have ended well: nothing is begun
+    again; the status is 0, or that of its script.
+    """
+    lost, lines = Lost(status, status > 128), list[str]()
+    watched = supervisor([Ended(0) if done else Running(), lost], [Ended(0) if done else Running()])
+    watched.policy, watched.say = RestartPolicy(3, True), lines.append
+    watched.ended.extend(cast(Any, watched.started.trainers.values()))
+    if not done:
+        answered(watched, monkeypatch, took_part=False, done=True, goes_on=True)
+    else:
+        answered(watched, monkeypatch)
+    if done and status == 3:
+        with pytest.raises(Failed):
+            watched._follow(cast(Any, lost))
+        assert not watched._done_without() and watched._report() == 3
+    else:
+        watched._follow(cast(Any, lost))
+        assert watched.lost == [lost] and watched._well() == expected
+        said = ["had finished when it ended", "has ended when the job was done"]
+        assert lines[0] == f"trainer 1 {said[done and status == 137]}"
+
+    assert watched.policy.used == 0 and watched.next is Next.FAIL
+    assert any("failed with status 3; the last lines" in line for line in lines) == (status == 3)
+
+
+def test_what_ends_while_servers_are_asked_is_followed_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two trainers that die at once each is asked for, and none is forgotten."""
+    trainers = [Running(), Lost(137, True), Lost(137, True)]
+    watched = supervisor(cast(Any, trainers), [Running()])
+    watched.say = lambda text: None
+
+    class Late(Asked):
+        """Is answered when the other one's end was taken."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "answer" and trainers[2] not in watched.ended:
+                return None
+            return super().__getattribute__(name)
+
+    def ask(process: Any, replaced: bool) -> Asked:
+        if process is trainers[1]:
+            watched.started.events.put(cast(Any, trainers[2]))
+        return Late({"took_part": True, "goes_on": True})
+
+    monkeypatch.setattr(watched._words, "ask", ask)
+    watched.started.events.put(cast(Any, trainers[1]))
+    watched._until(lambda: len(watched.lost) == 2, 5.0)
+
+    assert watched.lost == trainers[1:]
