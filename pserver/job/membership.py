@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from pserver.job.watermark import Watermark
 from pserver.job_log.records import Process
 from pserver.job_log.standing import Applied
 from pserver.metrics.labels import public_name
+from pserver.running_clock import RUNNING
 
 
 class MemberState(enum.Enum):
@@ -191,7 +191,7 @@ class Membership:
         since: float,
         began: float | None = None,
         least: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = RUNNING,
     ) -> None:
         self.waits = WaitTable(clock)
         self.expected, self.least = expected, min(least, expected)

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import enum
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from pserver.running_clock import RUNNING
 
 LINGER_SECONDS = 2.5  # of a wait that is asked for call by call, from one call to the next
 NOTICE_SECONDS = 3.0  # the trainer is told of a wait that lasts longer
@@ -112,7 +113,7 @@ class WaitTable:
         trainer 0 waits at samples of pass 0 for trainer 1
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = RUNNING) -> None:
         self._clock = clock
         self._held: dict[Key, Held] = {}
         self._numbers = itertools.count(1)

@@ -70,6 +70,8 @@ WHY_MONOTONIC = {
     "pserver/job/quiesce.py": "how long steps waited",
     "pserver/job/script_position.py": "answers within a second",
     "pserver/job/server_cut.py": "how long steps waited",
+    "pserver/job/update_task.py": "how long an update took",
+    "pserver/job/waits.py": "the end of a call that answers within a second",
 }
 
 
