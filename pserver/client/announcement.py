@@ -97,12 +97,12 @@ class Announcement:
                 except Draining as error:
                     self.failure = self.failure or error
                     return
-                except PServerError:
-                    pass  # it is not up yet
+                except (PServerError, OSError):
+                    pass  # it is not up yet, or this system lacks something
                 asked.set()
                 self._ended.wait(interval if reached else min(interval, FIRST_SECONDS / 5))
             word = self._said[-1]
-            with suppress(PServerError):
+            with suppress(PServerError, OSError):
                 if word.failure and not reached:  # it ended sooner than it was heard
                     control.announce(request)
                     reached = True

@@ -21,6 +21,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from pserver.client.channel import Channel
 from pserver.client.grouped_calls import GroupedCalls
@@ -38,7 +39,8 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.running_clock import RUNNING
-from pserver.wire_pb2 import JoinReply, WaitStatus
+from pserver.side_business import SideBusiness
+from pserver.wire_pb2 import HeartbeatReply, HeartbeatRequest, JoinReply, WaitStatus
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +97,16 @@ class Heartbeating(GroupedCalls):
         interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
         begun, answered = time.monotonic(), RUNNING()
         unanswered = 0
+        reporting = SideBusiness("what a heartbeat says and hears")
         while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
             begun = time.monotonic()
             left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
             seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
-            session, said, streams = self._reply.session, self.reported(), self.every_channel
+            session, streams = self._reply.session, self.every_channel
+            said = reporting.do(self.reported) or Report()
             request = heartbeat(session, self.activity, said, self.index, streams)
             try:
-                reply = self._control.heartbeat(request, timeout=seconds, anew=unanswered > 0)
+                reply = self._heartbeat_answered(request, seconds, unanswered > 0)
             except PServerError as error:
                 unanswered += 1
                 if self._comes_back(error, RUNNING() - answered):
@@ -116,13 +120,13 @@ class Heartbeating(GroupedCalls):
                 log.warning("%s answers again, over a new connection", self)
             answered, unanswered = RUNNING(), 0
             self._answered = begun
-            self.learn(Absences.of(reply.roll))
+            reporting.do(partial(self.learn, Absences.of(reply.roll)))
             self._say_waits(reply.waits)
             if reply.failure:
                 self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
                 return
             if reply.position_asked:
-                self.asked(reply.position_asked)
+                reporting.do(partial(self.asked, reply.position_asked))
             for channel in self.every_channel:
                 channel.end_if_silent()
 
@@ -137,6 +141,14 @@ class Heartbeating(GroupedCalls):
                     *(wait.what, whom, wait.seconds, self),
                 )
         self._waits_said = said.keys()
+
+    def _heartbeat_answered(
+        self, request: HeartbeatRequest, seconds: float, anew: bool
+    ) -> HeartbeatReply:
+        try:
+            return self._control.heartbeat(request, timeout=seconds, anew=anew)
+        except OSError as error:  # of this system: it has no descriptor, or no memory, left
+            raise Unreachable(f"{self}: {error}") from error
 
     def _comes_back(self, error: PServerError, silence: float) -> bool:
         """Whether a server that has not answered is awaited, or has come back and was joined again.

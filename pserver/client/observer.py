@@ -149,7 +149,7 @@ class Observer:
 
     def _beat(self, interval: float) -> None:
         while not self._ended.wait(interval):
-            with suppress(PServerError), self._lock:
+            with suppress(PServerError, OSError), self._lock:
                 if not self._ended.is_set():
                     request = ObserveRequest(session=self._reply.session, pause=self._pausing)
                     self._control.observe(request)

@@ -265,6 +265,9 @@ class RetryingStream:
                     self._resolve(self._awaited.sent, None)
         except Unreachable:
             pass  # the inbox sees it too, and opens another stream
+        except OSError as error:  # of this system, which may lack something for a while
+            log.warning("%s: %s", self._name, error)
+            stream.cancel()
         except PServerError as error:
             self.fail(error)
         finally:

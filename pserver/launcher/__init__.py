@@ -24,6 +24,7 @@ In reading order::
     earlier_logs
               those that an earlier job has left
     process   one process: its output, its end, the group that dies with ``launch``
+    log_file  the file with its output
     panel_state, panel_rows, panel
               the live panel on a terminal
     watch     asks servers for it

@@ -23,7 +23,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -140,4 +140,5 @@ def _tell(terminal: Terminal, text: str) -> None:
     if terminal.panel:
         terminal.line("launch", text)
     else:
-        print(f"pserver launch: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it, or its disk is full: the job goes on
+            print(f"pserver launch: {text}", file=sys.stderr, flush=True)

@@ -22,11 +22,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from pserver.launcher.log_file import LogFile
 from pserver.launcher.terminal import CONTROL, Terminal
 from pserver.memory.resident import resident_bytes
+from pserver.side_business import SideBusiness
 
 TAIL_LINES = 20
 TRACE_LINES = 200  # of a traceback, and of what follows it
@@ -121,7 +124,9 @@ class Process:
         self._output, child_side = pty.openpty() if owns_terminal else os.pipe()
         if owns_terminal:
             termios.tcsetwinsize(child_side, terminal.size())
-        self._file = log.open("a" if attempt else "w", encoding="utf-8", buffering=1)
+        self._file = LogFile(log, not attempt, self._say)
+        self._showing = SideBusiness("the lines on standard output", self._file.add)
+        self._seeing = SideBusiness(f"what is seen in the lines of {name}", self._say)
         try:
             self._popen = subprocess.Popen(
                 list(command),
@@ -192,7 +197,7 @@ class Process:
         rest = b""
         while chunk := self._chunk():
             if self._owns:
-                self._terminal.through(chunk)
+                self._showing.do(partial(self._terminal.through, chunk))
             *lines, rest = (rest + chunk).split(b"\n")
             # drop the text that a carriage return has overwritten
             rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
@@ -212,11 +217,14 @@ class Process:
     def _take(self, raw: bytes) -> None:
         text = CONTROL.sub("", raw.decode(errors="replace")).rstrip("\r").rpartition("\r")[2]
         self._remember(text)
-        self._file.write(text + "\n")
+        self._file.add(text)
         if not self._owns:
-            self._terminal.line(self.name, text)
+            self._showing.do(partial(self._terminal.line, self.name, text))
         if self._line is not None:
-            self._line(self, text)
+            self._seeing.do(partial(self._line, self, text))
+
+    def _say(self, text: str) -> None:
+        self._terminal.line(self.name, f"pserver launch: {text}")
 
     def _remember(self, text: str) -> None:
         """Keeps the lines that a report may need."""

@@ -42,6 +42,7 @@ from pserver.link.link_end import LinkEnd
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access
+from pserver.side_business import SideBusiness
 from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.sequenced import SequencedStream
@@ -296,8 +297,9 @@ class FollowerLink:
     def _beat(self) -> None:
         beat = min(BEAT_SECONDS, self._timeout / 8)
         with RUNNING.ticking():
+            looking = SideBusiness(f"the link to {self._name}")
             while not self._over.wait(beat):
-                self._look()
+                looking.do(self._look)
         if self._end.wait_heard(GOODBYE_SECONDS):  # closed: after a loss nothing is open
             self._end.say_bye()
             self._threads[0].join(GOODBYE_SECONDS)  # until the coordinator has ended its side

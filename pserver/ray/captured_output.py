@@ -7,6 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+
+from pserver.side_business import SideBusiness
 
 DRAIN_SECONDS = 1.0  # a process that the function has started may hold the pipe open for longer
 
@@ -43,5 +46,6 @@ def _flush() -> None:
 
 def _read(descriptor: int, say: Callable[[str], None]) -> None:
     with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as lines:
+        saying = SideBusiness("what this process prints")
         for line in lines:
-            say(line.rstrip("\n").rpartition("\r")[2])
+            saying.do(partial(say, line.rstrip("\n").rpartition("\r")[2]))

@@ -47,5 +47,5 @@ class WorkingStreams:
                 streams = [stream for stream, since in self._since.items() if since <= due]
             for stream in streams:
                 # broken: its own thread sees that; busy: it is just sending something
-                with suppress(PServerError):
+                with suppress(PServerError, OSError):
                     stream.send_if_free(Frame(kind=Kind.PROBE))

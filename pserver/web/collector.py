@@ -11,6 +11,7 @@ from typing import Any
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import Access, always_open
+from pserver.side_business import SideBusiness
 from pserver.web.sightings import Sighting
 from pserver.web.watched import Watched
 from pserver.wire_pb2 import StatusReply, StatusRequest
@@ -82,7 +83,7 @@ class Collector:
                     access = self._access_of(endpoint)
                     control = ControlClient(endpoint, ASK_SECONDS, access=access)
                 reply = control.status(StatusRequest())
-            except (PServerError, ValueError) as error:
+            except (PServerError, OSError, ValueError) as error:
                 with self._condition:
                     self._heard.pop(endpoint, None)
                     self._errors[endpoint] = str(error).removeprefix(f"{endpoint}: ")
@@ -99,14 +100,18 @@ class Collector:
 
     def _take(self) -> None:
         """Takes what servers have said, until the end."""
+        taking = SideBusiness("what servers have said")
         while not self._closing.wait(self._seconds):
-            with self._condition:
-                heard = dict(self._heard)
-                self._watched.take(
-                    Sighting(
-                        time.time(),
-                        {endpoint: reply for endpoint, (_, reply) in heard.items()},
-                        {endpoint: when for endpoint, (when, _) in heard.items()},
-                        dict(self._errors),
-                    )
+            taking.do(self._take_once)
+
+    def _take_once(self) -> None:
+        with self._condition:
+            heard = dict(self._heard)
+            self._watched.take(
+                Sighting(
+                    time.time(),
+                    {endpoint: reply for endpoint, (_, reply) in heard.items()},
+                    {endpoint: when for endpoint, (when, _) in heard.items()},
+                    dict(self._errors),
                 )
+            )

@@ -37,12 +37,14 @@ import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 # torch.distributed's own, which strict typing does not see there
 from torch._C._distributed_c10d import Store
 
 from pserver.errors import JobFailed, PServerError, TrainerLost
 from pserver.running_clock import RUNNING
+from pserver.side_business import SideBusiness
 from transpiler.files import bounded_json
 
 GRACE_SECONDS = 10.0
@@ -236,8 +238,10 @@ class Membership:
         for rank, peer in peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, rank)
         sent = 0.0
+        selecting = SideBusiness("waiting for what the other trainers say")
+        looking = SideBusiness("the look at the main thread")
         while not self._closed:
-            for key, _ in selector.select(interval):
+            for key, _ in selecting.do(partial(selector.select, interval)) or ():
                 if key.data is not None and not self._read(key.data):
                     selector.unregister(key.fileobj)
             now = time.monotonic()
@@ -248,7 +252,7 @@ class Membership:
                 if RUNNING() - peer.heard > self._timeout:
                     self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
             if self._ends_process:
-                self._guard.look()
+                looking.do(self._guard.look)
         for peer in peers.values():
             peer.connection.close()
         self._woken.close()
@@ -342,15 +346,17 @@ class Guard:
         if place != self._place:
             self._place, self._since = place, RUNNING()
         elif place is not None and RUNNING() - self._since > GRACE_SECONDS:
-            print(
-                f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "
-                "on the lost trainer:",
-                file=sys.stderr,
-            )
-            traceback.print_stack(frame, file=sys.stderr)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            try:
+                print(
+                    f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "
+                    "on the lost trainer:",
+                    file=sys.stderr,
+                )
+                traceback.print_stack(frame, file=sys.stderr)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # also where nobody can be told
+                os._exit(1)
 
 
 def _listening(address: str) -> socket.socket:

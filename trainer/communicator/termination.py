@@ -199,11 +199,12 @@ class Termination:
         if seconds:
             os.kill(os.getpid(), signal.SIGTERM)  # the handler ends the main thread
         if not self._noticed.wait(GRACE_SECONDS):
-            print(
-                f"{reason}; the main thread does not return to Python, and is left behind",
-                file=sys.stderr,
-                flush=True,
-            )
+            with suppress(OSError):  # nobody can be told
+                print(
+                    f"{reason}; the main thread does not return to Python, and is left behind",
+                    file=sys.stderr,
+                    flush=True,
+                )
             os._exit(STATUS)
 
     def _tell(self, reason: str) -> None:

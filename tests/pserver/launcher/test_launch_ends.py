@@ -75,7 +75,7 @@ sys.exit("pserver.errors.JobFailed: trainer 1 ended the job: RuntimeError: no su
 
 def test_the_cause_comes_first_with_its_traceback(run: type[Run]) -> None:
     """Whoever ended first: then one line for each process that was told of it."""
-    status, _, err = run(TOLD).end()
+    status, _, err = run(TOLD, server="").end()
     lines = [line.removeprefix("pserver launch: ") for line in err.splitlines()]
 
     assert status == 1
