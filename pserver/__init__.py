@@ -126,7 +126,8 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     memory/          a process's own memory
-    config limits errors finite onlookers repeated_lines polling, and the generated messages
+    config limits errors finite onlookers half_open repeated_lines running_clock polling
+    side_business, and the generated messages
 
 ``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
 A pure room has no thread, lock, socket, clock or environment.

@@ -6,13 +6,14 @@ import logging
 import socket
 import socketserver
 import threading
-from collections import deque
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.registry import Collector
 
 from pserver.errors import Untrusted
+from pserver.half_open import HalfOpen
 from pserver.repeated_lines import LimitedLog
 from pserver.security import tls
 from pserver.security.certificates import ROLES
@@ -20,8 +21,8 @@ from pserver.security.keys import Keys
 
 log = logging.getLogger(__name__)
 
-SECONDS = 10.0  # for a handshake, and between two parts of a request
-MOST_OPEN = 16  # connections; of more the oldest is closed
+SECONDS = 10.0  # for a connection, from its handshake to the end of its answer
+MOST_OPEN = 16  # connections; of more an older one is closed
 
 
 class Exposition:
@@ -80,17 +81,17 @@ class _Server(socketserver.ThreadingTCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._keys, self._log = keys, LimitedLog(log)
-        self._open: deque[socket.socket] = deque()
-        self._lock = threading.Lock()  # guards what is open
+        self._open = HalfOpen(MOST_OPEN, SECONDS)
+        self._lock = threading.Lock()  # guards the one below
+        self._begun: dict[Any, tuple[int, socket.socket]] = {}  # by the peer's address and port
         super().__init__((host, port), _handler(registry))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begins a connection's thread."""
+        handle = request.dup()  # TLS puts another socket in the place of this one
+        number = self._open.begin(str(client_address[0]), partial(_end, handle))
         with self._lock:
-            self._open.append(request)
-            oldest = self._open.popleft() if len(self._open) > MOST_OPEN else None
-        if oldest is not None:
-            _end(oldest)
+            self._begun[client_address] = number, handle
         super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -99,28 +100,21 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             request.settimeout(SECONDS)
             if self._keys is not None:
-                secured = self._secured(request, self._keys)
+                secured, _ = tls.accept(request, self._keys, *ROLES)
             super().finish_request(secured, client_address)
         except (Untrusted, OSError, ValueError) as error:
             text = f"a request for metrics from {client_address[0]}: {error}"
             self._log.say("metrics", text, logging.INFO)
         finally:
+            with self._lock:
+                number, handle = self._begun.pop(client_address)
+            self._open.over(number)
+            handle.close()
             self.shutdown_request(secured)
 
-    def _secured(self, request: socket.socket, keys: Keys) -> socket.socket:
-        """The connection after its handshake, which takes the socket's place."""
-        secured, _ = tls.accept(request, keys, *ROLES)
-        with self._lock:
-            if request in self._open:
-                self._open[self._open.index(request)] = secured
-        return secured
-
-    def shutdown_request(self, request: Any) -> None:
-        """The connection is over."""
-        with self._lock:
-            if request in self._open:
-                self._open.remove(request)
-        super().shutdown_request(request)
+    def service_actions(self) -> None:
+        """Ends connections that take too long; called a few times a second."""
+        self._open.end_late()
 
 
 def _end(request: socket.socket) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 from threading import Condition, Thread
 
 from pserver.errors import PServerError
+from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
-from pserver.transport.half_open import HalfOpen, address_of
 from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, Kind
 

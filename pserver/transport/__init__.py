@@ -27,7 +27,6 @@ In reading order::
     inprocess        between threads of one process, for tests
     registry         all transports by name, and the choice among them
 
-    half_open        what has begun and has not said what it is: bounded in number and time
     call_threads     threads for control calls, by what the calls do
 
 and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue that any thread can

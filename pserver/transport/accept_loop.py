@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Lock, Thread
 
+from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.repeated_lines import LimitedLog
 from pserver.transport.endpoint import spell
-from pserver.transport.half_open import HalfOpen, address_of
 from pserver.transport.open_streams import CANCEL_SECONDS, OpenStreams
 from pserver.transport.stream import Stream
 

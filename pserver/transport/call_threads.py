@@ -7,7 +7,7 @@ many of them there are, those of the heartbeats stay free.
 [Note: a call without its message]  grpcio gives a call a thread when its headers are there, and the
 thread waits for the message.  A stranger who sends headers alone would take thread after thread.
 So at most half of a pool waits so: where one more comes, the oldest is cancelled
-(:class:`~pserver.transport.half_open.HalfOpen`).  To be able to cancel it, a handler here gets an
+(:class:`~pserver.half_open.HalfOpen`).  To be able to cancel it, a handler here gets an
 iterator of messages and reads one: on the wire a unary call is just that.  The message is bytes, as
 its size is looked at before it is parsed: parsed it takes up to forty times as much.
 """
@@ -22,9 +22,9 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from pserver.errors import CorruptFrame
+from pserver.half_open import HalfOpen, address_of
 from pserver.limits import PART_BYTES, SLACK_BYTES, Limits
 from pserver.transport.checksums import check_message, of_message
-from pserver.transport.half_open import HalfOpen, address_of
 
 THREADS = 32  # of a pool whose calls do not wait for other trainers
 SMALL_BYTES = 2**16  # of the message of a call that is in none of the groups below

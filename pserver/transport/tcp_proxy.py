@@ -3,8 +3,8 @@
 gRPC accepts whoever comes, up to one bound for all addresses: who opens that many connections keeps
 everybody else out.  So the proxy accepts in its place and passes the bytes on, to a socket that
 only this process can reach.  What has not yet proved who it is is bounded in number, in time and in
-bytes, and of a flood it is the flood's own connections that end (:mod:`half_open`).  TLS passes
-through unread: its two ends are the client and gRPC.
+bytes, and of a flood it is the flood's own connections that end (``pserver/half_open.py``).  TLS
+passes through unread: its two ends are the client and gRPC.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 from functools import partial
 from threading import Event, Lock, Thread
 
+from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.repeated_lines import LimitedLog
 from pserver.transport.accept_loop import BACKLOG
 from pserver.transport.endpoint import listening_socket, of_peer, spell
-from pserver.transport.half_open import HalfOpen, address_of
 from pserver.transport.private_socket import PrivateSocket
 from pserver.transport.proxied_connection import READ, ProxiedConnection
 

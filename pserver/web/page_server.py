@@ -8,12 +8,15 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from pserver.half_open import HalfOpen
 from pserver.repeated_lines import LimitedLog
 from pserver.web.acts import Acts
 from pserver.web.log_files import LogFiles
@@ -21,8 +24,8 @@ from pserver.web.visitors import TOKEN, Visitors
 
 log = logging.getLogger(__name__)
 
-SECONDS = 10.0  # for a handshake, and between two parts of a request
-MOST_OPEN = 64  # connections
+SECONDS = 10.0  # for a stranger to show the token, and between two parts of a later request
+MOST_OPEN = 64  # connections of strangers, and as many of who has the token
 MOST_BODY = 1024  # bytes that a request may have behind its headers
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -160,7 +163,11 @@ class _Answers:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection, of which there are few."""
+    """A thread for each connection, of which there are few.
+
+    Who has not shown the token is a stranger: there are so many of them, each for a time, and an
+    older one makes room for one that comes.  So strangers do not lock out who has the token.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -170,16 +177,45 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, context: Callable[[], ssl.SSLContext] | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._context, self.log = context, LimitedLog(log)
-        self._room = threading.BoundedSemaphore(MOST_OPEN)
+        self._strangers = HalfOpen(MOST_OPEN, SECONDS)
+        self._lock = threading.Lock()  # guards the two below
+        self._begun: dict[Any, tuple[int, socket.socket]] = {}  # by address and port
+        self._known: set[Any] = set()  # those of them that have shown the token
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begins a connection's thread; one that there is no room for ends."""
-        if not self._room.acquire(blocking=False):
-            self.log.say("full", f"more than {MOST_OPEN} connections")
+        """Begins a connection's thread."""
+        handle = request.dup()  # TLS puts another socket in the place of this one
+        number = self._strangers.begin(str(client_address[0]), partial(_end, handle))
+        with self._lock:
+            self._begun[client_address] = number, handle
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError as error:  # the system has no more threads
+            self.log.say("thread", f"no thread for a connection: {error}")
+            self._forget(client_address)
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Ends strangers that take too long; called a few times a second."""
+        self._strangers.end_late()
+
+    def admit(self, client_address: Any) -> bool:
+        """A stranger has shown the token: whether there is room for its connection."""
+        with self._lock:
+            if len(self._known) >= MOST_OPEN and client_address not in self._known:
+                return False
+            self._known.add(client_address)
+            number, _ = self._begun[client_address]
+        self._strangers.over(number)
+        return True
+
+    def _forget(self, client_address: Any) -> None:
+        with self._lock:
+            self._known.discard(client_address)
+            number, handle = self._begun.pop(client_address)
+        self._strangers.over(number)
+        handle.close()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves a connection, in its thread."""
@@ -192,7 +228,7 @@ class _Server(ThreadingHTTPServer):
             self.log.say("broken", f"{client_address[0]}: {error}", logging.INFO)
             self.shutdown_request(request)
         finally:
-            self._room.release()
+            self._forget(client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no error of ours."""
@@ -238,6 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         more: Mapping[str, str] = {}
         if url.path == "/" and answers.visitors.is_token(asked.get(TOKEN, "")):
             more = {"Set-Cookie": answers.visitors.cookie()}
+            self._admit()
         else:
             self._check_reader()
         return *answers.get(url.path, asked), more
@@ -256,6 +293,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.answers.visitors.may_read(self.headers.get("Cookie")):
             text = "open the address that `pserver web` has printed: it has a token"
             raise _Refused(HTTPStatus.FORBIDDEN, text)
+        self._admit()
+
+    def _admit(self) -> None:
+        if not self.server.admit(self.client_address):
+            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"expected up to {MOST_OPEN} pages")
 
     def version_string(self) -> str:
         """What it says of itself."""
@@ -263,6 +305,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: their first one has the token."""
+
+
+def _end(handle: socket.socket) -> None:
+    """Ends a connection under its thread."""
+    with suppress(OSError):
+        handle.shutdown(socket.SHUT_RDWR)
 
 
 def _number(text: str) -> int:

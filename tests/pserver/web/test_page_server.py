@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from pserver.service.server import Server
 from pserver.web import web
 from pserver.web.acts import Acts
 from pserver.web.log_files import LogFiles
-from pserver.web.page_server import PageServer
+from pserver.web.page_server import MOST_OPEN, PageServer
 from tests.support.cluster_keys import key_folder, keys_of
 from tests.support.visitor import Visitor
 from tests.support.waiting import eventually
@@ -262,3 +264,51 @@ def test_a_server_that_goes_and_comes_again() -> None:
             kinds = [event["kind"] for event in visitor.get("/data").data["events"]]
             kinds = [kind for kind in kinds if kind not in ("draining", "back")]
             assert kinds[-2:] == ["unreachable", "restarted"]
+
+
+def strangers(page: PageServer, count: int) -> list[socket.socket]:
+    """Connections that begin a request and do not end it."""
+    made = []
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", Visitor(page.url).port), 10.0)
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        made.append(connection)
+    return made
+
+
+def test_strangers_do_not_lock_out_who_has_the_token(page: PageServer, visitor: Visitor) -> None:
+    """More of them than there is room for: the oldest make room, for one another and for us."""
+    slow = strangers(page, MOST_OPEN + 16)
+
+    assert [visitor.get("/data").status for _ in range(8)] == [200] * 8
+    assert Visitor(page.url).open().status == 200
+    for each in slow:
+        each.close()
+
+
+def test_a_stranger_s_time_is_that_of_all_that_it_sends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A byte now and then does not prolong it."""
+    monkeypatch.setattr("pserver.web.page_server.SECONDS", 0.5)
+    acts = Acts({}, "", lambda *said: None)
+    page = PageServer("127.0.0.1", 0, lambda since: {}, LogFiles(tmp_path), acts)
+    try:
+        [slow] = strangers(page, 1)
+        ended = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.wait(0.05):
+                    slow.sendall(b"X")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        slow.settimeout(10.0)
+        with suppress(ConnectionError):
+            assert slow.recv(1) == b""
+        ended.set()
+        thread.join()
+        slow.close()
+    finally:
+        page.close()

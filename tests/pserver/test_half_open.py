@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pserver.transport.half_open import HalfOpen, address_of
+from pserver.half_open import HalfOpen, address_of
 
 
 def begun(half_open: HalfOpen, address: str, ended: list[str], name: str = "") -> int:
