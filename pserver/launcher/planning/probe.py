@@ -136,7 +136,7 @@ class Probe:
                     END: f"{end - WRITE_SECONDS:.1f}",
                 },
             )
-            return run.measured(folder / "measured.json")
+            return run.measured(folder / "measured.json", self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,12 @@ class _Run:
                 return [match[1] for match in found if match]
             self._wait("expected the servers to get ready")
 
-    def measured(self, path: Path) -> Measured:
-        """Waits for the trainer's file."""
+    def measured(self, path: Path, window: float) -> Measured:
+        """Waits for the trainer's file.
+
+        Args:
+            window: for how many seconds steps are measured.
+        """
         trainer = self._processes["trainer"]
         while trainer.poll() is None:
             servers = [each for name, each in self._processes.items() if name != "trainer"]
@@ -192,6 +196,12 @@ class _Run:
             if path.is_file():  # the rest of its script does not matter
                 break
             self._wait("expected some steps")
+        if not path.is_file() and trainer.poll() == 0:
+            raise ProbeFailed(
+                "the script is too short: it came to its end before the probe had seen enough "
+                f"steps, some for warming up and then {window:g} s of them (--window); let it "
+                "train for longer, as with more epochs: the probe ends it when it has seen enough"
+            )
         if not path.is_file():
             raise ProbeFailed(
                 f"its trainer ended with status {trainer.poll()} before enough steps: "

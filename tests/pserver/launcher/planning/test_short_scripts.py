@@ -1,0 +1,29 @@
+"""What a probe says of a script that ends too soon."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pserver.launcher.planning.probe import ProbeFailed, _Run
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, "the script is too short: .* then 2 s of them .--window.; let it train for longer"),
+        (3, "its trainer ended with status 3 before enough steps: no such file"),
+    ],
+)
+def test_a_probe_says_how_its_script_has_ended(tmp_path: Path, status: int, said: str) -> None:
+    """One that came to its end is no failure of the script's: it is short."""
+    run = _Run(cast(Any, None), tmp_path, time.monotonic() + 60.0)
+    (tmp_path / "trainer").write_text("step 1\nno such file\n")
+    run._processes["trainer"] = cast(Any, SimpleNamespace(poll=lambda: status, pid=1))
+
+    with pytest.raises(ProbeFailed, match=said):
+        run.measured(tmp_path / "measured.json", 2.0)
