@@ -1,7 +1,8 @@
 """Where secrets are kept: files that only their user can read.
 
 ``pserver launch`` writes them into ``$XDG_RUNTIME_DIR/pserver``, or where there is no such
-directory into ``pserver-UID`` in the directory for temporary files::
+directory into ``pserver-UID`` in the directory for temporary files, or where another user has made
+that, into ``pserver-UID-RANDOM``::
 
     job-RANDOM/operator.token     for the job's servers, and for launch itself
     job-RANDOM/trainer.token      for its trainers
@@ -170,7 +171,17 @@ def folder(environ: Mapping[str, str]) -> Path:
         # another user's after `su`, or gone: then the other place
         with suppress(OSError):
             return _private(Path(runtime) / "pserver")
-    return _private(_temporary())
+    first, *others = _temporaries()
+    try:
+        return _private(first)
+    except OSError as error:  # another user has made it, by mistake or on purpose
+        for place in others:
+            with suppress(OSError):
+                _check(place)
+                return place
+        own = Path(tempfile.mkdtemp(prefix=f"{first.name}-", dir=first.parent))
+        log.warning("%s; taking %s", error, own)
+        return own
 
 
 def name_of(port: int) -> str:
@@ -187,7 +198,7 @@ def published(port: int, environ: Mapping[str, str]) -> Path | None:
     """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     places = [Path(runtime) / "pserver"] if runtime else []
-    for place in (*places, _temporary()):
+    for place in (*places, *_temporaries()):
         with suppress(OSError):
             _check(place)
             path = place / name_of(port)
@@ -198,8 +209,12 @@ def published(port: int, environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"pserver-{os.geteuid()}"
+def _temporaries() -> list[Path]:
+    """This user's directory among those for temporary files; behind it those that were made because
+    another user had it.
+    """
+    first = Path(tempfile.gettempdir()) / f"pserver-{os.geteuid()}"
+    return [first, *sorted(first.parent.glob(f"{first.name}-*"))]
 
 
 def _private(path: Path) -> Path:
