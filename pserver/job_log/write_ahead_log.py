@@ -19,6 +19,7 @@ from typing import Any
 
 from pserver.storage import plain_file
 from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
 
 SHORT = 2**14  # entries behind those that it begins with, from which on it may begin anew
 
@@ -57,7 +58,7 @@ class WriteAheadLog:
         beside.unlink(missing_ok=True)  # of a process that died here
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._file = plain_file.descriptor(beside, flags, 0o600)
-        _write(self._file, b"".join(lines))
+        _write(self._path, self._file, b"".join(lines))
         beside.replace(self._path)
         self._first, self._later = len(lines), 0
 
@@ -67,7 +68,7 @@ class WriteAheadLog:
         Raises:
             OSError: the file cannot be written.
         """
-        _write(self._file, _line(entry))
+        _write(self._path, self._file, _line(entry))
         self._later += 1
 
     def close(self) -> None:
@@ -102,7 +103,8 @@ def _line(entry: list[Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
-def _write(file: int, data: bytes) -> None:
+def _write(path: Path, file: int, data: bytes) -> None:
     left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    with naming(path):
+        while left:
+            left = left[os.write(file, left) :]

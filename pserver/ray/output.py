@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
+from pserver.launcher.log_file import LogFile
 from pserver.launcher.terminal import Terminal
 
 
@@ -21,7 +21,7 @@ class Output:
     def __init__(self, width: int, log_dir: str | None) -> None:
         self._terminal = Terminal(sys.stdout, width)
         self._folder = None if log_dir is None else Path(log_dir)
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, LogFile] = {}
         self._stack = ExitStack()
 
     def line(self, name: str, text: str) -> None:
@@ -31,9 +31,12 @@ class Output:
             if name not in self._files:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / f"{name.replace(' ', '-')}.log"
-                file = path.open("w", encoding="utf-8", buffering=1)
-                self._files[name] = self._stack.enter_context(file)
-            self._files[name].write(text + "\n")
+                self._files[name] = LogFile(path, True, self._say)
+                self._stack.callback(self._files[name].close)
+            self._files[name].add(text)
+
+    def _say(self, text: str) -> None:
+        self._terminal.line("driver", text)
 
     def __enter__(self) -> Output:
         return self

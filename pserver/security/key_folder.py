@@ -46,6 +46,7 @@ from pserver.security.certificates import (
     revoked_serials,
 )
 from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
 
 AUTHORITY, OPERATOR = "authority", "operator"  # folders that are no host's
 HOST_ROLES = ("server", "trainer")
@@ -61,7 +62,8 @@ def write_private(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        opened = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with naming(path), open(opened, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

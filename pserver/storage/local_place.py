@@ -17,6 +17,7 @@ from pserver.storage.digest import digest_of
 from pserver.storage.new_file import DiskFile, NewFile
 from pserver.storage.path_lock import PathLock
 from pserver.undone import or_undone
+from transpiler.files.named_errors import naming
 from transpiler.files.tensor_stream import write_pieces
 from transpiler.files.whole_file import flush
 
@@ -110,7 +111,8 @@ class LocalPlace:
         """Makes a new file; after an error there is none."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / name
-        plain_file.write_bytes(path, content)
+        with naming(path):
+            plain_file.write_bytes(path, content)
         with or_undone(lambda: path.unlink(missing_ok=True)):
             flush(path)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pserver.storage import plain_file
+from transpiler.files.named_errors import naming
 
 FLUSH_BYTES = 2**25
 BLOCK_BYTES = 2**24
@@ -54,19 +55,21 @@ class DiskFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = plain_file.new(path)
+        self._path, self._file = path, plain_file.new(path)
         self._unflushed = 0
 
     def write(self, content: bytes | memoryview) -> None:
         """See :class:`NewFile`, here and in the methods below."""
-        self._file.write(content)
+        with naming(self._path):
+            self._file.write(content)
         self._unflushed += len(content)
         if self._unflushed >= FLUSH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._unflushed = 0
 
     def finish(self) -> None:

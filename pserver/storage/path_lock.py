@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pserver.storage import plain_file
 from pserver.storage.in_use import InUse, myself
+from transpiler.files.named_errors import naming
 
 NAME = ".lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -43,8 +44,9 @@ class PathLock:
             self._lock(directory)
         _held.add(self)
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, myself().encode(), 0)
+            with naming(self._path):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, myself().encode(), 0)
         except OSError:
             self.release()
             raise

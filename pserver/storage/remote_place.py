@@ -25,6 +25,7 @@ from pserver.storage.digest import digest_of
 from pserver.storage.login import hidden, options_of
 from pserver.storage.new_file import BLOCK_BYTES, NewFile, Upload
 from transpiler.files.local_path import shown
+from transpiler.files.named_errors import naming
 from transpiler.files.tensor_stream import write_pieces
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "memory"})
@@ -216,7 +217,7 @@ class RemotePlace:
         """
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / name
-            with source.open("wb") as file:
+            with naming(source), source.open("wb") as file:
                 written = write_pieces(tensors, file.write, wrote)
             self.store(source, name)
             return written

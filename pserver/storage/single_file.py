@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pserver.storage.remote_place import RemotePlace
 from transpiler.files.local_path import is_url, local_path, shown
+from transpiler.files.named_errors import naming
 from transpiler.files.whole_file import flush
 
 
@@ -26,14 +27,16 @@ def written(path: str | os.PathLike[str]) -> Iterator[Path]:
     if is_url(path):
         place, name = _parted(path)
         with tempfile.TemporaryDirectory() as scratch:
-            yield Path(scratch) / name
+            with naming(Path(scratch) / name):
+                yield Path(scratch) / name
             place.store(Path(scratch) / name, name)
         return
     target = local_path(path, "path")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         file = Path(scratch) / target.name
-        yield file
+        with naming(target):
+            yield file
         flush(file)
         os.replace(file, target)
 

@@ -34,6 +34,7 @@ import torch
 from pserver.storage.single_file import written
 from trainer.checkpoint.row_forms import FORMS, check_form, written_as
 from transpiler.files.local_path import shown
+from transpiler.files.named_errors import naming
 from transpiler.files.tensor_file import write_object, write_tensors
 from transpiler.ir.tables import Table
 
@@ -190,6 +191,7 @@ def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
     """The rows that there are, in the order of their ids."""
     table, count = rows.table, 0
     with (
+        naming(scratch),
         scratch.with_suffix(".ids").open("wb") as ids_file,
         scratch.with_suffix(".rows").open("wb") as rows_file,
     ):
@@ -219,7 +221,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=getattr(torch, dtype))
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, count * getattr(torch, dtype).itemsize)
     return torch.from_file(str(path), shared=True, size=count, dtype=getattr(torch, dtype)).view(

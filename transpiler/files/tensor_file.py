@@ -14,6 +14,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from transpiler.files.named_errors import naming
+
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
@@ -62,7 +64,7 @@ def write_object(value: Any, path: Path) -> None:
     Raises:
         OSError: the disk is full, or refuses.
     """
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         remembering = _Remembering(file)
         try:
             torch.save(value, remembering)  # type: ignore[arg-type]  # it writes and flushes

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from transpiler.files.named_errors import naming
+
 READABLE, PRIVATE = 0o644, 0o600
 
 
@@ -26,12 +28,14 @@ def whole_file(target: Path, mode: int = READABLE) -> Iterator[Path]:
     """
     target = target.resolve()
     if target.exists() and not target.is_file() and not target.is_dir():
-        yield target
+        with naming(target):
+            yield target
         return
     partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
-        yield partial
+        with naming(target):
+            yield partial
         partial.chmod(mode)
         flush(partial)
         os.replace(partial, target)
@@ -44,6 +48,7 @@ def flush(path: Path) -> None:
     """Returns when a file, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from transpiler.files.named_errors import naming
 from transpiler.formats.panels import (
     BOX,
     CHARACTER,
@@ -353,4 +354,5 @@ def draw(blocks: Sequence[Block], deployment: Deployment | None, path: Path) -> 
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_text(svg(blocks, deployment), encoding="utf-8")
+    with naming(path):
+        path.write_text(svg(blocks, deployment), encoding="utf-8")

@@ -11,6 +11,7 @@ from pserver.launcher.manifests.compose import compose
 from pserver.launcher.manifests.description import ClusterDescription
 from pserver.launcher.manifests.jobset import jobset
 from pserver.launcher.manifests.slurm import slurm
+from transpiler.files.named_errors import naming
 
 KINDS: dict[str, Callable[[ClusterDescription, Path], str]] = {
     "jobset": jobset,
@@ -49,4 +50,5 @@ def write(cluster: ClusterDescription, output: str | None, out: TextIO) -> None:
         out.write(manifest(cluster, Path(".")))
         return
     refuse_url("--output", output)
-    Path(output).write_text(manifest(cluster, Path(output).parent), encoding="utf-8")
+    with naming(output):
+        Path(output).write_text(manifest(cluster, Path(output).parent), encoding="utf-8")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Choice:
 
     def write(self, path: Path) -> None:
         """Writes it as JSON."""
-        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        with naming(path):
+            path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Choice:

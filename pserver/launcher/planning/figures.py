@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transpiler.files import bounded_json
+from transpiler.files.named_errors import naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class JobLoad:
 
     def write(self, path: str) -> None:
         """Writes them as JSON."""
-        Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        with naming(path):
+            Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: str) -> JobLoad:
@@ -108,7 +110,8 @@ class Measured:
 
     def write(self, path: str) -> None:
         """Writes it as JSON."""
-        Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        with naming(path):
+            Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: str) -> Measured:
