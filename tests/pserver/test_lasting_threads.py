@@ -189,7 +189,7 @@ def heartbeats() -> None:
         def __init__(self) -> None:
             self.index, self.activity = 0, ""
             self._heartbeat_timeout, self._closing = 0.5, threading.Event()
-            self._return = ServerReturn("server 0")
+            self._return, self._answered = ServerReturn("server 0"), 0.0
             self._reply, self._failure = JoinReply(session="s"), None
             self.reported = Refusing(Report)
             self.learn = Refusing(times=5)
