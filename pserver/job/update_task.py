@@ -3,9 +3,9 @@
 [Note: going on]  Where updates come one by one, each waits for the one before.  If each ran in the
 thread of its own trainer, every one would begin by waking a thread, which first has to find a free
 processor: with many trainers that takes longer than a small update.  So a thread that has ended an
-update goes on with those behind it, for an instant; their threads wake when their updates are
-there.  It does so before it answers its own trainer, which is why it takes ``GO_ON_SECONDS`` at
-most: none that is as large as that.
+update goes on with those behind it, for an instant, and tells their threads in the end: a thread
+that wakes wants a processor.  It does so before it answers its own trainer, which is why it takes
+``GO_ON_SECONDS`` at most: none that is as large as that.
 """
 
 from __future__ import annotations
@@ -90,8 +90,14 @@ class UpdateTask:
             behind._go_on(self._seconds)
         return began
 
-    def _advance(self, limit: int) -> tuple[bool, UpdateTask | None]:
-        """Gives also the update behind this one, where the batch was the last one of this."""
+    def _advance(
+        self, limit: int, ended: list[UpdateTask] | None = None
+    ) -> tuple[bool, UpdateTask | None]:
+        """Gives also the update behind this one, where the batch was the last one of this.
+
+        Args:
+            ended: is given those that end here, of which nobody is told; None: all are told.
+        """
         with self._lock:
             if not self._may_begin(limit):
                 return False, None
@@ -105,7 +111,7 @@ class UpdateTask:
             failure = error
             raise
         finally:
-            behind = self._batch_ended(batch, failure, time.monotonic() - since)
+            behind = self._batch_ended(batch, failure, time.monotonic() - since, ended)
         return True, behind
 
     def _may_begin(self, limit: int) -> bool:
@@ -118,18 +124,20 @@ class UpdateTask:
             seconds: that it has taken.
         """
         until = time.monotonic() + GO_ON_SECONDS - seconds
+        ended: list[UpdateTask] = []
         task: UpdateTask | None = self
-        while task is not None:
-            if task.in_workers or time.monotonic() > until:
-                with self._lock:
-                    task._tell_one()
-                return
+        while task is not None and not task.in_workers and time.monotonic() < until:
             try:
-                began, behind = task._advance(1)
+                began, behind = task._advance(1, ended)
             except Exception:
-                return  # it has failed, and tells that itself
+                break  # it has failed, and tells that itself
             if behind is not None or not began:
                 task = behind
+        with self._lock:
+            for each in ended:
+                each._tell_all()
+            if task is not None:
+                task._tell_one()
 
     def advance_all(self, limit: int) -> None:
         """Updates batches in this thread until none is left, or ``limit`` of them run already."""
@@ -200,7 +208,11 @@ class UpdateTask:
         self._waits.wait(event, lambda: self._is_there(name) or self._may_help(helpers))
 
     def _batch_ended(
-        self, batch: Batch, failure: BaseException | None, seconds: float
+        self,
+        batch: Batch,
+        failure: BaseException | None,
+        seconds: float,
+        ended: list[UpdateTask] | None,
     ) -> UpdateTask | None:
         """Gives the update behind this one, where this one is finished."""
         behind = None
@@ -218,7 +230,10 @@ class UpdateTask:
                 self._fail(failure)
                 return None
             self.finished = True
-            self._tell_all()
+            if ended is None:
+                self._tell_all()
+            else:
+                ended.append(self)
             if self._behind is not None:
                 behind, self._behind = self._behind, None
                 behind._after = None
