@@ -198,17 +198,19 @@ class WaitTable:
         return sorted(found, key=lambda wait: (wait.trainer, wait.number))
 
     def long(self, trainer: int) -> list[Wait]:
-        """The waits of a trainer that have lasted for a while."""
-        now = self._clock()
+        """The waits of a trainer that have lasted for a while; but those of which it says by itself
+        for whom they are.
+        """
+        until = self._clock() - NOTICE_SECONDS
         if not any(
-            key[0] == trainer and now - held.since >= NOTICE_SECONDS
-            for key, held in self._held.items()
+            other == trainer and kind not in ENDS_BY_ITSELF and held.since <= until
+            for (other, kind, _), held in self._held.items()
         ):
             return []
         return [
             each
             for each in self.waits()
-            if each.trainer == trainer and now - each.since >= NOTICE_SECONDS
+            if each.trainer == trainer and each.kind not in ENDS_BY_ITSELF and each.since <= until
         ]
 
     def save_for(self, trainer: int) -> int:

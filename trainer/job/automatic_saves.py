@@ -271,6 +271,8 @@ class AutomaticSaves:
         Raises:
             PServerError: the job has failed.
         """
+        if self._script.waits():
+            self._due.arrived()
         if self._script.together or self._script.returns or not self._taken():
             self._due.follow()
         else:

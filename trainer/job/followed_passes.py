@@ -46,7 +46,8 @@ class FollowedPasses:
         self._script.ready(begun)
 
     def waits(self) -> None:
-        """Nothing is to be saved."""
+        """See :class:`trainer.job.saves.Saves`."""
+        self._script.waits()
 
     def between(self, asked: Pass | None) -> None:
         """The script asks for a batch."""

@@ -69,6 +69,7 @@ class ScriptPosition:
         self._began, self._followed = False, 0
         self._place: Place | None = None  # to which the script has not come back yet
         self._missing: set[tuple[str, int]] = set()  # passes that were under way there
+        self._late = False  # that is where the others were when this trainer joined
 
     # ---- for others, and from them ----
 
@@ -131,6 +132,7 @@ class ScriptPosition:
         """The others are there."""
         if plain is None:
             return
+        self._late = True
         if plain["problem"]:
             log.warning(
                 "this trainer joins a job under way, and its schedulers begin anew: %s",
@@ -218,6 +220,15 @@ class ScriptPosition:
         if self._place is None or begun.skipped is None or (begun.live and self._missing):
             return False
         return self.arrive()
+
+    def waits(self) -> bool:
+        """The script waits for samples, in the pass in which it is to come back: where it has come
+        late, it is where the others are, although there may be no batch for it.
+
+        Returns:
+            Whether it has come there now.
+        """
+        return self._late and not self._missing and self.arrive()
 
     def stepping(self) -> None:
         """A step begins: the script may iterate over data of its own."""

@@ -79,3 +79,53 @@ def test_who_comes_back_at_the_end_of_a_pass_saves_with_the_others(
         )
 
     assert all(taken), taken
+
+
+@pytest.mark.parametrize("checkpoint", [True, RARE(False)])
+def test_who_comes_back_at_the_end_of_a_pass_comes_to_the_call_of_the_others(
+    tmp_path: Path, checkpoint: bool
+) -> None:
+    """Which they make at the end of each iteration, of which it makes none any more."""
+    settings = MODES["sync"] | {"checkpoint": str(tmp_path / "saved") if checkpoint else ""}
+    died, used_up, back = threading.Event(), threading.Event(), threading.Event()
+    with Server(ServerConfig()) as one, Server(ServerConfig()) as other:
+        servers = [one, other]
+
+        def stays(own: Script) -> list[int]:
+            sizes = []
+            for epoch in range(2):
+                for number, _ in enumerate(own.shard(), 1):
+                    if not epoch and number == 5:
+                        assert died.wait(PATIENCE)
+                    own.step()
+                    held = servers[0].job.installed()
+                    if not epoch and held.leases.accounts[0].decided == SAMPLES:
+                        used_up.set()
+                        assert back.wait(PATIENCE)
+                    sizes.append(len(own.meet("mean", str(own.number))))
+            own.finish()
+            return sizes
+
+        def comes_back(own: Script) -> list[int]:
+            for number, _ in enumerate(own.shard(), 1):
+                own.step()
+                own.meet("mean", str(own.number))
+                if number == 4:
+                    break
+            kill(servers, own)
+            died.set()
+            assert used_up.wait(PATIENCE)
+            again = Script(servers, 0, **settings)
+            back.set()
+            sizes = []
+            for _ in range(2):
+                for _ in again.shard():
+                    again.step()
+                    sizes.append(len(again.meet("mean", str(again.number))))
+            again.finish()
+            return sizes
+
+        scripts = at_once(*(lambda n=n: Script(servers, n, **settings) for n in (0, 1)))  # type: ignore[misc]  # of lambdas
+        came, stayed = at_once(lambda: comes_back(scripts[0]), lambda: stays(scripts[1]))
+
+    assert came == [2] * 6 and stayed[-6:] == [2] * 6, (came, stayed)
