@@ -164,6 +164,9 @@ class RuleSpec:
     rows: RowSpec | None = None
 
 
+# the rate is a float32 tensor, with which these classes compute in its precision: a server's
+# optimizer gets one, too, and rounds as the user's
+TENSOR_LR = "tensor_lr"
 _PLAIN = ("maximize", "foreach")
 _SGD = DenseSpec(
     torch.optim.SGD,
@@ -171,7 +174,7 @@ _SGD = DenseSpec(
     ("nesterov", *_PLAIN, "fused"),
 )
 _ADAM = ("lr", "betas", "eps", "weight_decay")
-_ADAM_FLAGS = ("amsgrad", *_PLAIN, "fused")
+_ADAM_FLAGS = ("amsgrad", *_PLAIN, "fused", TENSOR_LR)
 _ADAM_DEFAULTS: Mapping[str, Hparam] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _MOMENTS = {"exp_avg": True, "exp_avg_sq": True}
 
@@ -204,13 +207,17 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
         ),
         # torch.optim.SparseAdam
         "lazy_adam": RuleSpec(rows=RowSpec(_ADAM_DEFAULTS, ("maximize",), _MOMENTS)),
-        "adamax": RuleSpec(DenseSpec(torch.optim.Adamax, _ADAM, _PLAIN)),
+        "adamax": RuleSpec(DenseSpec(torch.optim.Adamax, _ADAM, (*_PLAIN, TENSOR_LR))),
         "nadam": RuleSpec(
             DenseSpec(
-                torch.optim.NAdam, (*_ADAM, "momentum_decay"), (*_PLAIN, "decoupled_weight_decay")
+                torch.optim.NAdam,
+                (*_ADAM, "momentum_decay"),
+                (*_PLAIN, "decoupled_weight_decay", TENSOR_LR),
             )
         ),
-        "radam": RuleSpec(DenseSpec(torch.optim.RAdam, _ADAM, (*_PLAIN, "decoupled_weight_decay"))),
+        "radam": RuleSpec(
+            DenseSpec(torch.optim.RAdam, _ADAM, (*_PLAIN, "decoupled_weight_decay", TENSOR_LR))
+        ),
         "adagrad": RuleSpec(
             DenseSpec(
                 torch.optim.Adagrad,
@@ -260,7 +267,11 @@ UPDATE_RULES: Mapping[str, RuleSpec] = MappingProxyType(
         ),
         "rprop": RuleSpec(DenseSpec(torch.optim.Rprop, ("lr", "etas", "step_sizes"), _PLAIN)),
         "asgd": RuleSpec(
-            DenseSpec(torch.optim.ASGD, ("lr", "lambd", "alpha", "t0", "weight_decay"), _PLAIN)
+            DenseSpec(
+                torch.optim.ASGD,
+                ("lr", "lambd", "alpha", "t0", "weight_decay"),
+                (*_PLAIN, TENSOR_LR),
+            )
         ),
         "ftrl": RuleSpec(
             DenseSpec(Ftrl, ("lr", "l1", "l2", "lr_power", "beta")),
@@ -360,6 +371,20 @@ def _hparam(key: str, value: Any) -> Hparam:
     return float(value)
 
 
+def _is_single(rate: Any) -> bool:
+    """Whether a rate is a tensor of less precision than a float.
+
+    Raises:
+        ValueError: it is of another dtype than float32 and float64.
+    """
+    if isinstance(rate, Tensor) and rate.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"lr: expected a number, or a tensor of float32 or float64, got one of {rate.dtype}: "
+            "a parameter server computes with no other"
+        )
+    return isinstance(rate, Tensor) and rate.dtype is torch.float32
+
+
 def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
     """The update rule of a parameter group, with the group's present hparams.
 
@@ -390,6 +415,13 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
         names = hparams_of_block(own.update)
         return Rule(op_type, {key: _hparam(key, group[key]) for key in names}, {}, own.update)
     flags = {key: bool(group[key]) for key in RULES[op_type].flags if group.get(key) is not None}
+    if TENSOR_LR in RULES[op_type].flags and _is_single(group["lr"]):
+        flags[TENSOR_LR] = True
+    elif op_type == "asgd" and flags.get("foreach") and isinstance(group["lr"], Tensor):
+        raise ValueError(
+            "lr: expected a number, or a tensor of float32, got one of float64: with foreach ASGD "
+            "rounds that as a parameter server does not"
+        )
     return Rule(op_type, hparams_of(op_type, group), flags)
 
 
@@ -397,8 +429,8 @@ def hparams_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Hparam]:
     """The present hparams of a parameter group: what a step carries.
 
     An hparam that the user holds as a tensor becomes a float.  torch computes with a tensor in the
-    tensor's precision and with a float in double, so the step may then differ from the user's
-    optimizer's in the last bits.
+    tensor's precision and with a float in double; a rule whose class does so with its rate has the
+    flag ``TENSOR_LR``.
 
     Args:
         op_type: the group's rule, a name in ``RULES``.
@@ -457,7 +489,11 @@ def make(rule: Rule, params: list[Tensor]) -> torch.optim.Optimizer:
     if rule.type not in RULES:
         raise ValueError(f"expected an optimizer op among {', '.join(RULES)}, got {rule.type!r}")
     cls: Callable[..., torch.optim.Optimizer] = RULES[rule.type].cls
-    return cls(params, **rule.hparams, **rule.flags)
+    flags = {name: flag for name, flag in rule.flags.items() if name != TENSOR_LR}
+    hparams: dict[str, Any] = dict(rule.hparams)
+    if rule.flags.get(TENSOR_LR):
+        hparams["lr"] = torch.tensor(hparams["lr"], dtype=torch.float32)
+    return cls(params, **hparams, **flags)
 
 
 def check_registered(rule: Rule, dtype: torch.dtype = torch.float32) -> None:
@@ -494,6 +530,11 @@ def check_registered(rule: Rule, dtype: torch.dtype = torch.float32) -> None:
 
 
 def set_hparams(optimizer: torch.optim.Optimizer, hparams: Mapping[str, Hparam]) -> None:
-    """Writes a step's hparams into every group of the optimizer."""
+    """Writes a step's hparams into every group of the optimizer; a rate that is a tensor stays
+    one.
+    """
     for group in optimizer.param_groups:
+        rate = group.get("lr")
         group.update(hparams)
+        if isinstance(rate, Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=rate.dtype)

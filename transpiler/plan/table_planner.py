@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transpiler.ir.rules import ROW_RULES, Rule, rule_of
+from transpiler.ir.rules import ROW_RULES, TENSOR_LR, Rule, rule_of
 from transpiler.ir.tables import Segment, Table
 from transpiler.plan.plan import Lane, Plan
 
@@ -42,6 +42,11 @@ def row_rule(rule: Rule, whose: str) -> Rule:
         return row_rule(
             replace(rule, type="adamw", flags={**rule.flags, "decoupled_weight_decay": False}),
             whose,
+        )
+    if rule.flags.get(TENSOR_LR):
+        raise ValueError(
+            f"{whose}: lr: expected a number, got a tensor of float32: rows are updated with a "
+            "float, which differs in the last bits"
         )
     odd = [name for name, flag in rule.flags.items() if flag and name not in (*spec.flags, *_FORM)]
     if odd:

@@ -340,3 +340,45 @@ def test_small_slices_that_step_together_are_equal_to_each_by_itself(op_type, fu
         for one, other in zip(alone, joint, strict=True):
             assert torch.equal(one.values, other.values)
             assert all(torch.equal(value, other.state()[key]) for key, value in one.state().items())
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("op_type", sorted(RULES))
+def test_a_rate_that_is_a_tensor_rounds_as_the_users(op_type, dtype, options):
+    """Each class with a tensor in place of its rate, which a schedule moves; over slices, to the
+    bit.
+    """
+    torch.manual_seed(0)
+    options = {**options, **({"momentum": 0.9} if op_type == "momentum" else {})}
+    whole = torch.nn.Parameter(torch.rand(1000) + 0.5)
+    rate = torch.tensor(0.02, dtype=dtype)
+    try:
+        own = RULES[op_type].cls([whole], lr=rate, **options)
+    except (TypeError, ValueError):  # the class has no such option, or takes no tensor with it
+        return
+    if (op_type, dtype) == ("asgd", torch.float64) and "foreach" in options:
+        with pytest.raises(ValueError, match="got one of float64: with foreach"):
+            rule_of(own, own.param_groups[0])
+        return
+    rule = rule_of(own, own.param_groups[0])
+    sizes = [1000] if rule.whole else [300, 700]
+    updaters = [
+        SliceUpdater(rule, part.clone(), begin, 1000)
+        for part, begin in zip(whole.detach().split(sizes), (0, 300), strict=False)
+    ]
+    for step in range(6):
+        rate.fill_(0.02 / (1 + step))
+        whole.grad = torch.randn(1000)
+        row = hparams_of(rule.type, own.param_groups[0])
+        own.step()
+        for updater, grad in zip(updaters, whole.grad.split(sizes), strict=True):
+            updater.update(grad.clone(), row)
+        assert torch.equal(torch.cat([each.values for each in updaters]), whole.detach())
+
+
+def test_a_rate_of_another_dtype_is_refused():
+    """The message says what is expected."""
+    made = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(0.5).bfloat16())
+    with pytest.raises(ValueError, match="float32 or float64, got one of torch.bfloat16"):
+        rule_of(made, made.param_groups[0])
