@@ -10,12 +10,16 @@ Stafford's variants 13 and 1.
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 
 from pserver.table.kernels import Array, kernel
 
 MOST_SERVERS = 2**31 - 1
 SHORT = 2**31 - 1  # ids of a batch whose places fit 32 bits
+# of the places of :func:`unique`, which nobody sees: ids that were chosen to share one do not
+SALT = np.uint64(secrets.randbits(64))
 
 
 @kernel
@@ -37,7 +41,7 @@ def _owner(value: np.uint64, servers: np.uint64) -> np.int32:
 
 
 @kernel
-def _unique(ids: Array, places: Array, found: Array, inverse: Array) -> int:
+def _unique(ids: Array, places: Array, found: Array, inverse: Array, salt: np.uint64) -> int:
     """Writes ``found`` and ``inverse``; returns how many ids differ.
 
     ``places``: a power of two of -1s, at least twice as many as ids.
@@ -45,7 +49,7 @@ def _unique(ids: Array, places: Array, found: Array, inverse: Array) -> int:
     count = 0
     last = np.int64(len(places) - 1)
     for i in range(len(ids)):
-        place = np.int64(mix(np.uint64(ids[i])) & np.uint64(last))
+        place = np.int64(mix(np.uint64(ids[i]) ^ salt) & np.uint64(last))
         while True:
             held = places[place]
             if held < 0:
@@ -168,7 +172,7 @@ def unique(ids: Array) -> tuple[Array, Array]:
     small = np.int32 if len(ids) <= SHORT else np.int64
     places = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, small)
     found, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), small)
-    count = _unique(ids, places, found, inverse)
+    count = _unique(ids, places, found, inverse, SALT)
     return found[:count], inverse
 
 

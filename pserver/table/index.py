@@ -18,6 +18,12 @@ one after another, whatever the table's size, and no call waits for more than a 
 has two sides, of which it uses one and grows into the other; the memory of the side that it leaves
 is given back to the system.
 
+[Note: ids that agree]  The hash is known, so ids can be chosen whose places are the same, or fill a
+run.  So no id stands further behind its place than ``MOST_PROBES`` entries, and no search goes
+further.  Where one would, the places of its part are mixed once more, with a random number: that
+costs what growing costs.  Where an entry stands changes no result: who needs an order has that of
+the slots, or of the keys, which are of the hash alone.
+
 Slots are given in order.  Those of removed rows form a list that runs through ``ids``, and are used
 again first.
 
@@ -28,6 +34,7 @@ It is given the slots that a mark has found, so that each id is looked up once.
 
 from __future__ import annotations
 
+import secrets
 from typing import Protocol
 
 import numpy as np
@@ -96,6 +103,7 @@ class Index:
         # how often each part has grown; each begins a little larger than the one before
         self._grown = np.arange(PARTS) / PARTS
         self._sizes = self._sizes_of(self._grown)
+        self._seeds: Array | None = None
         self._which = np.zeros(PARTS, np.int64)
         self._base = 2 * self._side * np.arange(PARTS, dtype=np.int64)
         self._counts, self._reach = np.zeros(PARTS, np.int64), np.zeros(PARTS, np.int64)
@@ -131,7 +139,7 @@ class Index:
         """
         slots = np.empty(len(ids), np.int64)
         return slots, index_kernels.locate(
-            self._entries.array, self._base, self._sizes, ids, slots, fetched
+            self._entries.array, self._base, self._sizes, self._seeds, ids, slots, fetched
         )
 
     def mark(
@@ -151,7 +159,7 @@ class Index:
         """
         slots = np.empty(len(ids), np.int64)
         words = np.empty(0 if self.watcher is None else len(ids), np.int64)
-        state = (self._entries.array, self._base, self._sizes)
+        state = (self._entries.array, self._base, self._sizes, self._seeds)
         missing, twice = index_kernels.mark(
             *state, ids, slots, fetched, epoch % EPOCHS, call % CALLS, words
         )
@@ -170,11 +178,22 @@ class Index:
         bits = ((epoch % EPOCHS) << EPOCH_SHIFT) | ((call % CALLS) << CALL_SHIFT)
         done = 0
         while True:
-            state = (self._entries.array, self._base, self._sizes, self._counts, self._reach)
+            state = (
+                self._entries.array,
+                self._base,
+                self._sizes,
+                self._seeds,
+                self._counts,
+                self._reach,
+            )
             done = index_kernels.insert(*state, ids, slots, done, bits)
             if done == len(ids):
                 break
-            self._grow(int(mix(ids[done].astype(np.uint64))) >> PART_SHIFT)
+            part = int(mix(ids[done].astype(np.uint64))) >> PART_SHIFT
+            if 4 * (self._counts[part] + 1) > 3 * self._sizes[part]:
+                self._grow(part)
+            else:
+                self.mix_anew(part)
         self._count += len(ids)
         return slots
 
@@ -183,6 +202,20 @@ class Index:
         size = int(self._sizes_of(self._grown[part]))
         if size + max(ROOM, size // 64) > self._side:
             self._widen()
+        self._move(part, size)
+
+    def mix_anew(self, part: int) -> None:
+        """See [Note: ids that agree]."""
+        self._choose_seed(part)
+        self._move(part, int(self._sizes[part]))
+
+    def _choose_seed(self, part: int) -> None:
+        if self._seeds is None:
+            self._seeds = np.zeros(PARTS, np.uint64)
+        self._seeds[part] = secrets.randbits(64) | 1
+
+    def _move(self, part: int, size: int) -> None:
+        """Moves a part to its other side, where it has this size."""
         begin = int(self._base[part])
         end = begin + int(self._reach[part])
         self._which[part] ^= 1
@@ -193,9 +226,18 @@ class Index:
             self._entries.large(fresh * 16, -(-size * 16 // LARGE_PAGE) * LARGE_PAGE)
         # pages that are read before they are written come in small
         self._entries.array[2 * fresh : 2 * (fresh + size)] = 0
-        index_kernels.move(
-            self._entries.array, begin, end, self._base, self._sizes, self._reach, part
-        )
+        while not index_kernels.move(
+            self._entries.array,
+            begin,
+            end,
+            self._base,
+            self._sizes,
+            self._seeds,
+            self._reach,
+            part,
+        ):
+            self._entries.array[2 * fresh : 2 * (fresh + int(self._reach[part]))] = 0
+            self._choose_seed(part)
         if (end - begin) * 16 < UNUSED:
             self._entries.array[2 * begin : 2 * end] = 0
         else:
@@ -220,7 +262,7 @@ class Index:
         self._tell(ids)
         slots = np.empty(len(ids), np.int64)
         self._count -= index_kernels.remove(
-            self._entries.array, self._base, self._sizes, self._counts, ids, slots
+            self._entries.array, self._base, self._sizes, self._seeds, self._counts, ids, slots
         )
         index_kernels.free(self.ids.array, self._heads, slots)
         return slots
@@ -229,7 +271,9 @@ class Index:
         """The records of those of these ids that are here are about to go."""
         if self.watcher is not None:
             words = np.empty(len(ids), np.int64)
-            index_kernels.words_of(self._entries.array, self._base, self._sizes, ids, words)
+            index_kernels.words_of(
+                self._entries.array, self._base, self._sizes, self._seeds, ids, words
+            )
             self.watcher.changing(self.locate(ids)[0], words)
 
     def note_free(self, done: Array, most: int) -> bool:
@@ -260,7 +304,7 @@ class Index:
         """
         end = self.used if end is None else end
         slots = np.empty(min(limit, max(end - begin, 0)), np.int64)
-        state = (self._entries.array, self._base, self._sizes, self.ids.array)
+        state = (self._entries.array, self._base, self._sizes, self._seeds, self.ids.array)
         count, after = index_kernels.listed(
             *state, begin, end, epoch % EPOCHS if epoch >= 0 else -1, slots
         )
@@ -280,7 +324,7 @@ class Index:
             int64[n], in any order.
         """
         slots = np.empty(2 * len(self) * (end - begin) // KEYS + 64, np.int64)
-        state = (self._entries.array, self._base, self._sizes)
+        state = (self._entries.array, self._base, self._sizes, self._seeds)
         count = index_kernels.within(*state, begin, end, slots)
         if count > len(slots):
             slots = np.empty(count, np.int64)
@@ -291,7 +335,7 @@ class Index:
         """bool[n]: which of these ids are here and were last changed in this epoch."""
         changed = np.zeros(len(ids), np.bool_)
         index_kernels.changed_in(
-            self._entries.array, self._base, self._sizes, ids, epoch % EPOCHS, changed
+            self._entries.array, self._base, self._sizes, self._seeds, ids, epoch % EPOCHS, changed
         )
         return changed
 

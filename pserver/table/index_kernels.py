@@ -4,6 +4,8 @@ See [Note: the index] in index.py.  The kernels take
 
 - ``entries``: int64, two words for each entry;
 - ``base``, ``sizes``: int64[parts], the first entry of each part, and its size;
+- ``seeds``: uint64[parts], with which the places of a part are mixed once more; 0: they are not;
+  None: those of no part are, which is compiled apart, as every search asks for it;
 - ``counts``, ``reach``: int64[parts], the ids of each part, and how far from its base they stand;
 - ``chain``: int64[slots], the id of each slot; of a free slot, the next free one;
 - ``heads``: the first free slot or -1, and the number of slots ever used;
@@ -23,6 +25,9 @@ PART_SPAN = 2**32  # keys of a part: see ``key_of``
 REST = 24  # bits of a hash that its key does not have
 AHEAD = 32  # ids whose entries are prefetched
 LINE = 64  # bytes of one prefetch
+# entries that an id may be behind its place: ids that differ by chance never come near that, at
+# three quarters of a part
+MOST_PROBES = 2**10
 SLOT = (1 << 36) - 1
 EPOCH_SHIFT, EPOCHS = 36, 1 << 12
 CALL_SHIFT, CALLS = 48, 1 << 15
@@ -50,25 +55,40 @@ def order_of(ids: Array, order: Array) -> None:
 
 
 @kernel
-def place_of(value: int, base: Array, sizes: Array) -> int:
+def place_of(value: int, base: Array, sizes: Array, seeds: Array | None) -> int:
     """The entry at which the search for an id begins."""
     hashed = mix(np.uint64(value))
     part = np.int64(hashed >> np.uint64(PART_SHIFT))
+    if seeds is not None:
+        if seeds[part] != 0:
+            hashed = mix(hashed ^ seeds[part])
     into = np.int64(((hashed & np.uint64(0xFFFFFFFF)) * np.uint64(sizes[part])) >> np.uint64(32))
     return base[part] + into  # type: ignore[no-any-return]
 
 
 @kernel
-def find(entries: Array, base: Array, sizes: Array, value: int) -> int:
+def places_of(ids: Array, base: Array, sizes: Array, seeds: Array | None, places: Array) -> None:
+    """Writes ``place_of`` of each id: without a branch, where it can, as that takes a quarter."""
+    for i in range(len(ids)):
+        hashed = mix(np.uint64(ids[i]))
+        part = np.int64(hashed >> np.uint64(PART_SHIFT))
+        low = hashed & np.uint64(0xFFFFFFFF)
+        places[i] = base[part] + np.int64((low * np.uint64(sizes[part])) >> np.uint64(32))
+    if seeds is not None:
+        for i in range(len(ids)):
+            places[i] = place_of(ids[i], base, sizes, seeds)
+
+
+@kernel
+def find(entries: Array, base: Array, sizes: Array, seeds: Array | None, value: int) -> int:
     """The entry of one id; -1 if it has none."""
-    place = place_of(value, base, sizes)
-    while True:
-        word = entries[2 * place + 1]
-        if word == 0:
+    first = place_of(value, base, sizes, seeds)
+    for place in range(first, first + MOST_PROBES):
+        if entries[2 * place + 1] == 0:
             return -1
         if entries[2 * place] == value:
             return place
-        place += 1
+    return -1
 
 
 @kernel
@@ -84,6 +104,7 @@ def locate(
     entries: Array,
     base: Array,
     sizes: Array,
+    seeds: Array | None,
     ids: Array,
     slots: Array,
     fetched: tuple[int, int, int],
@@ -91,18 +112,18 @@ def locate(
     """Writes the slots of ids, -1 where there is none; returns how many have none."""
     n = len(ids)
     start = entries.ctypes.data
-    for i in range(n):
-        slots[i] = place_of(ids[i], base, sizes)
+    places_of(ids, base, sizes, seeds, slots)
     missing = 0
     for i in range(n):
         if i + AHEAD < n:
             prefetch(start + np.uint64(16 * slots[i + AHEAD]))
         place = slots[i]
+        last = place + MOST_PROBES
         value = ids[i]
         slot = -1
         while True:
             word = entries[2 * place + 1]
-            if word == 0:
+            if word == 0 or place == last:
                 missing += 1
                 break
             if entries[2 * place] == value:
@@ -119,6 +140,7 @@ def mark(
     entries: Array,
     base: Array,
     sizes: Array,
+    seeds: Array | None,
     ids: Array,
     slots: Array,
     fetched: tuple[int, int, int],
@@ -133,19 +155,19 @@ def mark(
     """
     n = len(ids)
     start = entries.ctypes.data
-    for i in range(n):
-        slots[i] = place_of(ids[i], base, sizes)
+    places_of(ids, base, sizes, seeds, slots)
     missing, twice = 0, False
     bits = (np.int64(epoch) << EPOCH_SHIFT) | (np.int64(call) << CALL_SHIFT)
     for i in range(n):
         if i + AHEAD < n:
             prefetch(start + np.uint64(16 * slots[i + AHEAD]))
         place = slots[i]
+        last = place + MOST_PROBES
         value = ids[i]
         slot = -1
         while True:
             word = entries[2 * place + 1]
-            if word == 0:
+            if word == 0 or place == last:
                 missing += 1
                 break
             if entries[2 * place] == value:
@@ -166,6 +188,7 @@ def insert(
     entries: Array,
     base: Array,
     sizes: Array,
+    seeds: Array | None,
     counts: Array,
     reach: Array,
     ids: Array,
@@ -174,15 +197,18 @@ def insert(
     bits: int,
 ) -> int:
     """Enters ids that have no entry, from place ``begin`` on; returns the place of the first id
-    whose part must grow before.
+    that cannot be entered: its part must grow before, or, where it has room, be mixed anew.
     """
     for i in range(begin, len(ids)):
         part = np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))
         if 4 * (counts[part] + 1) > 3 * sizes[part]:
             return i
-        place = place_of(ids[i], base, sizes)
-        while entries[2 * place + 1] != 0:
+        place = place_of(ids[i], base, sizes, seeds)
+        last = place + MOST_PROBES
+        while place < last and entries[2 * place + 1] != 0:
             place += 1
+        if place == last:
+            return i
         entries[2 * place] = ids[i]
         entries[2 * place + 1] = (slots[i] + 1) | bits
         counts[part] += 1
@@ -192,24 +218,44 @@ def insert(
 
 @kernel
 def move(
-    entries: Array, begin: int, end: int, base: Array, sizes: Array, reach: Array, part: int
-) -> None:
-    """Moves the entries [begin, end) of a part to its new base, for its new size."""
+    entries: Array,
+    begin: int,
+    end: int,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    reach: Array,
+    part: int,
+) -> bool:
+    """Moves the entries [begin, end) of a part to its new base, for its new size and seed; the old
+    ones stay.  Returns whether all could be entered.
+    """
     furthest = 0
     for old in range(begin, end):
         if entries[2 * old + 1] != 0:
-            place = place_of(entries[2 * old], base, sizes)
-            while entries[2 * place + 1] != 0:
+            place = place_of(entries[2 * old], base, sizes, seeds)
+            last = place + MOST_PROBES
+            while place < last and entries[2 * place + 1] != 0:
                 place += 1
+            if place == last:
+                reach[part] = max(furthest, place + 1 - base[part])
+                return False
             entries[2 * place] = entries[2 * old]
             entries[2 * place + 1] = entries[2 * old + 1]
             furthest = max(furthest, place + 1 - base[part])
     reach[part] = furthest
+    return True
 
 
 @kernel
 def remove(
-    entries: Array, base: Array, sizes: Array, counts: Array, ids: Array, slots: Array
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    counts: Array,
+    ids: Array,
+    slots: Array,
 ) -> int:
     """Removes ids and writes the slots that they had, -1 for those that had none; returns how many
     had one.
@@ -219,7 +265,7 @@ def remove(
     """
     removed = 0
     for i in range(len(ids)):
-        hole = find(entries, base, sizes, ids[i])
+        hole = find(entries, base, sizes, seeds, ids[i])
         if hole < 0:
             slots[i] = -1
             continue
@@ -227,8 +273,9 @@ def remove(
         removed += 1
         counts[np.int64(mix(np.uint64(ids[i])) >> np.uint64(PART_SHIFT))] -= 1
         place = hole + 1
-        while entries[2 * place + 1] != 0:
-            if place_of(entries[2 * place], base, sizes) <= hole:
+        # what stands further behind the hole than that is none that its search would pass
+        while entries[2 * place + 1] != 0 and place - hole < MOST_PROBES:
+            if place_of(entries[2 * place], base, sizes, seeds) <= hole:
                 entries[2 * hole] = entries[2 * place]
                 entries[2 * hole + 1] = entries[2 * place + 1]
                 hole = place
@@ -263,6 +310,7 @@ def listed(
     entries: Array,
     base: Array,
     sizes: Array,
+    seeds: Array | None,
     chain: Array,
     begin: int,
     end: int,
@@ -281,8 +329,8 @@ def listed(
         if count == len(slots):
             return count, slot
         if slot + AHEAD < end:
-            prefetch(start + np.uint64(16 * place_of(chain[slot + AHEAD], base, sizes)))
-        place = find(entries, base, sizes, chain[slot])
+            prefetch(start + np.uint64(16 * place_of(chain[slot + AHEAD], base, sizes, seeds)))
+        place = find(entries, base, sizes, seeds, chain[slot])
         if place >= 0:
             word = entries[2 * place + 1]
             if (word & SLOT) - 1 == slot and (
@@ -294,7 +342,15 @@ def listed(
 
 
 @kernel
-def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slots: Array) -> int:
+def within(
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    begin: int,
+    end: int,
+    slots: Array,
+) -> int:
     """Writes the slots of the ids whose keys are in [begin, end), as many as ``slots`` takes;
     returns how many there are.
     """
@@ -306,8 +362,12 @@ def within(entries: Array, base: Array, sizes: Array, begin: int, end: int, slot
         size = np.uint64(sizes[part])
         place = base[part] + np.int64((np.uint64(low) * size) >> np.uint64(32))
         last = base[part] + np.int64((np.uint64(high) * size) >> np.uint64(32))
+        if seeds is not None:
+            if seeds[part] != 0:  # its entries stand in another order than the keys
+                place, last = base[part], base[part] + sizes[part] - 1
         # an id stands at its own place, or behind it where the entries between are taken
-        while place <= last or entries[2 * place + 1] != 0:
+        final = last + MOST_PROBES
+        while place <= last or (entries[2 * place + 1] != 0 and place < final):
             word = entries[2 * place + 1]
             if word != 0:
                 if start <= key_of(mix(np.uint64(entries[2 * place]))) < stop:
@@ -357,20 +417,28 @@ def note_free(chain: Array, heads: Array, done: Array, most: int) -> bool:
 
 
 @kernel
-def words_of(entries: Array, base: Array, sizes: Array, ids: Array, words: Array) -> None:
+def words_of(
+    entries: Array, base: Array, sizes: Array, seeds: Array | None, ids: Array, words: Array
+) -> None:
     """Writes what the entries of ids say; 0 where there is none."""
     for i in range(len(ids)):
-        place = find(entries, base, sizes, ids[i])
+        place = find(entries, base, sizes, seeds, ids[i])
         words[i] = entries[2 * place + 1] if place >= 0 else 0
 
 
 @kernel
 def changed_in(
-    entries: Array, base: Array, sizes: Array, ids: Array, epoch: int, changed: Array
+    entries: Array,
+    base: Array,
+    sizes: Array,
+    seeds: Array | None,
+    ids: Array,
+    epoch: int,
+    changed: Array,
 ) -> None:
     """Writes which of the ids are here and were last changed in this epoch."""
     for i in range(len(ids)):
-        place = find(entries, base, sizes, ids[i])
+        place = find(entries, base, sizes, seeds, ids[i])
         changed[i] = (
             place >= 0 and ((entries[2 * place + 1] >> EPOCH_SHIFT) & (EPOCHS - 1)) == epoch
         )
