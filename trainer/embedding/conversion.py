@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from trainer.embedding.moved_weight import MovedWeight, check_unshared, empty_out
+from trainer.embedding.state_dict import take_moved_rows
+from transpiler.ir.plain_names import plain_name
 from transpiler.ir.table_ops import refused_form
 
 _marked: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -63,6 +65,8 @@ def distribute_embedding(module: nn.Module, **options: Any) -> nn.Module:
             "distribute_embedding: expected an nn.Embedding or nn.EmbeddingBag, got "
             f"{type(module).__name__}"
         )
+    if module not in _marked:  # its copies have the hook, too
+        module.register_load_state_dict_pre_hook(take_moved_rows)
     _marked[module] = options
     return module
 
@@ -94,7 +98,8 @@ def moved(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
 
 def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The modules that are to be replaced, by name."""
-    names = [name for name, module in model.named_modules() if type(module) in _TORCHS]
+    plain = plain_name(model)
+    names = [plain(name) for name, module in model.named_modules() if type(module) in _TORCHS]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             known = ", ".join(repr(name) for name in names) or "none"
@@ -107,7 +112,10 @@ def _chosen(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if module in _marked
         or module in _moved
-        or (name in names and any(fnmatchcase(name, pattern) for pattern in patterns))
+        or (
+            type(module) in _TORCHS
+            and any(fnmatchcase(plain(name), pattern) for pattern in patterns)
+        )
     }
 
 
@@ -151,7 +159,13 @@ def _stays(module: nn.Module) -> str | None:
         (weight._post_accumulate_grad_hooks, "a hook on its weight"),
         (module._state_dict_hooks, "a hook on its state_dict"),
         (module._state_dict_pre_hooks, "a hook on its state_dict"),
-        (module._load_state_dict_pre_hooks, "a hook on load_state_dict"),
+        (
+            any(
+                getattr(hook, "hook", hook) is not take_moved_rows
+                for hook in module._load_state_dict_pre_hooks.values()
+            ),
+            "a hook on load_state_dict",
+        ),
         (module._load_state_dict_post_hooks, "a hook on load_state_dict"),
     ):
         if held:

@@ -111,6 +111,33 @@ def load_rows(holder: RowHolder, given: Mapping[str, Tensor], prefix: str) -> li
     return missing
 
 
+def take_moved_rows(module: Any, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:
+    """Before a torch embedding loads a state: where that is of the embedding whose rows have moved,
+    of which it is an earlier copy, the rows become its weight.
+    """
+    given, _ = split_rows(state_dict, prefix)
+    if state_dict.pop(f"{prefix}proxy", None) is None and not given:
+        return
+    for key in given:
+        del state_dict[f"{prefix}{PREFIX}{key}"]
+    weight, padding = module.weight.detach().clone(), module.padding_idx
+    if (row := state_dict.pop(f"{prefix}padding_row", None)) is not None:
+        weight[padding] = row.to(weight)
+    state_dict[f"{prefix}weight"] = weight
+    absent = set(range(len(weight))) - {padding}
+    if all(key in given for key in NEEDED):
+        ids = given["ids"].to(weight.device)
+        weight[ids] = given["values"].to(weight)
+        absent -= set(ids.tolist())
+    if absent:
+        errors = told[-1]
+        errors.append(
+            f"{prefix.removesuffix('.') or 'the embedding'}: its rows have moved to servers after "
+            f"this copy was made, and the state has {len(weight) - len(absent)} of its "
+            f"{len(weight)} rows: copy from a file of fleet.export, which has all"
+        )
+
+
 def check_copied(holder: RowHolder) -> None:
     """Raises RuntimeError where a copy of the module would have no rows."""
     if not isinstance(holder.rows, LocalRows):
