@@ -36,6 +36,7 @@ from trainer.sharding.levels import zero_grad_through
 from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.sharded_rule import sharded_rule
 from transpiler.clip import GradClip
+from transpiler.ir.plain_names import plain_name
 from transpiler.strategy.parallel_degrees import degree_contradictions
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -115,7 +116,7 @@ def hybrid_parallel(
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
         mesh = parameter_mesh(here, device.type)
-        names = tuple(model.state_dict())
+        names = tuple(map(plain_name(model), model.state_dict()))
         part, result = _staged(model, here, strategy, mesh, stages, loss_fn)
         cut_tensors(part, styles, mesh["mp"])
         if here.degrees["sep"] > 1:
@@ -286,7 +287,8 @@ def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
         raise ValueError("model: expected the one that hybrid_parallel returned")
     made = _made[model]
     group = made.mesh["pp"].get_group()
-    mine = {name: whole_of(tensor.detach()) for name, tensor in model.state_dict().items()}
+    plain = plain_name(model)
+    mine = {plain(name): whole_of(each.detach()) for name, each in model.state_dict().items()}
     found: dict[str, Tensor] = {}
     for name in made.names:
         found[name] = _from_stage(mine.get(name), group)
@@ -319,9 +321,10 @@ def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -
         raise ValueError(
             f"state_dict: expected the whole model's names, got others: {', '.join(odd[:5])}"
         )
+    plain = plain_name(model)
     with torch.no_grad():
         for name, mine in model.state_dict().items():
-            value = state_dict[name].detach().to(mine.device)
+            value = state_dict[plain(name)].detach().to(mine.device)
             if value.shape != mine.shape:
                 raise ValueError(
                     f"state_dict: {name!r}: expected the shape {tuple(mine.shape)}, got "

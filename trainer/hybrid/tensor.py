@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from trainer.hybrid.mesh import divides
+from transpiler.ir.plain_names import named_modules
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -74,7 +75,7 @@ def _check_widths(name: str, module: nn.Module, word: Any, degree: int) -> None:
 
 def _check_heads(model: nn.Module, names: Mapping[str, Any], degree: int) -> None:
     """Modules that hold cut ones and count heads: each rank needs a whole number of them."""
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if any(cut.startswith(f"{name}." if name else "") for cut in names):
             for attribute in _HEADS:
                 count = getattr(module, attribute, None)
@@ -91,7 +92,7 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
     """
     found: dict[str, Any] = {}
     used = set()
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         pattern = next((pattern for pattern in plan if fnmatchcase(name, pattern)), None)
         if pattern is not None:
             used.add(pattern)
@@ -100,7 +101,7 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
             found[name] = style
     for pattern in plan:
         if pattern not in used:
-            names = ", ".join(name for name, _ in model.named_modules() if name)
+            names = ", ".join(name for name, _ in named_modules(model) if name)
             raise ValueError(
                 f"tensor_plan: {pattern!r} matches no module, or others before it do; there are "
                 f"{names}"
@@ -124,7 +125,7 @@ def draw_again(model: nn.Module, names: Collection[str], seed: int) -> None:
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             if name not in names:
                 continue
             draw = getattr(module, "reset_parameters", None)
@@ -142,7 +143,7 @@ def cut_tensors(model: nn.Module, styles: Mapping[str, Any], mesh: DeviceMesh) -
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    present = dict(model.named_modules())
+    present = dict(named_modules(model))
     for name, style in styles.items():
         if name in present:
             parallelize_module(present[name], mesh, style)

@@ -25,6 +25,7 @@ from trainer.job.collective_job import CollectiveJob
 from trainer.job.collective_optimizer import CollectiveOptimizer
 from trainer.optimizer import DistributedOptimizer
 from transpiler.clip import GradClip
+from transpiler.ir.plain_names import named_parameters
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced
 
@@ -88,7 +89,7 @@ class HybridJob(CollectiveJob):
             )
         if not self.models:
             raise RuntimeError("call fleet.distributed_model first")
-        names = {parameter: name for name, parameter in self.models[0].named_parameters()}
+        names = {parameter: name for name, parameter in named_parameters(self.models[0])}
         optimizer = replaced(optimizer, self._strategy, names, self.module_types())
         inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
         return HybridOptimizer(

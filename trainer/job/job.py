@@ -48,6 +48,7 @@ from trainer.modules.sync_batch_norm import (
 from trainer.optimizer import DistributedOptimizer
 from transpiler.clip import GradClip
 from transpiler.ir.module_types import module_types
+from transpiler.ir.plain_names import named_buffers, named_modules, named_parameters, plain_name
 from transpiler.plan.lanes import describe
 from transpiler.plan.modes import SYNC
 from transpiler.plan.plan import Deployment, Plan
@@ -213,7 +214,7 @@ class Job:
         """Every module of every registered model, by name; several models are numbered."""
         for index, model in enumerate(self.models):
             prefix = f"model{index}." if len(self.models) > 1 else ""
-            yield from ((prefix + name, module) for name, module in model.named_modules())
+            yield from ((prefix + name, module) for name, module in named_modules(model))
 
     def find_tables(self) -> Tables | None:
         """The tables that the models' embeddings look up, if there are any.
@@ -249,8 +250,9 @@ class Job:
         names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
         with without_served_rows():  # which are written chunk by chunk
             state = model.state_dict(keep_vars=True)
+        plain = plain_name(model)
         return {
-            name: served.get(names.get(value, ""), value)
+            plain(name): served.get(names.get(value, ""), value)
             for name, value in state.items()
             if torch.is_tensor(value)
         }
@@ -268,10 +270,10 @@ class Job:
         found: dict[str, torch.Tensor] = {}
         for index, model in enumerate(self.models):
             prefix = f"model{index}." if len(self.models) > 1 else ""
-            for name, parameter in model.named_parameters():
+            for name, parameter in named_parameters(model):
                 if not isinstance(parameter, ProxyParameter):
                     found[prefix + name] = parameter
-            found.update({prefix + name: b for name, b in model.named_buffers()})
+            found.update({prefix + name: b for name, b in named_buffers(model)})
         return found
 
     def module_types(self) -> dict[str, str]:

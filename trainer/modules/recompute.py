@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.embedding.proxy_parameter import ProxyParameter
 from transpiler.ir.close_names import close_names
+from transpiler.ir.plain_names import named_modules
 from transpiler.precision.mixed_forward import recompute_contexts
 from transpiler.strategy.strategy import DistributedStrategy
 
@@ -141,7 +142,7 @@ def recomputed(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
         ValueError: there is no module of such a name.
     """
     configs = strategy.recompute_configs
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(named_modules(model, remove_duplicate=False))
     for name in configs["checkpoints"]:
         if name not in modules or not name:
             near = close_names(name, [each for each in modules if each])

@@ -15,6 +15,7 @@ from trainer.sharding.levels import sharded
 from trainer.sharding.optimizer import ShardedOptimizer
 from transpiler.files.local_path import is_url, local_path
 from transpiler.files.tensor_file import write_object
+from transpiler.ir.plain_names import plain_name
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
 
@@ -59,12 +60,12 @@ def save_group_sharded_model(
     if not is_url(output) and local_path(output, "output").is_file():
         raise ValueError(f"output: expected a directory, got the file {str(output)!r}")
     writes = dist.get_rank(group) == 0
-    tensors = {}
+    tensors, plain = {}, plain_name(model)
     for name, tensor in model.state_dict().items():
         # one at a time, so that no rank but the first holds more than one of them
         whole = sharded[model].full(tensor)
         if writes:
-            tensors[name] = whole.detach().to("cpu", copy=True)
+            tensors[plain(name)] = whole.detach().to("cpu", copy=True)
     state = optimizer.state_dict() if optimizer is not None else None
     failed = _written(output, tensors, state) if writes else None
     _agree(failed, group, next(model.parameters()).device)

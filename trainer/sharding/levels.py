@@ -41,6 +41,7 @@ from trainer.sharding.optimizer import ShardedOptimizer
 from trainer.sharding.sharded_rule import sharded_rule
 from trainer.sharding.shards import FlatShards, Shards
 from transpiler.clip import GradClip
+from transpiler.ir.plain_names import named_parameters
 
 LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
@@ -124,7 +125,7 @@ def group_sharded_parallel(
         shards,
         device,
         clip,
-        lambda: {parameter: name for name, parameter in model.named_parameters()},
+        lambda: {parameter: name for name, parameter in named_parameters(model)},
         (lambda: _same_buffers(model, ranks)) if sync_buffers else None,
     )
     wrapped.watch(model)
@@ -242,7 +243,7 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
 def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
     """The optimizer's parameters that train, by their names in the model, in the model's order."""
     given = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    known = dict(model.named_parameters())
+    known = dict(named_parameters(model))
     for parameter in given.difference(known.values()):
         raise ValueError(
             f"optimizer: a parameter of shape {tuple(parameter.shape)} is none of the model's"

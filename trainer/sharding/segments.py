@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from trainer.sharding.units import units_of
+from transpiler.ir.plain_names import named_modules, named_parameters
 
 Segments = list[list[nn.Module]]
 _MB = 2**20
@@ -57,10 +58,10 @@ def segments_by_anchors(
     """
     opened = {
         module
-        for name, module in model.named_modules()
+        for name, module in named_modules(model)
         if any(anchor.startswith(f"{name}." if name else "") for anchor in anchors)
     }
-    names = {module: name for name, module in model.named_modules()}
+    names = {module: name for name, module in named_modules(model)}
     found: Segments = []
     left = list(anchors)
     for unit in units_of(model, parameters, opened=opened):
@@ -82,7 +83,7 @@ def anchor_modules(model: nn.Module, anchors: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: the model has no module or parameter of a name, or the module has no parameter.
     """
-    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    modules, parameters = dict(named_modules(model)), dict(named_parameters(model))
     found = []
     for anchor in anchors:
         name = anchor.rpartition(".")[0] if anchor in parameters else anchor

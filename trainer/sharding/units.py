@@ -37,6 +37,7 @@ from trainer.sharding.reads import Reads
 from trainer.sharding.reducer import Reducer
 from trainer.sharding.segment_runs import follow_runs
 from trainer.sharding.shards import Shards, Values, same_memory
+from transpiler.ir.plain_names import named_parameters
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -244,7 +245,7 @@ class Units(Shards):
         }
         every = divide(model, [[unit] for unit in self.units], mesh, **options)
         _overlap(every, mesh.device_type == "cpu", at_once)
-        self._take(dict(model.named_parameters()), names, small)
+        self._take(dict(named_parameters(model)), names, small)
         small_here = [parameter for parameter in names.values() if parameter in self.whole]
         self.reducer = Reducer(
             buckets_of(small_here, ranks, most), self.group, False, at_once, self._take_small

@@ -6,6 +6,8 @@ import re
 
 from torch import nn
 
+from transpiler.ir.plain_names import named_modules
+
 
 def snake_case(name: str) -> str:
     """The name of a class in snake case: "BatchNorm2d" is "batch_norm2d"."""
@@ -23,6 +25,6 @@ def module_types(model: nn.Module, prefix: str = "") -> dict[str, str]:
     """
     return {
         f"{prefix}{path}.{name}" if path else f"{prefix}{name}": snake_case(type(module).__name__)
-        for path, module in model.named_modules()
+        for path, module in named_modules(model)
         for name, _ in module.named_parameters(recurse=False)
     }

@@ -13,6 +13,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from transpiler.ir.plain_names import named_modules
+
 GROUP, KEPT = 4, 2
 _FITTING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # whose weights' dimension 1 is of inputs
 
@@ -59,7 +61,7 @@ def exclude(model: nn.Module, patterns: Sequence[str]) -> None:
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
         raise TypeError(f"expected a list of names of the model's layers, got {patterns!r}")
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     for pattern in patterns:
         found = [name for name in modules if fnmatchcase(name, pattern)]
         if not found:
