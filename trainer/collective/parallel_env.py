@@ -16,6 +16,7 @@ import logging
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
