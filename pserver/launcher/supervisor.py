@@ -208,9 +208,7 @@ class Supervisor:
         if alone and (preempted or not process.signalled):
             raise Failed
         answer = Answer(goes_on=True) if preempted else self._ask(process)
-        done = self._job_is_done or answer.done
-        done = done or (alone and not answer.took_part and self._servers_end_well())
-        if done and not preempted and not process.told:
+        if not preempted and not process.told and self._is_done(answer, alone):
             self._does_without(process, "had finished when it ended")
             self._answered.append(process)
             return
@@ -255,7 +253,8 @@ class Supervisor:
         before = list(self.ended)
 
         def over() -> bool:
-            return question.answer is not None or moot() or self._all_ended()
+            answered = question.answer is not None or self._job_is_done
+            return answered or moot() or self._all_ended()
 
         try:
             self._until(over, seconds, failures=False)
@@ -298,8 +297,16 @@ class Supervisor:
 
     def _ended_after_job(self, trainer: Process, number: int) -> bool:
         """Whether one of a job without servers was killed when it had finished the job."""
-        killed = (trainer.status or 0) > 128
-        return self.cluster.collective and killed and self.started.finished(number)
+        return self.cluster.collective and trainer.signalled and self.started.finished(number)
+
+    def _is_done(self, answer: Answer, alone: bool) -> bool:
+        """Whether a trainer had done its part: servers say so, or none misses it and they end
+        well.
+        """
+        if self._job_is_done or answer.done:
+            return True
+        unmissed = answer.took_part is False or (alone and not answer.took_part)
+        return unmissed and self._servers_end_well()
 
     def _came_late(self, trainer: Process) -> bool:
         """Whether a trainer has failed as the job was done: the others have ended well, and so do

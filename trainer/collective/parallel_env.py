@@ -16,7 +16,6 @@ import logging
 import math
 import re
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
