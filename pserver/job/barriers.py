@@ -15,7 +15,7 @@ passed it then, and a barrier that somebody has passed is never put off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pserver import wire_pb2 as wire
@@ -186,7 +186,7 @@ class Barriers:
         put_off = [["put off", name, why] for name, why in self._put_off.items()]
         return [["barrier", name, list(told.items())] for name, told in known] + put_off
 
-    def take(self, kind: str, name: str, told: Sequence[Sequence[Any]] | str) -> None:
+    def take(self, kind: str, name: str, told: list[tuple[int, str]] | str) -> None:
         """Takes what another process has written."""
         if isinstance(told, str):
             self._put_off[name] = told

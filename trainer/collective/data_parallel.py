@@ -122,7 +122,7 @@ class DataParallel(DistributedDataParallel):
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
         self.changes = 0  # of what the model trains
-        self._built_in: int | None = None  # torch's number of its own hook, where it has one
+        self._built_in: Any = None  # torch's number of its own hook, where it has one
         with naming_trainers():
             self.sums = GradientSums(self._exchange, group, peers, device, topic)
             super().__init__(
@@ -195,7 +195,7 @@ class DataParallel(DistributedDataParallel):
         """
         self.follow_model()
         if not self._trained:  # no backward follows
-            if self.will_sync_module_buffers():
+            if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
                 with naming_trainers():
                     self._sync_buffers()  # type: ignore[no-untyped-call]
             return inputs, kwargs
@@ -227,7 +227,7 @@ class DataParallel(DistributedDataParallel):
             for tensor in (*self.module.parameters(), *self.module.buffers())
             if id(tensor) not in known
         ]
-        self.reducer._remove_autograd_hooks()  # type: ignore[attr-defined]  # not in torch's stub
+        self.reducer._remove_autograd_hooks()
         if self._marks is not None:
             self._marks.drop(self)
         with naming_trainers():
@@ -254,9 +254,9 @@ class DataParallel(DistributedDataParallel):
         names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
         for hook, state in self._comm_hooks:
-            dist._register_comm_hook(self.reducer, state, hook)
+            torch._C._distributed_c10d._register_comm_hook(self.reducer, state, hook)
         if self._built_in is not None:
-            dist._register_builtin_comm_hook(self.reducer, self._built_in)
+            torch._C._distributed_c10d._register_builtin_comm_hook(self.reducer, self._built_in)
 
     @torch.no_grad()
     def _distributed_broadcast_coalesced(

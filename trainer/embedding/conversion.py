@@ -66,7 +66,7 @@ def distribute_embedding(module: nn.Module, **options: Any) -> nn.Module:
             f"{type(module).__name__}"
         )
     if module not in _marked:  # its copies have the hook, too
-        module.register_load_state_dict_pre_hook(take_moved_rows)
+        module.register_load_state_dict_pre_hook(take_moved_rows)  # type: ignore[no-untyped-call]
     _marked[module] = options
     return module
 

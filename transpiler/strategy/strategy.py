@@ -352,7 +352,8 @@ class DistributedStrategy:
     # ---- files and copies ----
 
     def __getstate__(self) -> bytes:
-        return self._message.SerializeToString()
+        state: bytes = self._message.SerializeToString()
+        return state
 
     def __setstate__(self, state: bytes) -> None:
         object.__setattr__(self, "_message", pb.DistributedStrategy.FromString(state))
