@@ -26,7 +26,8 @@ class AsyncSlices:
         variables: the memory of these slices, and of those that are held and never updated.
         locks: one for each of them.
         writing: marks slices whose values change while it lasts.
-        compensates: delays are compensated: what each trainer has read is kept.
+        compensates: delays are compensated: what each trainer has read is kept.  (An attribute,
+            too.)
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class AsyncSlices:
         self._variables = variables
         self._locks = locks
         self._writing = writing
-        self._compensates = compensates
+        self.compensates = compensates
         self._snapshots = {name: Snapshot(update.value) for name, update in updates.items()}
         # (trainer, slice) -> the value that the trainer read last; for delay compensation
         self._last_read: dict[tuple[int, str], torch.Tensor] = {}
 
     def last_read(self, trainer: int, names: Collection[str]) -> dict[str, torch.Tensor]:
         """These slices as a trainer has read them last, where delays are compensated."""
-        if not self._compensates:
+        if not self.compensates:
             return {}
         found = {name: self._last_read.get((trainer, name)) for name in names}
         return {name: value for name, value in found.items() if value is not None}
@@ -79,10 +80,10 @@ class AsyncSlices:
         """A copy of a slice between two updates, shared with other readers; the memory itself where
         the reader notices that it changes, and nobody need know what was read.
         """
-        if in_place and not self._compensates:
+        if in_place and not self.compensates:
             return self._updates[name].value
         copy = self._snapshots[name].read()
-        if self._compensates:
+        if self.compensates:
             self._last_read[trainer, name] = copy
         return copy
 

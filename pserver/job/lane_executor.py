@@ -182,6 +182,8 @@ class LaneExecutor:
             if again and not self.lane.kind.waits_for_all:
                 self._staged.wait_until_applied(member, step, watermark)
                 return UpdateTask()
+            if staged is not None and self._updates.takes_nothing(contribution):
+                return self._commit_async(staged)
         if staged is None:
             return self._commit_sync(member, step, current)
         return self._commit_async(staged)
@@ -256,7 +258,9 @@ class LaneExecutor:
     # ---- the update ----
 
     def _commit_async(self, staged: StagedStep) -> UpdateTask:
-        """Applies one trainer's step as an update of its own, when its turn comes."""
+        """Applies one trainer's step as an update of its own, when its turn comes.  The caller may
+        hold the job's lock where there is nothing to be taken: then no other turn waits for it.
+        """
         began = now()
         with self._job.lock:
             self._staged.wait_for_turn(staged)

@@ -21,7 +21,7 @@ from pserver.job.decided_steps import DecidedSteps
 from pserver.job.recorder import Kept
 from pserver.job.recording import Recording
 from pserver.job.shared_buffers import SharedBuffers
-from pserver.job.sync_round import SyncRound
+from pserver.job.sync_round import Contribution, SyncRound
 from pserver.job.update_batches import UpdateBatches
 from pserver.job.update_task import Batch
 from transpiler.plan.plan import Lane
@@ -103,6 +103,11 @@ class LaneUpdates:
         """
         self._complete(steps)
         return Taken(steps, self._recording, self._recording.kept(steps))
+
+    def takes_nothing(self, own: Contribution) -> bool:
+        """Whether one trainer's step has all that its update reads: no values are copied."""
+        reads = own.buffers or own.row_gradients or self._one_by_one.compensates
+        return not reads and self._recording.recorder is None
 
     def _complete(self, steps: DecidedSteps) -> None:
         sent = {trainer: each.buffers for trainer, each in steps.contributions.items()}

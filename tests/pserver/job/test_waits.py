@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from pserver.errors import JobFailed, PServerError
+from pserver.job import update_task
 from pserver.job.lifecycle import JobState, Lifecycle
-from pserver.job.update_task import GO_ON_SECONDS, Batch, UpdateTask
+from pserver.job.update_task import Batch, UpdateTask
 from pserver.job.waits import Event, Waits
 from tests.support.waiting import eventually
 
@@ -140,8 +141,9 @@ def standing(task: UpdateTask) -> int:
     return sum(event.standing for event in task._events.values())
 
 
-def test_who_ends_an_update_goes_on_with_those_behind_it() -> None:
+def test_who_ends_an_update_goes_on_with_those_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, each batch once; their threads wake when all of theirs is there."""
+    monkeypatch.setattr(update_task, "GO_ON_SECONDS", SECONDS)
     go = threading.Event()
 
     def work(batch: Batch) -> None:
@@ -162,21 +164,28 @@ def test_who_ends_an_update_goes_on_with_those_behind_it() -> None:
     assert chain.threads["0"] == chain.threads["1a"] and len(chain.ended) == 5
 
 
-def test_who_has_ended_a_large_update_answers_its_trainer_first() -> None:
+def test_who_has_ended_a_large_update_answers_its_trainer_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The thread of the next one goes on with that."""
+    monkeypatch.setattr(update_task, "GO_ON_SECONDS", 0.0)
+    go = threading.Event()
 
     def work(batch: Batch) -> None:
-        time.sleep(2 * GO_ON_SECONDS)
+        assert batch != ("0",) or go.wait(SECONDS)
 
     chain = Chain(work)
-    tasks = [chain.add(str(number)) for number in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(tasks[0].finish)
-        eventually(lambda: tasks[0]._running == 1 or tasks[0].finished)
-        for each in [first, *(pool.submit(task.finish) for task in tasks[1:])]:
+    first, second = chain.add("0"), chain.add("1")
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(first.finish)]
+        eventually(lambda: first._running == 1)
+        made.append(pool.submit(second.finish))
+        eventually(lambda: standing(second) == 1)
+        go.set()
+        for each in made:
             each.result(SECONDS)
 
-    assert chain.order == ["0", "1", "2"] and len(set(chain.threads.values())) > 1
+    assert chain.order == ["0", "1"] and chain.threads["0"] != chain.threads["1"]
 
 
 def test_whoever_waits_updates_what_its_threads_have_left() -> None:
