@@ -7,8 +7,9 @@ network   a faulty network between trainers and servers; integer gradients under
           Each trainer has counters of its own in every parameter, so each value that a trainer
           reads tells which steps of which trainer are in it.
 losses    trainers that end between two servers' commits, and are replaced; the same counters.
-world     joins, losses, zombies, partitions, saves, servers that lose one another, or die and come
-          back with what they have saved, and all kinds of optimizers and tables.  What trainers
+world     joins, losses, zombies, partitions, saves, those of the job's own too, while samples are
+          dealt out, servers that lose one another, or die and come back with what they have saved,
+          and all kinds of optimizers and tables.  No schedule stands still.  What trainers
           send and what the log says is taken down; servers must hold, to the bit, what the decided
           steps make in the order of the log when plain torch applies them in one thread.  One that
           has come back begins with its save, and says how many steps it has lost.

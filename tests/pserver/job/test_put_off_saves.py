@@ -1,0 +1,113 @@
+"""Saves of the job's own whose barriers are put off: for all trainers, or for none."""
+
+from __future__ import annotations
+
+import json
+
+from pserver import wire_pb2 as wire
+from pserver.job.barriers import MOST_PUT_OFF, Barriers
+from pserver.job.job_leases import JobLeases
+from pserver.job.lifecycle import Lifecycle
+from pserver.job.membership import Member, Membership
+from pserver.job.rings import Rings
+from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
+
+NAME, WHY = "automatic save 1.4", "the trainers wait for one another (...)"
+
+
+def room(trainers: int = 2) -> tuple[Barriers, Membership, Lifecycle, list[Member]]:
+    members, job = Membership(trainers, 0.0), Lifecycle()
+    there = [Member(number, str(number), "tcp", 0.0) for number in range(trainers)]
+    for each in there:
+        members.add(each)
+    job.begin()
+    return Barriers(members, job), members, job, there
+
+
+def put_off(barriers: Barriers, job: Lifecycle, name: str = NAME) -> bool:
+    with job.condition:
+        return barriers.put_off(name, WHY)
+
+
+def come(barriers: Barriers, member: Member, name: str = NAME) -> wire.BarrierReply:
+    request = wire.BarrierRequest(session=member.session, name=name, text="place", apart=True)
+    return barriers.come(member, request)
+
+
+def test_who_waits_and_who_comes_later_are_told_the_same() -> None:
+    """And so are those of a process that takes this one's place."""
+    barriers, _, job, (one, other) = room()
+    assert barriers.meet(one, NAME, 0.0, apart=True) is None
+    assert put_off(barriers, job) and not put_off(barriers, job)
+    assert [come(barriers, each).put_off for each in (one, other)] == [WHY] * 2
+    assert not come(barriers, other).passed
+
+    again, _, _, (_, late) = room()
+    for entry in json.loads(json.dumps(barriers.entries())):
+        again.take(*entry)
+    assert come(again, late).put_off == WHY and again.entries() == barriers.entries()
+
+
+def test_what_somebody_has_passed_is_never_put_off() -> None:
+    """Nor what nobody has come to; and one who comes when it is passed, passes."""
+    barriers, members, job, (one, other) = room()
+    barriers.meet(one, NAME, 0.0, "a", apart=True)
+    assert barriers.meet(other, NAME, 0.0, "b", apart=True) == {0: "a", 1: "b"}
+    assert not put_off(barriers, job) and not put_off(barriers, job, "automatic save 1.5")
+
+    late = Member(1, "another", "tcp", 0.0)
+    members.add(late)
+    assert come(barriers, one).passed
+    assert dict(come(barriers, late).texts) == {0: "a", 1: "b"}
+
+
+def test_only_so_many_are_known() -> None:
+    """To one that is forgotten a trainer comes in vain once more."""
+    barriers, _, job, (one, _) = room()
+    for number in range(MOST_PUT_OFF + 10):
+        barriers.meet(one, f"automatic save {number}", 0.0, apart=True)
+        assert put_off(barriers, job, f"automatic save {number}")
+    assert len(barriers.entries()) == MOST_PUT_OFF
+
+
+def test_who_waits_for_samples_hears_of_a_save_once() -> None:
+    """It is told that there is nothing, at once, and comes; asked again it waits as before."""
+    barriers, members, job, (one, other) = room()
+    leases = JobLeases(members, job, wait_seconds=30.0)
+    epoch = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2, unit="samples")
+    leases.lease(one, LeaseRequest(number=1, epoch=epoch, most=100))
+    with job.condition:
+        leases.decided(0, "0", [(0, 0, 5)])
+    barriers.meet(other, NAME, 0.0, apart=True)
+
+    reply = leases.lease(one, LeaseRequest(number=2, epoch=epoch, most=100, unstepped=0))
+    assert not (reply.ranges or reply.over)
+    known = {wait.what: sorted(wait.for_whom) for wait in members.waits.waits()}
+    assert known == {NAME: [0], "samples of pass 0": [1]}
+    leases._wait_seconds = 0.0
+    assert not leases.lease(one, LeaseRequest(number=3, epoch=epoch, most=100, unstepped=0)).over
+
+
+def test_a_ring_without_a_save_fails_the_job_and_names_all() -> None:
+    """With a clock that stands for the heartbeat timeout; the server's clock looks."""
+    barriers, members, job, (one, other) = room()
+    now = [0.0]
+    members.waits._clock = lambda: now[0]
+    rings = Rings(members, job, barriers)
+    epoch = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2, unit="samples")
+    leases = JobLeases(members, job, wait_seconds=0.0)
+    leases.lease(one, LeaseRequest(number=1, epoch=epoch, most=100))
+    with job.condition:
+        leases.decided(0, "0", [(0, 0, 5)])
+    number = 1
+    while now[0] < 30.0 and job.failure is None:
+        number += 1
+        leases.lease(one, LeaseRequest(number=number, epoch=epoch, most=100, unstepped=0))
+        barriers.meet(other, "1: epoch", 0.0)
+        with job.condition:
+            rings.tick(20.0)
+        now[0] += 0.5
+
+    assert 10.0 <= now[0] <= 12.0
+    assert "trainer 0 waits at samples of pass 0 for trainer 1" in str(job.failure)
+    assert "trainer 1 waits at barrier '1: epoch' for trainer 0" in str(job.failure)
