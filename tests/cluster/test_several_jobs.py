@@ -43,12 +43,6 @@ def test_three_jobs_without_servers_one_after_the_other(processes: Processes) ->
     opened(process, kinds, 2)
 
 
-def test_three_jobs_with_servers_one_after_the_other(processes: Processes) -> None:
-    """On the same servers."""
-    process = processes.python("launch", *LAUNCH, "--servers", "1", SCRIPT, "servers")
-    opened(process, ("servers",), 2)
-
-
 @pytest.mark.long
 def test_three_jobs_of_every_other_kind(processes: Processes) -> None:
     """Local steps, merged gradients, compression, rows, replicas."""

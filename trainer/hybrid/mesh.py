@@ -143,6 +143,15 @@ def _device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def forget_groups(mesh: DeviceMesh) -> None:
+    """Lets a mesh's process groups go, after the job: torch keeps a mesh in caches of its own for
+    as long as the process lives.
+    """
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    for each in (mesh, root):
+        getattr(each, "_pg_registry", {}).clear()
+
+
 def data_place(mesh: DeviceMesh) -> tuple[int, int]:
     """This rank's part of each batch: its number, and the number of parts.
 

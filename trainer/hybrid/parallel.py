@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.collective.parallel_env import current_peers, naming_trainers
-from trainer.hybrid.mesh import Directions, directions, parameter_mesh
+from trainer.hybrid.mesh import Directions, directions, forget_groups, parameter_mesh
 from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention
 from trainer.hybrid.stages import stages_of
@@ -335,6 +335,12 @@ def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -
                     value, mine.device_mesh, mine.placements, src_data_rank=None
                 )
             mine.copy_(value)
+
+
+def forget_model_groups(model: nn.Module) -> None:
+    """Lets the process groups go of a model that :func:`hybrid_parallel` returned."""
+    if model in _made:
+        forget_groups(_made[model].mesh)
 
 
 def _from_stage(tensor: Tensor | None, group: dist.ProcessGroup) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer.sharding.bucket import after_gradient
 from trainer.sharding.replica_mean import average_over
 from trainer.sharding.shards import Shards, Values, same_memory
 from trainer.sharding.units import whole_of
@@ -42,7 +43,7 @@ class LocalShards(Shards):
                 parameter if parameter in self.whole else nn.Parameter(_local(parameter.detach()))
             )
             if parameter not in self.whole:
-                parameter.register_post_accumulate_grad_hook(self._copy_gradient)  # type: ignore[no-untyped-call]  # torch's own
+                after_gradient(parameter, self._copy_gradient)
 
     def _copy_gradient(self, parameter: Tensor) -> None:
         """Gives the shard its parameter's gradient, summed first where each rank has a summand."""

@@ -19,8 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.environment.role import RoleMaker
-from trainer.hybrid.mesh import data_place, hybrid_mesh
-from trainer.hybrid.parallel import hybrid_optimizer, hybrid_parallel, hybrid_state_dict
+from trainer.hybrid.mesh import data_place, forget_groups, hybrid_mesh
+from trainer.hybrid.parallel import (
+    forget_model_groups,
+    hybrid_optimizer,
+    hybrid_parallel,
+    hybrid_state_dict,
+)
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.collective_optimizer import CollectiveOptimizer
 from trainer.optimizer import DistributedOptimizer
@@ -45,6 +50,7 @@ class HybridJob(CollectiveJob):
     divided = True
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy) -> None:
+        self.mesh: Any = None
         super().__init__(role, strategy)
         self._strategy = strategy
         try:
@@ -52,6 +58,14 @@ class HybridJob(CollectiveJob):
         except ValueError:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Leaves, and lets all process groups go."""
+        super().close()
+        if self.mesh is not None:
+            forget_groups(self.mesh)
+        for model in self.models:
+            forget_model_groups(model)
 
     def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
         """See :func:`trainer.hybrid.hybrid_parallel`.

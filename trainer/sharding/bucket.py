@@ -12,8 +12,9 @@ however large the tensors: a model that is one large matrix is shared as evenly 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,20 @@ class Bucket:
         flat = torch.empty(self.size, dtype=first.dtype, device=device or first.device)
         flat[sum(parameter.numel() for parameter in self.parameters) :].zero_()
         return flat
+
+
+def after_gradient(parameter: Tensor, method: Callable[[Tensor], None]) -> None:
+    """Calls a method after each gradient of a parameter, for as long as its object lives: the
+    collector does not see that a parameter has an object by a hook.
+    """
+    known = WeakMethod(method)
+
+    def call(parameter: Tensor) -> None:
+        present = known()
+        if present is not None:
+            present(parameter)
+
+    parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def buckets_of(parameters: Sequence[nn.Parameter], ranks: int, most: int) -> list[Bucket]:

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.sharding.bucket import Bucket
+from trainer.sharding.bucket import Bucket, after_gradient
 from trainer.sharding.collectives import reduce_scatter
 
 # Takes a bucket, its mean (all of it, or this rank's share), and the parameters that have a
@@ -77,7 +77,7 @@ class Reducer:
         self._passes: dict[int, _Pass] = {}  # by their number; a later one is within an earlier one
         for bucket in self.buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]  # torch's own
+                after_gradient(parameter, self._arrived)
 
     def _arrived(self, parameter: Tensor) -> None:
         task = torch._C._current_graph_task_id()
