@@ -19,7 +19,7 @@ from tests.fuzz.victim import GUARDS
 
 WARM_UP_SECONDS = 3.0  # until this process's memory is what it stays
 IN_PROCESS_MB = 32
-LEAST_SHARE = 0.01  # of the inputs: each kind of frame, each call, each state
+LEAST_SHARE = 0.005  # of the inputs: each kind of frame, each call, each state
 
 
 def table(counts: Counter[str], total: int) -> str:
@@ -31,7 +31,7 @@ def table(counts: Counter[str], total: int) -> str:
 def rare(counts: Counter[str], total: int) -> list[str]:
     """What was tried too seldom."""
     return [
-        f"{name}: expected {LEAST_SHARE:.0%} of the inputs, got {count / total:.2%}"
+        f"{name}: expected {LEAST_SHARE:.1%} of the inputs, got {count / total:.2%}"
         for name, count in sorted(counts.items())
         if count < LEAST_SHARE * total and not name.endswith("UNKNOWN")  # it is not written
     ]
