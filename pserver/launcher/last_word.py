@@ -111,7 +111,8 @@ class Question:
                 self.were = states(status, self._trainers)
             if not self.told:
                 _announce(control, self._words, self._unreplaced)
-                self.told, status = True, control.status()
+                self.told = True
+                status = control.status()
             self.obstacle = obstacle(status, self._trainers)
         except PServerError as error:
             log.debug("%s", error)  # it is asked again
