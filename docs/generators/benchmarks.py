@@ -4,6 +4,11 @@ was missed, and what ran where.
 A part of the page that explains a row says so below its heading::
 
     <!-- explains: wire/tcp 64 MB, raw; wire/tcp 16 MB, raw -->
+
+A figure in the text, here and on pages that name a speed, is the row's ("ours", "baseline" or
+"ratio")::
+
+    <!-- ratio of wire/tcp 64 MB, raw -->0.81<!-- /figure -->
 """
 
 from __future__ import annotations
@@ -16,8 +21,12 @@ from docs.pictures.benchmark_rows import GROUPS, Row, counted, grouped, missed, 
 from docs.pictures.measured_code import MARK, changed, folders, marked
 
 PAGE = "benchmarks.md"
+FIGURED = ("embeddings.md",)  # further pages with figures of rows
 PADDLE = "paddle/"  # rows with a table of their own
 EXPLAINS = re.compile(r"^<!-- explains: (.*?) -->$", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(
+    r"(<!-- (ours|baseline|ratio) of ([^>]+?) -->)[^<]*(<!-- /figure -->)", re.DOTALL
+)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -33,7 +42,28 @@ def pages() -> dict[str, str]:
         "rows of PaddlePaddle": lambda: figures([row for row in found if row not in own]),
         "settings": lambda: settings(own),
     }
-    return {PAGE: filled(PAGE, lambda mark: made[mark]())}
+    page = filled(PAGE, lambda mark: made[mark]())
+    others = {name: (DOCS / name).read_text(encoding="utf-8") for name in FIGURED}
+    return {name: figured(text, found) for name, text in {PAGE: page, **others}.items()}
+
+
+def figured(text: str, found: list[Row]) -> str:
+    """A page whose figures are those of the rows that they name.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    by_name = {row.name: row for row in found}
+
+    def figure(mark: re.Match[str]) -> str:
+        name = " ".join(mark[3].split())
+        if name not in by_name:
+            raise ValueError(f"a figure of {name!r}: expected a row of benchmarks.json")
+        row = by_name[name]
+        value = row.value if mark[2] == "ours" else row.baseline
+        return mark[1] + (row.said if mark[2] == "ratio" else _figure(value, row.unit)) + mark[4]
+
+    return FIGURE.sub(figure, text)
 
 
 def pictures(found: list[Row]) -> str:
