@@ -8,12 +8,13 @@ are none of the job's: that is said.
 
 from __future__ import annotations
 
-import json
+
 import logging
 import os
 from collections.abc import Iterator, Mapping
 
 from trainer.environment.world import is_collective
+from transpiler.files import bounded_json
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _number(text: str) -> int:
 def _workers(text: str) -> int:
     """The workers of a TF_CONFIG; 0 where it is none."""
     try:
-        cluster = json.loads(text)["cluster"]
+        cluster = bounded_json.loads(text)["cluster"]
         return sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return 0
