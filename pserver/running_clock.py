@@ -8,7 +8,7 @@ measures silence measures its own: a thread here ticks a few times a second, and
 more than ``PAUSE_SECONDS`` apart this process was away between them::
 
     the system's clock   ....tick.tick.tick.............(away)............tick.tick.tick.tick
-    this clock           ....1....1....1...........................0.25...0....0....1....1
+    this clock           ....0.2..0.2..0.2...........................1....0....0....0.2..0.2
                                                                           (stands still)
 
 What others need to be heard again is time too, as they may run again one after the other.  So the
@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 TICK_SECONDS = 0.2
 PAUSE_SECONDS = 1.0  # between two ticks: more is a pause
-COUNTED_SECONDS = 0.25  # of a pause
+COUNTED_SECONDS = PAUSE_SECONDS  # of a pause: as of a tick that comes just in time
 STILL_SECONDS = 10.0  # behind a pause, at most
 
 
@@ -79,7 +79,7 @@ class RunningClock:
         >>> begun = clock()
         >>> now[0] += 30  # the process was stopped
         >>> clock() - begun
-        0.25
+        1.0
     """
 
     def __init__(self, system: Callable[[], float] = time.monotonic) -> None:
