@@ -8,7 +8,6 @@ are none of the job's: that is said.
 
 from __future__ import annotations
 
-
 import logging
 import os
 from collections.abc import Iterator, Mapping
