@@ -318,7 +318,7 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
 def _every(world: World) -> float:
     """Where samples are dealt out, trainers that wait for them are waited for in saves."""
     draw = random.Random(f"{world.seed} automatic saves")
-    return draw.choice((0.0, 0.005, 0.02)) if world.leases else 0.0
+    return draw.choice((0.0, 0.0, 0.005, 0.02)) if world.leases else 0.0
 
 
 def _events(draw: random.Random, world: World) -> tuple[Event, ...]:

@@ -4,6 +4,7 @@ wait for it in a save.
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pserver.service.server import Server
 from tests.support.table_trainers import at_once
 from tests.support.threaded_scripts import SAMPLES, Script, kill
 from tests.support.tiers import RARE
+from trainer.job.automatic_saves import AutomaticSaves
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -79,6 +81,17 @@ def test_who_comes_back_at_the_end_of_a_pass_saves_with_the_others(
         )
 
     assert all(taken), taken
+
+
+def test_without_that_the_rule_puts_the_save_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One who looks for no save while it waits for samples holds up the others for a while only."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(AutomaticSaves, "waits", lambda saves: None)
+    test_who_comes_back_at_the_end_of_a_pass_saves_with_the_others(tmp_path, "diloco", 0)
+
+    assert any("is put off" in each for each in caplog.messages)
 
 
 @pytest.mark.parametrize("checkpoint", [True, RARE(False)])
