@@ -30,7 +30,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket, Logger, Reducer
+from torch._C._distributed_c10d import (
+    GradBucket,
+    Logger,
+    Reducer,
+    _register_builtin_comm_hook,
+    _register_comm_hook,
+)
 from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -122,7 +128,7 @@ class DataParallel(DistributedDataParallel):
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
         self.changes = 0  # of what the model trains
-        self._built_in: Any = None  # torch's number of its own hook, where it has one
+        self._built_in: Any = None  # torch's name of its own hook, where it has one
         with naming_trainers():
             self.sums = GradientSums(self._exchange, group, peers, device, topic)
             super().__init__(
@@ -195,7 +201,7 @@ class DataParallel(DistributedDataParallel):
         """
         self.follow_model()
         if not self._trained:  # no backward follows
-            if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]  # torch's own
                 with naming_trainers():
                     self._sync_buffers()  # type: ignore[no-untyped-call]
             return inputs, kwargs
@@ -254,9 +260,9 @@ class DataParallel(DistributedDataParallel):
         names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
         for hook, state in self._comm_hooks:
-            torch._C._distributed_c10d._register_comm_hook(self.reducer, state, hook)
+            _register_comm_hook(self.reducer, state, hook)
         if self._built_in is not None:
-            torch._C._distributed_c10d._register_builtin_comm_hook(self.reducer, self._built_in)
+            _register_builtin_comm_hook(self.reducer, self._built_in)
 
     @torch.no_grad()
     def _distributed_broadcast_coalesced(
