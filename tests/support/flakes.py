@@ -49,7 +49,8 @@ PHASES = ("setup", "call", "teardown")
 PAGE = Path("docs", "checks", "flaky.md")
 ROW = re.compile(r"^\| (\d{4}-\d\d-\d\d) \| `(.+?)` \| (.*?) *\| *(.*?) *\|$", re.MULTILINE)
 RULE = "| --- | --- | --- | --- |\n"
-HEAD = f"# Flaky tests\n\n| date | test | cause or suspicion | looked at |\n{RULE}"
+TABLE = f"| date | test | cause or suspicion | looked at |\n{RULE}"
+HEAD = f"# Flaky tests\n\n{TABLE}"
 UNKNOWN = "not yet: "  # how an entry begins that a run has written, and nobody has looked at
 
 
@@ -235,5 +236,7 @@ def add(page: Path, name: str, report: pytest.TestReport) -> None:
     said = re.sub(r"[|`]", "'", (errors or ["no words"])[0])[:160]
     safe = said.encode("ascii", "replace").decode()
     row = f"| {datetime.date.today()} | `{cell(name)}` | {UNKNOWN}`{safe}` | {UNKNOWN.strip()} |\n"
+    if RULE not in text:  # a table without rows is none on a code host, or in the site
+        text = f"{text.rstrip()}\n\n{TABLE}"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text.replace(RULE, RULE + row, 1), encoding="utf-8")
