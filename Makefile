@@ -67,7 +67,7 @@ $(CHECKS): .venv/.dev
 
 check-faults: .venv/.dev
 	@echo "== the complete matrices of faults, of the network and of processes, two combinations at a time"
-	@status=0; for check in faults process_faults trainer_faults; do \
+	@status=0; for check in faults process_faults trainer_faults random_faults; do \
 	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 
