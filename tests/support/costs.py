@@ -63,6 +63,7 @@ TICKING = (
     "probes",
     "proxy ",
     "pserver clock",
+    "running clock",
     "termination",
 )
 SYSTEM_CALLS = {
