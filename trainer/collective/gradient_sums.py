@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.collective.parallel_env import wait_on_cpu
 from trainer.collective.rendezvous import Peers
 from trainer.collective.row_sum import RowSum
 from transpiler.plan.comm_rings import heads, row_of, row_or_all
 from transpiler.strategy.exchange import Exchange
-
-# between looks for lost trainers, while a reduction is waited for
-LOOK_SECONDS = timedelta(seconds=1)
 
 
 class GradientSums:
@@ -51,6 +48,7 @@ class GradientSums:
         topic: str,
     ) -> None:
         self._exchange, self._peers, self._device = exchange, peers, device
+        self._group = group
         ranks = dist.get_process_group_ranks(group)
         self._groups: list[dist.ProcessGroup] = []
         self._rows: list[RowSum] = []
@@ -125,14 +123,7 @@ class GradientSums:
         if self._device.type != "cpu":
             work.wait()  # its stream waits, not this thread
             return
-        while True:
-            try:
-                work.wait(LOOK_SECONDS)
-                return
-            except RuntimeError as error:
-                if "Operation timed out" not in str(error):
-                    raise
-            self._peers.check()
+        wait_on_cpu(work, self._peers, self._group)
 
 
 def as_sent(gradients: Tensor, exchange: Exchange) -> Tensor:

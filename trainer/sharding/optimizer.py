@@ -4,6 +4,7 @@ shards.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -171,9 +172,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         another dtype would end the backward, without a name.
         """
 
+        this = weakref.ref(self)  # which has the model: both go when nobody has them
+        watched = weakref.ref(model)
+
         def look(module: nn.Module, args: Any) -> None:
-            if module is model:  # a copy has this hook, too
-                self._check_moved()
+            present = this()
+            if present is not None and module is watched():  # a copy has this hook, too
+                present._check_moved()
 
         model.register_forward_pre_hook(look, prepend=True)
         self._places = Places(model, self.shards.of)

@@ -183,7 +183,9 @@ def test_a_collective_launch_gives_torchruns_variables(tmp_path: Path) -> None:
     assert first[1:5] == ["RANK 0", "WORLD_SIZE 2", "LOCAL_RANK 0", "LOCAL_WORLD_SIZE 2"]
     assert second[1:5] == ["RANK 1", "WORLD_SIZE 2", "LOCAL_RANK 1", "LOCAL_WORLD_SIZE 2"]
     assert first[6:] == second[6:] and re.fullmatch(r"MASTER_PORT [1-9]\d+", first[6])
-    assert first[-1] == "['PSERVER_HEARTBEAT_TIMEOUT', 'PSERVER_START_TIMEOUT']"
+    assert first[-1] == str(
+        ["PSERVER_FINISHED", "PSERVER_HEARTBEAT_TIMEOUT", "PSERVER_START_TIMEOUT"]
+    )
 
 
 def test_trainers_see_the_devices_of_their_launch(tmp_path: Path) -> None:
