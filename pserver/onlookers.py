@@ -1,4 +1,4 @@
-"""What only looks at training: watches, metrics, traces, norms, displays.
+"""Onlookers at training: watches, metrics, traces, norms, displays.
 
 [Note: onlookers]  Training does not need what only looks at it, so an error in there is no reason
 to end a job, or to leave a step half done.  A method that only looks says so::

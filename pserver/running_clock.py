@@ -39,7 +39,7 @@ STILL_SECONDS = 10.0  # behind a pause, at most
 
 
 class _State(NamedTuple):
-    """What one tick leaves for the next: replaced, never changed.
+    """The state that one tick leaves for the next: replaced, never changed.
 
     Attributes:
         ticked: when that was, by the system's clock.
@@ -54,7 +54,7 @@ class _State(NamedTuple):
     began: float
 
     def shows(self, now: float) -> float:
-        """What this clock shows when the system's shows ``now``."""
+        """The time of this clock when the system's shows ``now``."""
         return max(now, self.still) - self.away
 
 

@@ -1,4 +1,4 @@
-"""What a thread does beside its work: files a line, shows it, says something of itself.
+"""Side business of a thread: it files a line, shows it, says something of itself.
 
 [Note: side business]  A thread that drains a pipe, ticks, listens or sends heartbeats is what
 others stand on: where it ends, a job stands still, in a ``print`` whose pipe is full.  What it does
@@ -53,7 +53,7 @@ class SideBusiness:
         self.failures = 0
 
     def do(self, call: Callable[[], R]) -> R | None:
-        """What the call returns; None where the system lets it fail."""
+        """The result of the call; None where the system lets it fail."""
         try:
             found = call()
         except OSError as error:

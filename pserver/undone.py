@@ -1,4 +1,4 @@
-"""What has begun, and does not end well, is undone."""
+"""Undoing whatever has begun and does not end well."""
 
 from __future__ import annotations
 

@@ -160,7 +160,8 @@ class Barriers:
             return _told(arrived)
 
     def put_off(self, name: str, why: str) -> bool:
-        """Nobody waits at a save's barrier any more, nor will.  The caller holds the job's lock.
+        """Puts a save off: its barrier lets all go, and takes none.  The caller holds the job's
+        lock.
 
         Returns:
             Whether it is put off now: somebody has passed it otherwise.
@@ -247,7 +248,7 @@ class Barriers:
 
 
 def _told(texts: Mapping[int, str]) -> dict[int, str]:
-    """What trainers have told; those that have told nothing are left out."""
+    """The texts that trainers have told; those that have told nothing are left out."""
     return {trainer: text for trainer, text in texts.items() if text}
 
 

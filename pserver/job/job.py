@@ -354,7 +354,7 @@ class Job(JointCalls):
         return reply
 
     def _waits(self) -> list[wire.WaitStatus]:
-        """Who waits for whom, as server 0 knows it.  The caller holds the job's lock."""
+        """The waits of all trainers, as server 0 knows them.  The caller holds the job's lock."""
         if self.program is None or not self.program.decisions.decides:
             return []
         self.program.rings.look()

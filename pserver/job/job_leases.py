@@ -86,7 +86,7 @@ class JobLeases:
             return _reply(reply, number)
 
     def _dealt_now(self, member: Member, asked: LeaseAsked, again: bool = False) -> Lease:
-        """What a trainer gets now.
+        """The samples that a trainer gets now.
 
         Args:
             again: it has asked for the same before, in vain.
@@ -98,8 +98,8 @@ class JobLeases:
         return reply
 
     def _wait(self, member: Member, asked: LeaseAsked, held: Held) -> Lease:
-        """What a trainer gets that has nothing left; it waits for others' steps.  Where others wait
-        for it in a save, it hears that there is nothing at once, so that it comes.
+        """The answer to a trainer that has nothing left; it waits for others' steps.  Where others
+        wait for it in a save, it hears that there is nothing at once, so that it comes.
         """
         end, waits = time.monotonic() + self._wait_seconds, self._members.waits
         reply = self._dealt_now(member, asked)

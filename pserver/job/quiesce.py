@@ -103,7 +103,7 @@ class Quiesce:
             self._let_on()
 
     def _let_on(self) -> None:
-        """What held steps is over: for them, and for who holds them next."""
+        """Tells held steps, and whoever holds them next, that they are held no more."""
         self._goes_on.tell()
         self.rested.tell()
 

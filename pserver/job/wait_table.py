@@ -1,4 +1,4 @@
-"""Who waits for whom in a job, and which of these waits wait for one another.
+"""The table of waits of a job, and the rings in it: waits that wait for one another.
 
 No locks, no threads and no sockets: the clock is an argument, and the caller holds the job's lock.
 
@@ -35,7 +35,7 @@ STEPS_SECONDS = 0.5  # likewise, where only steps wait for the saves: who waits 
 
 
 class Kind(enum.Enum):
-    """What a trainer waits for; the values are the words that ``pserver status`` shows."""
+    """The kinds of waits; the values are the words that ``pserver status`` shows."""
 
     STEP = "step"
     BARRIER = "barrier"
@@ -332,5 +332,5 @@ def patience(ring: Sequence[Wait], fails_after: float) -> float:
 
 
 def in_words(ring: Iterable[Wait]) -> str:
-    """Who waits for whom, for messages."""
+    """The waits of a ring, for messages."""
     return "; ".join(map(str, ring))

@@ -58,7 +58,7 @@ class Event:
 
     @property
     def condition(self) -> threading.Condition:
-        """Where the threads stand."""
+        """The condition at which the threads stand."""
         if self._condition is None:
             self._condition = threading.Condition(self._lock)
         return self._condition

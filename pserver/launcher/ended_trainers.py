@@ -20,7 +20,7 @@ TELL_SECONDS = 10.0  # for other hosts' servers to be told
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What servers say of a trainer that has ended; None: they have not said it.
+    """The servers' answers about a trainer that has ended; None: they have not said it.
 
     Attributes:
         took_part: no server had seen it leave.

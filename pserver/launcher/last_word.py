@@ -72,8 +72,8 @@ def _announce(control: ControlClient, words: Sequence[str], unreplaced: bool) ->
 
 
 class Question:
-    """What one server says of trainers that have ended: first what they were, then whether it goes
-    on without them.
+    """One server's answers about trainers that have ended: first what they were, then whether it
+    goes on without them.
 
     Args:
         access: an operator's.
@@ -122,7 +122,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What servers say of trainers that have ended.
+    """The servers' answers about trainers that have ended.
 
     Attributes:
         took_part: no server had seen them leave; None: not known.
@@ -138,7 +138,7 @@ class Said:
 
     @classmethod
     def of(cls, questions: Sequence[Question]) -> Said:
-        """What the answers of all servers come to."""
+        """The answers of all servers as one."""
         words = [None if q.were is None else set(q.were.values()) for q in questions]
         each = [word for word in words if word is not None]
         known, left = len(each) == len(words), all(word <= GONE for word in each)
@@ -169,8 +169,8 @@ MEMBERS = {"joined", "lost"} | GONE
 
 
 def states(status: StatusReply, trainers: Collection[int]) -> dict[int, str]:
-    """What each of these trainers is to a server: its word in ``pserver status``; "done" where the
-    job is; "" where the server has not seen it.
+    """The state of each of these trainers on a server: its word in ``pserver status``; "done" where
+    the job is; "" where the server has not seen it.
     """
     there = {each.trainer_id: each.state for each in status.trainers}
     other = "done" if is_done(status) else ""

@@ -92,7 +92,7 @@ def ended_after_job(process: Process) -> str:
 
 
 def unanswered(process: Process, seconds: float) -> str:
-    """What is said where no server says whether the job goes on without a trainer.
+    """The line for a trainer of which no server says whether the job goes on without a trainer.
 
     Args:
         seconds: for how long they were asked.

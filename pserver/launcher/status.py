@@ -276,7 +276,7 @@ def trainer_line(trainer: TrainerStatus) -> str:
 
 
 def wait_line(wait: WaitStatus) -> str:
-    """Who waits for whom, and for how long, in one line."""
+    """The waits, with those that they are for and their seconds, in one line."""
     whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
     what = f"trainer {wait.trainer_id} waits at {wait.what} for trainer {whom}"
     return f"{what}, for {wait.seconds:.1f} s (wait {wait.number})"

@@ -227,7 +227,7 @@ class Supervisor:
             self.lost.append(process)
 
     def _ask(self, process: Process) -> Answer:
-        """What servers say of a trainer that has ended.  One that does not answer has not said no,
+        """Asks servers about a trainer that has ended.  One that does not answer has not said no,
         so it is asked again; meanwhile signals count, and the ends of all processes.
         """
         question = self._words.ask(process, self.policy.replaces)

@@ -75,7 +75,7 @@ def opened(message: bytes) -> memoryview:
 
 
 def value(key: str, metadata: Metadata | None) -> str | None:
-    """What metadata have of a key; None: nothing."""
+    """The value of a key in metadata; None: there is none."""
     found = next((value for name, value in metadata or () if name == key), None)
     return found if found is None or isinstance(found, str) else str(bytes(found), "latin-1")
 

@@ -316,7 +316,7 @@ def world_of(seed: int, mode: str | None = None, transport: str | None = None) -
 
 
 def _every(world: World) -> float:
-    """Where samples are dealt out, trainers that wait for them are waited for in saves."""
+    """Seconds between automatic saves of a job that deals samples out; 0: there are none."""
     draw = random.Random(f"{world.seed} automatic saves")
     return draw.choice((0.0, 0.0, 0.005, 0.02)) if world.leases else 0.0
 

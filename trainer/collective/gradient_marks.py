@@ -79,6 +79,6 @@ class GradientMarks:
 
 
 def _known(gradient: Tensor) -> tuple[int, int]:
-    """What shows that it is another gradient, or was written to."""
+    """The place and version of a gradient, which another or a changed one does not have."""
     held = gradient._values() if gradient.is_sparse else gradient
     return held.data_ptr(), gradient._version

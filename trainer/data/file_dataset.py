@@ -203,7 +203,7 @@ class FileDataset(ABC):
             raise RuntimeError("expected set_filelist() before files are read")
 
     def _read_all(self, pieces: Sequence[Piece]) -> Generator[Parsed]:
-        """What all pieces of this trainer's files give, in their order.
+        """The samples of all pieces of this trainer's files, in their order.
 
         Raises:
             ValueError: there is no sample; see :meth:`check_samples`.

@@ -74,7 +74,7 @@ def _given(slot: Slot, sample: Any) -> Any:
 
 
 def _shown(given: Any) -> str:
-    """What a parser has given, in a message: how many values, where they are many."""
+    """The values that a parser has given, in a message: how many values, where they are many."""
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > SHOWN_VALUES:
         first = ", ".join(repr(each)[:SHOWN_BYTES] for each in given[:SHOWN_VALUES])
         return f"{len(given)} values: {first}, ..."

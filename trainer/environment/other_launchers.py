@@ -1,4 +1,4 @@
-"""What other launchers' variables say of the number of processes, where this one trains alone.
+"""The number of processes by other launchers' variables, where this one trains alone.
 
 Nothing here reads such a variable for a process's place in a job: a launcher that is not ours says
 nothing of servers, and one rank too many is found by nobody.  But where it says that there are
@@ -78,7 +78,7 @@ def is_ours(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def said(way_out: str = WAY_OUT) -> str:
-    """What other launchers say, as the end of a sentence about training alone; "" where none of
+    """The words of other launchers, as the end of a sentence about training alone; "" where none of
     them says that there are several.
     """
     found = ", ".join(several(os.environ))

@@ -309,7 +309,7 @@ class CollectiveJob(Job):
         ]
 
     def _parallel(self, model: nn.Module) -> DataParallel:
-        """What averages the gradients of a model, which trains something."""
+        """The reducer of a model that trains something."""
         self._named()
         wrapped = DataParallel(model, exchange=exchange_of(self.strategy), marks=self._marks)
         wrapped.factor = self._factor

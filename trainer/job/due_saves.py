@@ -1,5 +1,5 @@
-"""Where a trainer comes to the saves that its job makes by itself: between two of its steps, and
-wherever it waits for others, who may wait for it there.
+"""The places at which a trainer comes to the saves that its job makes by itself: between two of its
+steps, and wherever it waits for others, who may wait for it there.
 
 [Note: saves and trainers that come late]  A trainer that joins late takes the job's values, and
 none of a checkpoint.  It learns where the others are, and with that after which step they ask next
@@ -44,7 +44,7 @@ class DueSaves:
     # ---- trainers that join late: see [Note: saves and trainers that come late] ----
 
     def plain(self) -> dict[str, Any]:
-        """What another trainer is to :meth:`take`, as JSON can hold it."""
+        """The state for another trainer to :meth:`take`, as JSON can hold it."""
         return {"schedule": self._schedule.plain(), "under way": self.meeting}
 
     def take(self, plain: Mapping[str, Any] | None) -> None:

@@ -277,7 +277,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 def _listed(params: Any) -> list[Any]:
-    """What a group gives as its parameters."""
+    """The parameters of a group, as a list."""
     return [params] if isinstance(params, Tensor) else [*params]
 
 

@@ -1,4 +1,4 @@
-"""Where a model holds the parameters that FSDP2 has divided.
+"""The places in a model of the parameters that FSDP2 has divided.
 
 FSDP2 puts its own tensors into the modules that it has seen, so another parameter in the place of
 one would be overwritten, and a tie of two would hold for one of them only.

@@ -18,7 +18,7 @@ _BYTE_TEXTS = re.compile(_TEXTS.pattern.encode(), re.DOTALL)
 
 
 def loads(content: str | bytes | bytearray) -> Any:
-    """What a text of JSON says.
+    """Parses a text of JSON.
 
     Raises:
         ValueError: it is no JSON, or is nested deeper than ``DEEPEST``, or longer than

@@ -24,8 +24,8 @@ _OWN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # no
 
 
 def plain_name(model: nn.Module) -> Name:
-    """What gives the plain name to any name of the model: of a module, a tensor, or a key of its
-    ``state_dict()``.
+    """A function that gives the plain name to any name of the model: of a module, a tensor, or a
+    key of its ``state_dict()``.
 
     Example:
         >>> plain_name(nn.Sequential(nn.DataParallel(nn.Linear(2, 1))))("0.module.weight")

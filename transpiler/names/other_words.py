@@ -1,5 +1,5 @@
-"""What to write for words of PaddlePaddle's documents that its list of names has not: classes and
-calls of its packages for distributed training, and methods of its optimizers.
+"""The words to write for words of PaddlePaddle's documents that its list of names has not: classes
+and calls of its packages for distributed training, and methods of its optimizers.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class DistributedStrategy:
         return self._compared() == other._compared()
 
     def _compared(self) -> tuple[list[tuple[str, Any]], pb.DistributedStrategy]:
-        """What two equal strategies have in common; the order of patterns counts."""
+        """The settings that two equal strategies have in common; the order of patterns counts."""
         kept = pb.DistributedStrategy()
         copy_kept(self._message, kept)
         asked = [
