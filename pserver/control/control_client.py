@@ -310,7 +310,7 @@ class ControlClient:
                 if channel is not None and tries and self._dialled.replaced(channel):
                     deadline = RUNNING() + seconds
                     continue
-                failure, again = self._failure(error, name)
+                failure, again = self._failure(error, name, RUNNING() + pause < deadline)
                 if again and channel is not None:
                     self._dialled.drop(channel)
                 if not again or not tries or RUNNING() + pause >= deadline:
@@ -372,8 +372,13 @@ class ControlClient:
         """Raises Untrusted if this end alone has no keys."""
         tls.check_plain(*split_endpoint(self.endpoint), self._access.keys)
 
-    def _failure(self, error: Exception, name: str) -> tuple[PServerError, bool]:
-        """The error that a try has ended with, and whether another try may help."""
+    def _failure(self, error: Exception, name: str, early: bool) -> tuple[PServerError, bool]:
+        """The error that a try has ended with, and whether another try may help.
+
+        Args:
+            early: the call's time is not over by the clock of this process: grpcio's went on while
+                the process was stopped.
+        """
         again = not self._dialled.closed
         if isinstance(error, Unreachable):  # it knows the endpoint alone
             return Unreachable(str(error).replace(self.endpoint, self._name, 1)), again
@@ -381,6 +386,8 @@ class ControlClient:
             text = f"{self._name}: {name} after the connection was closed"
             return Unreachable(text), again
         assert isinstance(error, grpc.RpcError)
-        late = name in PROMPT_CALLS and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and (
+            name in PROMPT_CALLS or (early and not named(error))
+        )
         again = again and (late or (error.code() in BROKEN and not named(error)))
         return from_rpc_error(error, self._name, name), again

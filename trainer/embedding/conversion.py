@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from trainer.embedding.moved_weight import MovedWeight, check_unshared, empty_out
-from trainer.embedding.state_dict import take_moved_rows
 from transpiler.ir.plain_names import plain_name
 from transpiler.ir.table_ops import refused_form
 
@@ -65,6 +64,8 @@ def distribute_embedding(module: nn.Module, **options: Any) -> nn.Module:
             "distribute_embedding: expected an nn.Embedding or nn.EmbeddingBag, got "
             f"{type(module).__name__}"
         )
+    from trainer.embedding.state_dict import take_moved_rows
+
     if module not in _marked:  # its copies have the hook, too
         module.register_load_state_dict_pre_hook(take_moved_rows)  # type: ignore[no-untyped-call]
     _marked[module] = options
@@ -147,6 +148,8 @@ def _stays(module: nn.Module) -> str | None:
             "expected an nn.Embedding or nn.EmbeddingBag, as it was when it was marked, got "
             f"{type(module).__name__}"
         )
+    from trainer.embedding.state_dict import take_moved_rows
+
     assert isinstance(module, Embedding), "one of these"
     if (refused := refused_form(module)) is not None:
         return refused
