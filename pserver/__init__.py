@@ -358,6 +358,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model
     launcher/process.py              no orphans
+    launcher/question.py             no answer is no answer
     launcher/terminal.py             who owns the terminal
     leases/__init__.py               epochs of unknown length
     leases/__init__.py               the life of a position
@@ -373,12 +374,14 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     metrics/__init__.py              what metrics cost
     onlookers.py                     onlookers
     operations/recorded_part.py      a server that comes back
+    running_clock.py                 one's own pause
     security/nonces.py               challenges that nobody keeps
     security/proof.py                what the port is for
     security/tls.py                  asked before gRPC
     security/token_files.py          files of a launch that was killed
     service/server.py                draining
     service/tensor_service.py        the later stream counts
+    side_business.py                 side business
     storage/new_file.py              what a growing file costs
     storage/remote_place.py          replacing an object
     table/deferred_updates.py        deferred updates
@@ -389,6 +392,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/half_rows.py               halves in memory
     table/ids.py                     two hashes
     table/index.py                   the index
+    table/index.py                   ids that agree
     table/kernels.py                 kept kernels
     table/memory.py                  reserved memory
     table/memory.py                  a record
@@ -401,8 +405,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     tracing/__init__.py              one clock
     tracing/__init__.py              what a trace costs
     transport/call_threads.py        a call without its message
+    transport/checksums.py           checked messages
     transport/codec.py               the payload stands behind the header
     transport/frame_socket.py        bytes land once
+    transport/grpc_stream.py         who is near
     transport/grpc_stream.py         two threads a stream, on the accepting end
     transport/memory_file.py         memory may come from a stranger
     transport/push_norms.py          norms of 32 bits

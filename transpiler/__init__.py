@@ -190,6 +190,7 @@ Essays
 [Note: deep gradient compression]             optim/dgc.py
 [Note: no copy, no lock]                      files/tensor_stream.py
 [Note: names]                                 ir/block.py
+[Note: wrappers]                              ir/plain_names.py
 [Note: ops that are not accepted]             ir/aten_ops.py
 [Note: a name, never code]                    ir/python_functions.py
 [Note: rules as data]                         ir/update_block.py

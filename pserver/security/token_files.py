@@ -33,7 +33,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from pserver.security.secret import Secret
-from transpiler.files.named_errors import naming
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +78,8 @@ def write(path: Path, secret: Secret) -> None:
     Raises:
         OSError: it cannot be written, or is there.
     """
+    from transpiler.files.named_errors import naming
+
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with naming(path), os.fdopen(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
         file.write(secret.text + "\n")

@@ -39,6 +39,7 @@ LAZY = {
     "pserver/__init__.py": "torch, for `pserver --help`",
     "pserver/__main__.py": "torch, for `pserver --help`",
     "pserver/job/installed_program.py": "the kernels of rows, for jobs without tables",
+    "pserver/security/token_files.py": "torch, for `pserver --help`",
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
     "trainer/checkpoint/export.py": "the kernels of rows",
     "trainer/executor/inference_model.py": "the kernels of rows",

@@ -24,6 +24,7 @@ from pserver.checkpoint.table_chunks import Chunk
 from pserver.storage import plain_file
 from pserver.storage.new_file import DiskFile
 from pserver.storage.place import place_at
+from pserver.undone import or_undone
 
 DENSE = {"w": torch.arange(3.0)}
 
@@ -353,9 +354,12 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_gives_its_space_back(
         write(content)
 
     grown, written = DiskFile.write, plain_file.write_bytes
-    monkeypatch.setattr(
-        plain_file, "write_bytes", lambda path, content: fails(partial(written, path), content)
-    )
+
+    def write_bytes(path: Path, content: bytes) -> None:
+        with or_undone(path.unlink):  # as the real one
+            fails(partial(written, path), content)
+
+    monkeypatch.setattr(plain_file, "write_bytes", write_bytes)
     monkeypatch.setattr(
         DiskFile, "write", lambda file, content: fails(partial(grown, file), content)
     )

@@ -17,6 +17,7 @@ from pserver.job import background_saves, job_files
 from pserver.job.background_saves import BackgroundSaves, SaveProgress
 from pserver.job.events import EventLog, Events
 from pserver.job.job_files import Saving
+from pserver.storage import plain_file
 from tests.support.held_servers import MEMBERS, plan, read, server, train
 
 SECONDS = 20.0
@@ -127,11 +128,11 @@ def test_a_delta_does_not_continue_a_save_that_failed(
     before = read(first)
     train(first, 2, seed=4)
 
-    def full(self: Path, content: bytes) -> int:
+    def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(plain_file, "write_bytes", full)
         with pytest.raises(Refused, match="cannot save to .*No space left"):
             begun(first, tmp_path / "saved", tmp_path / "saved").write()
     with pytest.raises(Refused, match="expected the last save that was written here, none"):
