@@ -45,8 +45,6 @@ from pserver.security.certificates import (
     new_key,
     revoked_serials,
 )
-from transpiler.files import bounded_json
-from transpiler.files.named_errors import naming
 
 AUTHORITY, OPERATOR = "authority", "operator"  # folders that are no host's
 HOST_ROLES = ("server", "trainer")
@@ -59,6 +57,8 @@ log = logging.getLogger(__name__)
 
 def write_private(path: Path, content: bytes) -> None:
     """Writes a file of mode 0600, whole or not at all; makes its folder, of mode 0700."""
+    from transpiler.files.named_errors import naming
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -242,6 +242,8 @@ class KeyFolder:
 
     def issued(self) -> list[dict[str, Any]]:
         """Every certificate that was ever made: its host, role, serial number and end."""
+        from transpiler.files import bounded_json
+
         try:
             lines = (self.path / AUTHORITY / "issued").read_text().splitlines()
         except FileNotFoundError:

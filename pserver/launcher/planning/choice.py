@@ -6,9 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transpiler.files import bounded_json
-from transpiler.files.named_errors import naming
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -39,6 +36,8 @@ class Choice:
 
     def write(self, path: Path) -> None:
         """Writes it as JSON."""
+        from transpiler.files.named_errors import naming
+
         with naming(path):
             path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -50,6 +49,8 @@ class Choice:
             OSError: there is no such file.
             ValueError: something else has written it.
         """
+        from transpiler.files import bounded_json
+
         wrong = f"{path}: expected what `pserver plan --search --write` writes"
         try:
             found = cls(**bounded_json.loads(path.read_text(encoding="utf-8")))

@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transpiler.files import bounded_json
-from transpiler.files.named_errors import naming
-
 
 @dataclass(frozen=True, slots=True)
 class LaneLoad:
@@ -59,6 +56,8 @@ class JobLoad:
 
     def write(self, path: str) -> None:
         """Writes them as JSON."""
+        from transpiler.files.named_errors import naming
+
         with naming(path):
             Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -110,6 +109,8 @@ class Measured:
 
     def write(self, path: str) -> None:
         """Writes it as JSON."""
+        from transpiler.files.named_errors import naming
+
         with naming(path):
             Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
@@ -121,6 +122,8 @@ class Measured:
 
 
 def _object(path: str) -> dict[str, Any]:
+    from transpiler.files import bounded_json
+
     found: Mapping[str, Any] = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
     return dict(found)
 
