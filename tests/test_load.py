@@ -190,3 +190,43 @@ def test_a_tests_own_limit_grows_and_ends_a_hang(value: float, status: int, tmp_
 
     assert done.returncode == status, done.stdout
     assert ("Timeout (>" in done.stdout) == (status == 1)
+
+
+HANGS_AT_ITS_END = """
+import ctypes, threading
+import pytest
+
+@pytest.fixture(autouse=True)
+def teardown():
+    yield
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    WAIT
+
+def test_fails():
+    assert False, "at first"
+"""
+WAITS = {"a wait": "threading.Event().wait()", "a call of C": "lock(mutex)"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("wait", WAITS)
+def test_the_teardown_of_a_failed_test_has_a_limit(wait: str, tmp_path: Path) -> None:
+    """A wait in Python fails the teardown; what no signal reaches ends the process, and all threads
+    say where they are.
+    """
+    body = "from tests.support import limits, load\nlimits.GRACE, load.MOST = 0.3, 1.0\n"
+    (tmp_path / "conftest.py").write_text(f'{body}pytest_plugins = ["tests.support.limits"]\n')
+    (tmp_path / "test_it.py").write_text(HANGS_AT_ITS_END.replace("WAIT", WAITS[wait]))
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0.3", "-p", "no:xdist"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = load.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 1, done.stdout
+    if wait == "a wait":
+        assert "at first" in done.stdout
+        assert "Timeout (>" in done.stdout
+    else:
+        assert "in teardown" in done.stderr, done.stderr
