@@ -109,6 +109,7 @@ class RunningClock:
         Args:
             at: by the system's clock.
         """
+        self()  # sees a pause that has ended just now
         ended, seconds = self.last_pause
         return seconds if ended > at else 0.0
 

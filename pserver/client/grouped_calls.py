@@ -17,7 +17,7 @@ from pserver.client.save_calls import SaveCalls
 from pserver.client.server_return import ServerReturn
 from pserver.client.trace_calls import TraceCalls
 from pserver.control.control_client import ControlClient
-from pserver.errors import TimedOut, UnknownSession, Unreachable
+from pserver.errors import PServerError, TimedOut, TrainerLost, UnknownSession, Unreachable
 from pserver.wire_pb2 import BarrierReply, BarrierRequest, JoinReply
 
 POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
@@ -38,6 +38,10 @@ class GroupedCalls(ABC):
     def check(self) -> None:
         """Raises what ended the connection, if something did."""
 
+    @abstractmethod
+    def _away(self, error: PServerError) -> TrainerLost | None:
+        """That this trainer did not run, and so was lost itself: not its server was."""
+
     def _asked(self, call: Callable[[str], Answer]) -> Answer:
         """The answer to a call, which is made again where the server is awaited and has come back.
 
@@ -47,7 +51,7 @@ class GroupedCalls(ABC):
         while True:
             session = self._reply.session
             try:
-                with explained(self.check):
+                with explained(self.check, self._away):
                     return call(session)
             except (Unreachable, TimedOut, UnknownSession):
                 if not self._return.seconds or self._closing.wait(POLL_SECONDS):

@@ -28,6 +28,7 @@ from pserver.client.grouped_calls import GroupedCalls
 from pserver.client.replies import Absences
 from pserver.client.report import Report, heartbeat
 from pserver.client.server_return import ServerReturn
+from pserver.client.silence import was_away
 from pserver.errors import (
     PServerError,
     Refused,
@@ -182,11 +183,9 @@ class Heartbeating(GroupedCalls):
         """Whether a heartbeat that ended with an error means that the server is lost; fails the
         channels then.
         """
-        away = RUNNING.away_since(self._answered)
-        if away > self._heartbeat_timeout and (
-            isinstance(error, Refused) or silence > self._heartbeat_timeout
-        ):
-            self._fail(TrainerLost(self._was_away(away, error)))
+        away = self._away(error)
+        if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
+            self._fail(away)
         elif isinstance(error, Refused):  # it answers, and has no such trainer
             self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
         elif silence <= self._heartbeat_timeout:
@@ -198,13 +197,8 @@ class Heartbeating(GroupedCalls):
         self._control.close()  # and with it every call that waits for the server
         return True
 
-    def _was_away(self, seconds: float, error: PServerError) -> str:
-        """That this trainer did not run, and so was lost itself: not its server was."""
-        return (
-            f"this trainer did not run for {seconds:.1f} s (it was stopped, or its host was), "
-            f"longer than the heartbeat timeout of {self._heartbeat_timeout:g} s: the job has gone "
-            f"on, or ended, without it; {self} now: {error}"
-        )
+    def _away(self, error: PServerError) -> TrainerLost | None:
+        return was_away(str(self), self._answered, self._heartbeat_timeout, error)
 
     def _fail(self, error: PServerError) -> None:
         self._failure = self._failure or error

@@ -44,7 +44,7 @@ import torch
 from pserver.client.awaited import Awaited
 from pserver.client.missed_values import MissedValues
 from pserver.client.replies import Reply
-from pserver.client.silence import Silence
+from pserver.client.silence import Silence, was_away
 from pserver.errors import (
     CorruptFrame,
     GarbledStream,
@@ -338,13 +338,21 @@ class RetryingStream:
         try:
             received = self._stream.receive(self._land)
             if received is not None and received[0].kind == Kind.FAILURE:
-                self.fail(_final(received[0].failure, self._name, self._awaits_seconds > 0))
+                error = _final(received[0].failure, self._name, self._awaits_seconds > 0)
+                self.fail(self._explained(error))
             return received
         except CorruptFrame as error:
             self._corrupt += 1
             if self._corrupt > MAX_CORRUPT:
                 raise
             raise Unreachable(f"bytes that are no frame: {error}") from error
+
+    def _explained(self, error: PServerError) -> PServerError:
+        """The error, or that this trainer was away, where its server has dropped it for that."""
+        if not isinstance(error, UnknownSession):
+            return error
+        last_heard, timeout = self._silence.last_heard, self._timeout_seconds
+        return was_away(self._name, last_heard, timeout, error) or error
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
         """Values are read to their destinations."""
@@ -402,7 +410,7 @@ class RetryingStream:
             except Unreachable as error:
                 reason = error
             except PServerError as error:
-                self.fail(error)
+                self.fail(self._explained(error))
             else:
                 log.warning("%s: opened a stream again (%s)", self._name, reason)
                 return self._take(stream)

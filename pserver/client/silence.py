@@ -6,10 +6,32 @@ See [Note: sending again] in :mod:`pserver.client.retrying_stream`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pserver.errors import PServerError, TrainerLost
 from pserver.running_clock import RUNNING
+
+
+def was_away(server: str, since: float, timeout: float, error: PServerError) -> TrainerLost | None:
+    """The error of a trainer that did not run itself for longer than the heartbeat timeout, and so
+    was lost to its servers; None where it has run.
+
+    Args:
+        server: "server 1 at HOST:PORT".
+        since: when the server was heard last, by the system's clock.
+        timeout: the heartbeat timeout in seconds.
+        error: what the server says now.
+    """
+    seconds = RUNNING.away_since(since)
+    if seconds <= timeout:
+        return None
+    return TrainerLost(
+        f"this trainer did not run for {seconds:.1f} s (it was stopped, or its host was), longer "
+        f"than the heartbeat timeout of {timeout:g} s: the job has gone on, or ended, without it; "
+        f"{server} now: {error}"
+    )
 
 
 class Silence:
@@ -17,10 +39,13 @@ class Silence:
 
     Args:
         patience_seconds: how long a silence may last; for the same request it doubles each time.
+
+    Attributes:
+        last_heard: when a frame arrived last, by the system's clock.
     """
 
     def __init__(self, patience_seconds: float) -> None:
-        self._first = patience_seconds
+        self._first, self.last_heard = patience_seconds, time.monotonic()
         self._lock = threading.Lock()  # guards all below
         self._patience = patience_seconds
         self._heard = 0.0  # when a frame arrived
@@ -44,7 +69,7 @@ class Silence:
     def heard(self) -> None:
         """A frame has arrived."""
         with self._lock:
-            self._heard, self._probed = RUNNING(), None
+            self._heard, self._probed, self.last_heard = RUNNING(), None, time.monotonic()
 
     def answered(self) -> None:
         """The request is over."""

@@ -23,6 +23,7 @@ from pserver.errors import (
     UnknownSession,
     Unreachable,
 )
+from pserver.running_clock import RunningClock
 from pserver.security.certificates import Bearer
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import (
@@ -155,6 +156,24 @@ def test_a_server_may_be_another_process_before_all_streams_are_open(awaits: boo
         with pytest.raises(UnknownSession, match="join first"):
             channel.begin().result(DEADLINE)
     assert (channel.failure is None) is awaits
+    channel.close(abruptly=True)
+
+
+def test_a_trainer_that_was_dropped_while_it_did_not_run_says_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream may hear of it before the heartbeat does; it blames no server."""
+
+    def away(clock: RunningClock, at: float) -> float:
+        return DEADLINE + 1.0
+
+    def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return blank()
+
+    monkeypatch.setattr(RunningClock, "away_since", away)
+    channel = Channel(Ending, destination, DEADLINE, "server 1")
+    with pytest.raises(TrainerLost, match=r"did not run for .* server 1 now: server 1: join first"):
+        channel.begin().result(DEADLINE)
     channel.close(abruptly=True)
 
 
