@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import fleet, spawn
+from trainer import DistributedEmbedding, fleet, spawn
 from transpiler import DistributedStrategy
 
 JOBS = 3
@@ -36,8 +36,32 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+SERVED: dict[str, tuple[bool, dict[str, Any]]] = {
+    "sync": (False, {}),
+    "async": (True, {}),
+    "staleness": (True, {"staleness": 2}),
+    "k-step": (True, {"k_steps": 2}),
+    "mixed": (False, {"modes": {"rows*": "sync", "*": "collective"}}),
+    "failed on servers": (False, {}),
+}
+
+
+class Net(nn.Module):
+    """A layer behind rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.layer = DistributedEmbedding(4, name="rows"), nn.Linear(4, 2)
+
+    def forward(self) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.rows(torch.arange(3))).sum()
+        return out
+
+
 def strategy_of(kind: str) -> DistributedStrategy:
     strategy = DistributedStrategy()
+    if kind in SERVED:
+        strategy.a_sync, strategy.a_sync_configs = SERVED[kind]
     for name, value in KINDS.get(kind, {}).items():
         setattr(strategy, name, value)
     return strategy
@@ -57,6 +81,23 @@ def train(kind: str) -> None:
             optimizer.zero_grad()
         assert fleet.all_gather_object(fleet.worker_index()) == [0, 1]
         if kind == "failed":
+            raise ArithmeticError("of the script")
+    finally:
+        fleet.finish()
+
+
+def serve(kind: str) -> None:
+    """Some steps with servers, a barrier, and the end; or a failure."""
+    fleet.init(strategy=strategy_of(kind))
+    try:
+        model = fleet.distributed_model(Net())
+        optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+        for _ in range(3):
+            model().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        fleet.barrier_worker()
+        if kind == "failed on servers":
             raise ArithmeticError("of the script")
     finally:
         fleet.finish()
@@ -89,9 +130,9 @@ def job(kind: str) -> None:
         refused()
     else:
         try:
-            train(kind)
+            (serve if kind in SERVED else train)(kind)
         except ArithmeticError:
-            assert kind == "failed"
+            assert kind.startswith("failed")
 
 
 def opened() -> dict[str, int]:

@@ -5,6 +5,7 @@ other in one process.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,28 @@ def test_three_jobs_without_servers_one_after_the_other(processes: Processes) ->
     kinds = ("failed", "plain", "refused", "shards")
     process = processes.python("launch", *LAUNCH, "--nccl2", SCRIPT, *kinds, PYTHONPATH=ROOT)
     opened(process, kinds, 2)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("failed on servers", "k-step"),
+        pytest.param(("sync", "async", "staleness", "mixed"), marks=pytest.mark.long),
+    ],
+    ids=", ".join,
+)
+def test_three_jobs_with_servers_one_after_the_other(
+    kinds: tuple[str, ...], processes: Processes, servers: Callable[[int], str]
+) -> None:
+    """On servers that go on, as those of a notebook."""
+    variables = {
+        "TRAINING_ROLE": "TRAINER",
+        "PSERVER_ENDPOINTS": servers(2),
+        "TRAINERS": "1",
+        "TRAINER_ID": "0",
+    }
+    process = processes.python("trainer", SCRIPT, *kinds, PYTHONPATH=ROOT, **variables)
+    opened(process, kinds, 1)
 
 
 @pytest.mark.long
