@@ -434,7 +434,8 @@ if TYPE_CHECKING:
     from pserver.config import ServerConfig
     from pserver.service.server import Server
 
-__all__ = ["Server", "ServerConfig"]
+__all__ = ["Server", "ServerConfig", "__version__"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

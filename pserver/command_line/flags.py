@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from pserver import __version__
 from pserver.command_line import exit_statuses
 from pserver.command_line.beginning_flags import add_beginning
 from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
@@ -66,6 +67,14 @@ class Parser(argparse.ArgumentParser):
             near |= dict.fromkeys(longer or get_close_matches(word, flags, 1))
         return f"; did you mean {' or '.join(near)}?" if near else ""
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            if near := get_close_matches(f"{value}", map(str, action.choices or ()), 1):
+                error.message += f"; did you mean {near[0]}?"
+            raise
+
     def flags(self) -> Iterator[str]:
         """Its own, and those of its commands."""
         for action in self._actions:
@@ -87,6 +96,7 @@ def parser() -> Parser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    root.add_argument("--version", action="version", version=f"pserver {__version__}")
     commands = root.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from pserver import __version__
 from tests.support.pages import ROOT
 from tests.support.tiers import RARE
 
@@ -25,7 +25,6 @@ FILES = (
     *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"),
     "mkdocs.yml",
 )
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 CLUSTER = re.compile("TRAINING_ROLE|TRAINER|CURRENT_ENDPOINT|PSERVER_|RANK|WORLD_SIZE|MASTER_")
 EXAMPLES = {
     "digits": ("--epochs", "1"),
@@ -110,7 +109,7 @@ def test_the_sdist_has_the_protos_and_no_tests(built: Path) -> None:
 
 def test_the_wheel_has_every_module_and_is_typed(built: Path) -> None:
     """It has each module of the checkout, the examples among them, stubs, the marks of PEP 561 and
-    the files of the page, the tables of names; its version is that of pyproject.toml.
+    the files of the page, the tables of names; its version is ``pserver.__version__``.
     """
     wheel = next(built.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
@@ -122,10 +121,13 @@ def test_the_wheel_has_every_module_and_is_typed(built: Path) -> None:
         for path in (ROOT / package).rglob(kind)
     }
 
-    assert wheel.name == f"pserver-{VERSION}-py3-none-any.whl"
+    assert wheel.name == f"pserver-{__version__}-py3-none-any.whl"
     assert {f"{package}/py.typed" for package in PACKAGES} <= modules <= names
     assert {"pserver/web/static/page.js", "transpiler/names/root.toml"} <= modules
-    assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"pserver-{VERSION}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {
+        *PACKAGES,
+        f"pserver-{__version__}.dist-info",
+    }
 
 
 def test_the_command_works_where_the_wheel_is_installed(python: str, tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_the_command_works_where_the_wheel_is_installed(python: str, tmp_path: P
     assert "launch" in asked and asked == run(
         str(Path(python).with_name("pserver")), "--help", cwd=tmp_path
     )
-    assert said[0] == VERSION
+    assert said[0] == __version__
     assert all(Path(file).is_relative_to(Path(python).parent.parent) for file in said[1:])
 
 

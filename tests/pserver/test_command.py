@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pserver import __version__
 from pserver.__main__ import main
 from pserver.config import ServerConfig
 from pserver.errors import Unreachable
@@ -42,6 +43,7 @@ HERE = "tests/pserver/test_command.py"
     [
         ("", "COMMAND"),
         ("fly", "invalid choice: 'fly'"),
+        ("lanch --servers 1", "; did you mean launch? (see"),
         ("serve --endpoint here", "expected an endpoint HOST:PORT"),
         ("serve --transport pigeon", "invalid choice: 'pigeon'"),
         ("serve --data-port x", "invalid int value: 'x'"),
@@ -299,6 +301,13 @@ def test_what_goes_wrong_is_one_line_and_status_1(
 
     assert main(["serve"]) == 1
     assert one_line(capsys) == "pserver serve: 127.0.0.1:6174 does not answer\n"
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    """``pserver --version`` is ``pserver.__version__``."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"pserver {__version__}\n"
 
 
 @pytest.mark.processes
