@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import load
 from tests.support.costs import KINDS
 from tests.support.pages import ROOT
 from tests.support.processes import PATIENCE, Processes
@@ -19,18 +20,19 @@ MAIN = "from tests.support.step_costs import main; main()"
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 BAND = 0.06  # of the counts of many trainers
 SWITCHES_TIMES, SWITCHES_MORE = 3, 30  # of a transcript's, and so many more: they may come to that
+TRIES = 3  # until they do not
 HEAD = """\
 # What a step costs: counted, not timed, so the same on a busy machine.
 # Calls, locks and system calls of one trainer's step are exact; of 16 trainers' within 6 %.
 # Voluntary switches vary with the machine: these are the fewest of 20 steps, and a run fails above
-# three times as many and 30.
+# three times as many and 30, three times in a row; the three grows with the load.
 # pytest --rewrite tests/test_costs.py writes it anew; where a number rises the commit says why.
 """
 Counts = dict[str, list[int]]  # by end, of each of KINDS
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_costs_what_it_did(request: pytest.FixtureRequest, case: str) -> None:
     """Calls, locks and system calls are those of the transcript: to the last one where one trainer
@@ -38,6 +40,23 @@ def test_a_step_costs_what_it_did(request: pytest.FixtureRequest, case: str) -> 
     """
     if not Path("/proc/self/task").is_dir():
         pytest.skip("only Linux tells the switches of a thread")
+    found, path = measured(case), transcript(case)
+    if request.config.getoption("--rewrite"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(shown(case, found))
+    if not path.is_file():
+        pytest.skip(f"no transcript of Python {VERSION}: pytest --rewrite writes it")
+    expected, band = told(path.read_text()), BAND if CASES[case][0] > 1 else 0.0
+    wrong = different(expected, found, band)
+    for _ in range(TRIES - 1):
+        if wrong and all(KINDS[-1] in each for each in wrong):
+            wrong = different(expected, measured(case), band)
+
+    assert wrong == [], f"{case}: see the head of {path.name}"
+
+
+def measured(case: str) -> Counts:
+    """The costs of a step, in a process of its own."""
     processes = Processes(ROOT)
     try:
         process = processes.python("costs", "-c", MAIN, case, PYTHONPATH=str(ROOT))
@@ -47,15 +66,7 @@ def test_a_step_costs_what_it_did(request: pytest.FixtureRequest, case: str) -> 
         processes.end()
     assert said["unknown"] == [], "add these threads to an end, in tests/support/costs.py"
     found: Counts = said["costs"]
-    path = transcript(case)
-    if request.config.getoption("--rewrite"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(shown(case, found))
-    if not path.is_file():
-        pytest.skip(f"no transcript of Python {VERSION}: pytest --rewrite writes it")
-    wrong = different(told(path.read_text()), found, BAND if CASES[case][0] > 1 else 0.0)
-
-    assert wrong == [], f"{case}: see the head of {path.name}"
+    return found
 
 
 def transcript(case: str) -> Path:
@@ -85,7 +96,7 @@ def different(expected: Counts, found: Counts, band: float) -> list[str]:
     for end, numbers in expected.items():
         for kind, before, now in zip(KINDS, numbers, found[end], strict=True):
             if kind == KINDS[-1]:
-                same = now <= SWITCHES_TIMES * before + SWITCHES_MORE
+                same = now <= load.scaled(SWITCHES_TIMES) * before + SWITCHES_MORE
             else:
                 same = abs(now - before) <= band * before
             if not same:

@@ -1,9 +1,15 @@
-"""gloo's own threads, when a group or the process ends.
+"""gloo's own threads, when a group, a job or the process ends.
 
 [Note: a group that waits]  The destructor of a group waits for its threads, one of which may be in
 an operation that nobody waits for any more, and needs the interpreter's lock to free its tensors.
 Whoever destroys the group has that lock: the collector, for one, which finds the group in what a
 failed job has left.  So a group with such an operation is never destroyed.
+
+[Note: a group that has just worked]  A thread of gloo's lets go of an operation's tensors after it
+has told that the operation is done.  torch's reducer holds its group, and destroys it with the
+interpreter's lock in its hands, where it is the last to hold it: a job that ends behind a
+collective would wait for that thread, and the thread for the lock.  So a job lets these threads
+come to rest before it gives up its groups.
 
 [Note: gloo at exit]  A thread of gloo's tells the main thread that an operation is done, and frees
 its tensors after that, for which it needs the interpreter's lock.  A script whose last call is a

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from pserver.errors import PServerError, TimedOut, TrainerLost, Unreachable
 from pserver.memory.garbage_collector import freeze_at_exit
 from pserver.running_clock import RUNNING
-from trainer.collective.gloo_threads import never_destroy
+from trainer.collective.gloo_threads import never_destroy, wait_for_rest
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.environment import other_launchers
 from trainer.environment.connection import Connection
@@ -146,6 +146,8 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
         sys.excepthook = sys.excepthook.before
     peers.leave(text)
     if dist.is_initialized():
+        if peers.size > 1:
+            wait_for_rest()  # see [Note: a group that has just worked]
         dist.destroy_process_group()
     if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
         peers.wait_for_all()

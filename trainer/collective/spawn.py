@@ -28,6 +28,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, Lost
+from pserver.undone import or_undone
 from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
 from trainer.environment.world import World
 from transpiler.plan.setting import check_flag
@@ -94,7 +95,8 @@ def spawn(
     )
     if not join:
         return spawned
-    spawned.join()
+    with or_undone(spawned.end):  # an interrupt is one of this process alone, in a notebook
+        spawned.join()
     return None
 
 
@@ -145,6 +147,10 @@ class SpawnedProcesses:
             self._end_the_rest()
             raise self._error(self._guilty())
         return len(self._ended) == len(self.processes)
+
+    def end(self) -> None:
+        """Ends those that have not ended, after they have had some seconds to do so themselves."""
+        self._end_the_rest()
 
     def _until_ended(self, timeout: float | None, *, failures: bool) -> None:
         end = None if timeout is None else time.monotonic() + timeout

@@ -27,6 +27,7 @@ from pserver.launcher.free_port import free_port
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership
+from trainer.collective import spawn as spawning
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
 from trainer.collective.rendezvous import Peers, first_line
@@ -82,6 +83,24 @@ def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path)
         )
         and seconds < 10
     )
+
+
+@pytest.mark.processes
+def test_an_interrupt_ends_the_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process alone, as a notebook's is."""
+
+    def interrupted(children: spawning.SpawnedProcesses, timeout: float | None = None) -> bool:
+        started.append(children)
+        raise KeyboardInterrupt
+
+    started: list[spawning.SpawnedProcesses] = []
+    monkeypatch.setattr(spawning.SpawnedProcesses, "join", interrupted)
+    monkeypatch.setattr(spawning, "SETTLE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        spawn(time.sleep, (300.0,), nprocs=2, start_method="forkserver")
+
+    (children,) = started
+    assert [process.is_alive() for process in children.processes] == [False, False]
 
 
 @pytest.mark.processes
