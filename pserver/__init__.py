@@ -434,7 +434,7 @@ if TYPE_CHECKING:
     from pserver.config import ServerConfig
     from pserver.service.server import Server
 
-__all__ = ["Server", "ServerConfig", "__version__"]
+__all__ = ["Server", "ServerConfig"]
 __version__ = "0.1.0"
 
 

@@ -157,6 +157,8 @@ class Heartbeating(GroupedCalls):
         See [Note: joining again] in server_return.py.
         """
         known = not isinstance(error, UnknownSession)
+        if known and self._away(error):  # lost itself: the servers may have ended without it
+            return False
         if known or not self._return.seconds:
             return self._return.awaits(error, silence, self._heartbeat_timeout)
         try:

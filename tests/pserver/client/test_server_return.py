@@ -251,3 +251,21 @@ def test_a_server_that_is_another_process_by_now_asks_for_the_program_again() ->
     client._control, client._program = Again(), program_of_a_server()  # type: ignore[assignment]
 
     assert client._ask_to_join(lambda: None).session == "joined"
+
+
+@pytest.mark.parametrize("away", [0.0, 21.0])
+def test_who_was_lost_itself_awaits_no_server(away: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that did not run for the heartbeat timeout, and whose servers have ended without it
+    meanwhile: it says so when they have been silent for that time.
+    """
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client._return.seconds = 300.0
+    monkeypatch.setattr(RunningClock, "away_since", lambda clock, at: away)
+    refused = Unreachable("refused")
+
+    assert client._comes_back(refused, 20.5) is not bool(away)
+    if away:
+        assert not client._is_lost(refused, 19.0) and client.failure is None
+        assert client._is_lost(refused, 20.5)
+        assert isinstance(client.failure, TrainerLost)
+        assert "did not run for 21.0 s" in f"{client.failure}"
