@@ -44,6 +44,7 @@ from pserver.job.status_report import (
     trainer_statuses,
 )
 from pserver.memory.resident import resident_bytes
+from pserver.onlookers import look_again
 from pserver.running_clock import RUNNING
 from pserver.transport.byte_counters import ByteCounters
 from pserver.undone import or_undone
@@ -108,6 +109,7 @@ class Job(JointCalls):
         self._members = Membership(1, self._clock(), clock=self._clock)
         self._parts = ProgramParts(self.config.limits)
         self.tracing.forget()
+        look_again(self)
         if self._preset is not None:
             self._serve(*self._preset)
 

@@ -269,3 +269,19 @@ def two(endpoints: str) -> list[torch.Tensor]:
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+@pytest.mark.usefixtures("looked_at")
+@pytest.mark.filterwarnings("ignore")  # of what TensorBoard imports
+def test_a_server_looks_again_in_its_next_job(
+    servers: Servers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error in one job turns nothing off in those that come after it."""
+    for each in named("what trainers report"):
+        each.fail(monkeypatch, Failed(each.method))
+    for job in ("first", "second"):
+        watched(servers(1), tmp_path / job)
+    assert sum(text.startswith("what trainers report: off") for text in said(caplog)) == 2
