@@ -63,7 +63,7 @@ def plain(kind: str) -> nn.Sequential:
     return change.model
 
 
-def trainer(kind: str, mode: str, number: int, endpoints: str) -> nn.Sequential:
+def trainer(change: Change, mode: str, number: int, endpoints: str) -> nn.Sequential:
     """The layers as one trainer of two has them."""
     strategy = DistributedStrategy()
     configs, strategy.a_sync = MODES[mode]
@@ -71,7 +71,6 @@ def trainer(kind: str, mode: str, number: int, endpoints: str) -> nn.Sequential:
     job = Job(RoleMaker(Role.TRAINER, number, 2, tuple(endpoints.split(","))), strategy)
     learned = row_optimizers.SGD(lr=0.1)
     rows = DistributedEmbedding(8, num_embeddings=ROWS, optimizer=learned, init=Constant(0.0))
-    change = KINDS[kind](net(0))
     model = Net(change.model, rows)
     job.models.append(model)
     groups = [*change.groups(), {"params": list(rows.parameters())}]
@@ -92,7 +91,11 @@ def test_a_changed_model_trains_as_plain_torch_or_both_trainers_refuse_it(
     endpoints = servers(1)
     found, refusals = [], []
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(trainer, kind, mode, number, endpoints) for number in range(2)]
+        changes = [KINDS[kind](net(0)) for _ in range(2)]  # threads would share the seed
+        running = [
+            pool.submit(trainer, change, mode, number, endpoints)
+            for number, change in enumerate(changes)
+        ]
         for each in running:
             try:
                 found.append(dict(result(each, SECONDS).named_parameters()))
