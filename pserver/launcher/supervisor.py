@@ -191,9 +191,12 @@ class Supervisor:
         if number is None and self._server_returns(process):
             return
         if number is not None and self._came_late(process):
-            late = self.started.away(process)
-            why = "came too late: the job is done without it"
-            self._does_without(process, why if late else "has ended when the job was done")
+            why = "has ended when the job was done"
+            if self.started.away(process):
+                why = "came too late: the job is done without it"
+            elif process.told:
+                why = f"was lost, and the job is done without it; see {process.log}"
+            self._does_without(process, why)
             return
         if number is not None and self._ended_after_job(process, number):
             self._does_without(process, ended_after_job(process))
@@ -310,14 +313,16 @@ class Supervisor:
 
     def _came_late(self, trainer: Process) -> bool:
         """Whether a trainer has failed as the job was done: the others have ended well, and so do
-        the servers.
+        the servers.  Its script has not: it was started too late, killed, or lost.
         """
         others = [each for each in self._trainers if each not in (trainer, *self.lost)]
         servers = self.started.servers
-        late = self.started.away(trainer) or trainer.signalled
-        if not (late and others and servers and all(t.status == 0 for t in others)):
+        late = self.started.away(trainer) or trainer.signalled or bool(trainer.told)
+        if not (late and others and servers):
             return False
-        return self._servers_end_well()
+        if trainer.told and self._job_is_done:  # another may still be on its way out
+            return not any(each.failed or each.suspended for each in others)
+        return all(t.status == 0 for t in others) and self._servers_end_well()
 
     def _servers_end_well(self) -> bool:
         """Whether the servers here do so, soon."""

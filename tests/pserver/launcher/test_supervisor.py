@@ -31,7 +31,7 @@ class Ended:
     def __init__(self, status: int) -> None:
         self.told = ""
         self.status, self.failed, self.stopped = status, status != 0, False
-        self.signalled, self.killed = status > 128, False
+        self.signalled, self.killed, self.suspended = status > 128, False, False
         self.preempted_after: int | None = None
 
 
@@ -50,7 +50,7 @@ def test_an_end_counts_when_it_has_been_looked_at(kind: str) -> None:
 class Running:
     """A process that runs."""
 
-    status, failed, stopped = None, False, False
+    status, failed, stopped, suspended = None, False, False, False
     preempted_after: int | None = None
 
 
@@ -292,6 +292,30 @@ def test_a_trainer_that_had_done_its_part_ends_no_job(
 
     assert watched.policy.used == 0 and watched.next is Next.FAIL
     assert any("failed with status 3; the last lines" in line for line in lines) == (status == 3)
+
+
+@pytest.mark.parametrize("going", [False, True])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_trainer_that_was_lost_ends_no_job_that_is_done(
+    monkeypatch: pytest.MonkeyPatch, servers: int, going: bool
+) -> None:
+    """It was stopped, and says when it wakes that the job has ended without it; the other one may
+    still be on its way out.  A job whose servers have failed has failed.
+    """
+    lost, lines = Lost(1, False), list[str]()
+    lost.told = "pserver.errors.TrainerLost: this trainer did not run for 10.1 s"
+    watched = supervisor([Running() if going else Ended(0), lost], [Ended(servers)])
+    watched.policy, watched.say = RestartPolicy(3, True), lines.append
+    watched.ended.append(cast(Any, lost))
+    answered(watched, monkeypatch)
+    if servers:
+        with pytest.raises(Failed):
+            watched._follow(cast(Any, lost))
+        return
+    watched._follow(cast(Any, lost))
+
+    assert watched.lost == [lost] and watched._well() == 0 and watched.policy.used == 0
+    assert lines == ["trainer 1 was lost, and the job is done without it; see trainer-1.log"]
 
 
 def test_what_ends_while_servers_are_asked_is_followed_then(
