@@ -332,7 +332,7 @@ class Client(Heartbeating):
 
         Making its tables may take long: only silence, or the start-up timeout, ends this.
         """
-        with explained(self.check, self._away):
+        with explained(self.check, self._lost_while_away):
             for request in install_requests(self._reply.session, program):
                 self._control.install(request, self._start_timeout, self.check)
 

@@ -39,8 +39,8 @@ class GroupedCalls(ABC):
         """Raises what ended the connection, if something did."""
 
     @abstractmethod
-    def _away(self, error: PServerError) -> TrainerLost | None:
-        """That this trainer did not run, and so was lost itself: not its server was."""
+    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
+        """The error of a trainer that was lost because it did not run; None where it ran."""
 
     def _asked(self, call: Callable[[str], Answer]) -> Answer:
         """The answer to a call, which is made again where the server is awaited and has come back.
@@ -51,7 +51,7 @@ class GroupedCalls(ABC):
         while True:
             session = self._reply.session
             try:
-                with explained(self.check, self._away):
+                with explained(self.check, self._lost_while_away):
                     return call(session)
             except (Unreachable, TimedOut, UnknownSession):
                 if not self._return.seconds or self._closing.wait(POLL_SECONDS):

@@ -28,7 +28,7 @@ from pserver.client.grouped_calls import GroupedCalls
 from pserver.client.replies import Absences
 from pserver.client.report import Report, heartbeat
 from pserver.client.server_return import ServerReturn
-from pserver.client.silence import was_away
+from pserver.client.silence import lost_while_away
 from pserver.errors import (
     PServerError,
     Refused,
@@ -157,7 +157,9 @@ class Heartbeating(GroupedCalls):
         See [Note: joining again] in server_return.py.
         """
         known = not isinstance(error, UnknownSession)
-        if known and self._away(error):  # lost itself: the servers may have ended without it
+        if known and self._lost_while_away(
+            error
+        ):  # lost itself: the servers may have ended without it
             return False
         if known or not self._return.seconds:
             return self._return.awaits(error, silence, self._heartbeat_timeout)
@@ -185,7 +187,7 @@ class Heartbeating(GroupedCalls):
         """Whether a heartbeat that ended with an error means that the server is lost; fails the
         channels then.
         """
-        away = self._away(error)
+        away = self._lost_while_away(error)
         if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
             self._fail(away)
         elif isinstance(error, Refused):  # it answers, and has no such trainer
@@ -199,8 +201,8 @@ class Heartbeating(GroupedCalls):
         self._control.close()  # and with it every call that waits for the server
         return True
 
-    def _away(self, error: PServerError) -> TrainerLost | None:
-        return was_away(str(self), self._answered, self._heartbeat_timeout, error)
+    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
+        return lost_while_away(str(self), self._answered, self._heartbeat_timeout, error)
 
     def _fail(self, error: PServerError) -> None:
         self._failure = self._failure or error

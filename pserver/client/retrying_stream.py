@@ -44,7 +44,7 @@ import torch
 from pserver.client.awaited import Awaited
 from pserver.client.missed_values import MissedValues
 from pserver.client.replies import Reply
-from pserver.client.silence import Silence, was_away
+from pserver.client.silence import Silence, lost_while_away
 from pserver.errors import (
     CorruptFrame,
     GarbledStream,
@@ -348,11 +348,11 @@ class RetryingStream:
             raise Unreachable(f"bytes that are no frame: {error}") from error
 
     def _explained(self, error: PServerError) -> PServerError:
-        """The error, or that this trainer was away, where its server has dropped it for that."""
+        """The error; for an unknown session this trainer's own pause, if that is the cause."""
         if not isinstance(error, UnknownSession):
             return error
         last_heard, timeout = self._silence.last_heard, self._timeout_seconds
-        return was_away(self._name, last_heard, timeout, error) or error
+        return lost_while_away(self._name, last_heard, timeout, error) or error
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
         """Values are read to their destinations."""

@@ -14,15 +14,17 @@ from pserver.errors import PServerError, TrainerLost
 from pserver.running_clock import RUNNING
 
 
-def was_away(server: str, since: float, timeout: float, error: PServerError) -> TrainerLost | None:
-    """The error of a trainer that did not run itself for longer than the heartbeat timeout, and so
-    was lost to its servers; None where it has run.
+def lost_while_away(
+    server: str, since: float, timeout: float, error: PServerError
+) -> TrainerLost | None:
+    """The error of a trainer that was lost because it did not run for longer than the heartbeat
+    timeout; None where it ran.
 
     Args:
         server: "server 1 at HOST:PORT".
         since: when the server was heard last, by the system's clock.
         timeout: the heartbeat timeout in seconds.
-        error: what the server says now.
+        error: the server's present answer, or that it gives none.
     """
     seconds = RUNNING.away_since(since)
     if seconds <= timeout:

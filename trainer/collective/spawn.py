@@ -95,7 +95,9 @@ def spawn(
     )
     if not join:
         return spawned
-    with or_undone(spawned.end):  # an interrupt is one of this process alone, in a notebook
+    with or_undone(
+        spawned.end_the_rest
+    ):  # an interrupt is one of this process alone, in a notebook
         spawned.join()
     return None
 
@@ -144,13 +146,9 @@ class SpawnedProcesses:
         """
         self._until_ended(timeout, failures=True)
         if any(self._failed(rank) for rank in self._ended):
-            self._end_the_rest()
+            self.end_the_rest()
             raise self._error(self._guilty())
         return len(self._ended) == len(self.processes)
-
-    def end(self) -> None:
-        """Ends those that have not ended, after they have had some seconds to do so themselves."""
-        self._end_the_rest()
 
     def _until_ended(self, timeout: float | None, *, failures: bool) -> None:
         end = None if timeout is None else time.monotonic() + timeout
@@ -173,7 +171,8 @@ class SpawnedProcesses:
     def _failed(self, rank: int) -> bool:
         return self.processes[rank].exitcode != 0
 
-    def _end_the_rest(self) -> None:
+    def end_the_rest(self) -> None:
+        """Ends those that run, after some seconds in which they may end by themselves."""
         self._until_ended(SETTLE_SECONDS, failures=False)
         self._settled = len(self._ended)
         for stop in (BaseProcess.terminate, BaseProcess.kill):
