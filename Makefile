@@ -42,6 +42,8 @@ TORCH_INDEX_URL ?=
 ARGS ?=
 SEEDS ?= 2000
 SECONDS ?= 60
+# of pytest-xdist: where another worker takes the place of one that died, a run by files never ends
+WORKERS = --max-worker-restart=0 -n
 SAMPLE ?= 100
 ONLY ?=
 
@@ -55,35 +57,35 @@ demo: .venv/.examples
 
 test: .venv/.dev
 	@echo "== tests, three files at a time"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --again $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: .venv/.dev
 	@echo "== fast tests, two files at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast -n 2 --dist loadfile --no-loadscope-reorder -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier fast $(WORKERS) 2 --dist loadfile --no-loadscope-reorder -r fE --cov=transpiler --cov=pserver --cov=trainer --cov-report=term $(ARGS)
 
 $(CHECKS): .venv/.dev
 	@echo "== the complete matrix of $(@:check-%=%), two combinations at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $(@:check-%=%) -n 2 -p no:randomly -r fE $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $(@:check-%=%) $(WORKERS) 2 -p no:randomly -r fE $(ARGS)
 
 check-faults: .venv/.dev
 	@echo "== the complete matrices of faults, of the network and of processes, two combinations at a time"
 	@status=0; for check in faults process_faults trainer_faults random_faults; do \
-	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
+	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check $(WORKERS) 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 
 check-pairs: .venv/.dev
 	@echo "== the complete matrices of models, optimizers, modes and strategies, two combinations at a time"
 	@status=0; for check in pairs lives strategies; do \
-	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check -n 2 -p no:randomly -r fE $(ARGS) || status=1; \
+	    OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check $$check $(WORKERS) 2 -p no:randomly -r fE $(ARGS) || status=1; \
 	done; exit $$status
 
 check-sample: .venv/.dev
 	@echo "== $(SAMPLE) combinations of the matrices, three at a time"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) --again -n 3 -r fE $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --check any --sample $(SAMPLE) --again $(WORKERS) 3 -r fE $(ARGS)
 
 check-long: .venv/.dev
 	@echo "== tests that take long, three files at a time"
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all -m long -n 3 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --tier all -m long $(WORKERS) 3 --dist loadfile --no-loadscope-reorder -r fE $(ARGS)
 
 bench: .venv/.dev
 	@echo "== measuring, for some minutes"

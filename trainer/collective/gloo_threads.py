@@ -39,7 +39,7 @@ from typing import Any
 
 _NAME = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
-_LOOKS = 3  # in a row: a thread that was given the lock may not have run yet
+_LOOKS = 10  # in a row: a thread that was given the lock may not have run yet, nor been given it
 _PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
 _LONGEST_SECONDS = 2.0
 _SILENT_SECONDS = 2.0  # that a process waits at its end and says nothing

@@ -146,8 +146,7 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
         sys.excepthook = sys.excepthook.before
     peers.leave(text)
     if dist.is_initialized():
-        if peers.size > 1:
-            wait_for_rest()  # see [Note: a group that has just worked]
+        wait_for_rest()  # see [Note: a group that has just worked]
         dist.destroy_process_group()
     if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
         peers.wait_for_all()

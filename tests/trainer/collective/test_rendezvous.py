@@ -26,7 +26,7 @@ from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLo
 from pserver.launcher.free_port import free_port
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
-from trainer.collective import membership
+from trainer.collective import membership, parallel_env
 from trainer.collective import spawn as spawning
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
@@ -83,6 +83,18 @@ def test_a_killed_child_is_named_to_the_parent_and_to_the_others(tmp_path: Path)
         )
         and seconds < 10
     )
+
+
+def test_gloo_rests_before_a_job_gives_up_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, too: a world of one has a group, and threads of gloo's."""
+    order: list[str] = []
+    destroy = dist.destroy_process_group
+    init_parallel_env()
+    monkeypatch.setattr(parallel_env, "wait_for_rest", lambda: order.append("rests"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: order.append("ends") or destroy())
+    leave_parallel_env()
+
+    assert order == ["rests", "ends"] and not dist.is_initialized()
 
 
 @pytest.mark.processes
