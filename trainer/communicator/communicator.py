@@ -474,9 +474,9 @@ class Communicator:
 
     def pull(self) -> None:
         """Receives every placed variable as the servers hold it: parameters, and what they never
-        update.
+        update.  Parameters that the trainers average stay as they are here.
         """
-        self.transfer.pull()
+        self.transfer.pull_served()
         self.written.start()
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:

@@ -163,6 +163,19 @@ class StateTransfer:
         self._buffers.start()
         return reply
 
+    def pull_served(self) -> None:
+        """Receives all slices but those of averaged parameters: of these the servers hold what was
+        loaded last, and the trainers what they have stepped to since.
+        """
+        averaged = set(self._plan.averaged)
+        self._pull(
+            lambda server: (
+                [n for n in self._slices.held(server) if self._slices.variable(n) not in averaged]
+                or None
+            )
+        )
+        self._buffers.start()
+
     def _pull(self, names_on: Callable[[int], list[str] | None]) -> Reply:
         """Receives those slices into the live variables that ``names_on(server)`` names."""
         self._in_place = True

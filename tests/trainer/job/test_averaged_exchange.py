@@ -178,6 +178,24 @@ def test_four_trainers_in_rows_of_two(servers: Servers) -> None:
         torch.testing.assert_close(mine, plain, rtol=0, atol=1e-6)
 
 
+def test_a_pull_leaves_averaged_parameters_as_they_are(servers: Servers) -> None:
+    """The servers hold what was loaded of them, not what the trainers have stepped to."""
+    model, role = Model(), RoleMaker(Role.TRAINER, 0, 1, tuple(servers(1).split(",")))
+    job = Job(role, strategy_of())
+    job.models.append(model)
+    optimizer = job.join(torch.optim.SGD(model.parameters(), lr=0.1))
+    first = [each.detach().clone() for each in model.fc.parameters()]
+    model(torch.tensor([0, 7])).sum().backward()
+    optimizer.step()
+    stepped = [each.detach().clone() for each in model.fc.parameters()]
+
+    optimizer.communicator.pull()
+
+    assert all(torch.equal(a, b) for a, b in zip(stepped, model.fc.parameters(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, stepped, strict=True))
+    job.finish()
+
+
 def test_trainers_that_differ_are_told() -> None:
     """One with float16 and one without do not begin."""
 
