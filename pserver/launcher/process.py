@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +75,13 @@ class Group:
         self._guard.wait()
         if self._guard.stdin is not None:
             self._guard.stdin.close()
+
+
+def killer(status: int | None) -> signal.Signals | None:
+    """The signal that an exit status of 128 and more stands for; None: it stands for none."""
+    with suppress(ValueError):
+        return signal.Signals((status or 0) - 128)
+    return None
 
 
 class Process:
@@ -149,8 +157,10 @@ class Process:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal has ended it, and not the script."""
-        return self._popen.returncode is not None and self._popen.returncode < 0
+        """Whether a signal has ended it, and not the script: also one that a handler has answered
+        with the status of that signal, as ours does with SIGTERM's.
+        """
+        return killer(self.status) is not None
 
     @property
     def lived_seconds(self) -> float:

@@ -4,10 +4,9 @@ told of it.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Iterator, Sequence
 
-from pserver.launcher.process import Process
+from pserver.launcher.process import Process, killer
 from pserver.launcher.restart_policy import Next
 
 
@@ -116,7 +115,5 @@ def reloads(process: Process, path: str, counted: str) -> str:
 
 def _killer(status: int | None) -> str:
     """The signal that a status of 128 and more stands for, as part of a sentence."""
-    number = (status or 0) - 128
-    if number not in {each.value for each in signal.Signals}:
-        return ""
-    return f" (killed by {signal.Signals(number).name})"
+    found = killer(status)
+    return f" (killed by {found.name})" if found else ""

@@ -29,8 +29,8 @@ if fleet.worker_index() == who:
     if where == "in":
         parallel_env.dist.destroy_process_group = die
     fleet.finish()
-    if where == "exit":
-        sys.exit(3)
+    if where.isdigit():
+        sys.exit(int(where))
     die()
 fleet.finish()
 """
@@ -43,21 +43,25 @@ fleet.finish()
         pytest.param("1", "in", 0, marks=pytest.mark.long),
         pytest.param("0", "after", 0, marks=pytest.mark.long),
         pytest.param("1", "after", 0, marks=pytest.mark.long),
-        pytest.param("1", "exit", 3, marks=pytest.mark.long),
+        pytest.param("1", "3", 3, marks=pytest.mark.long),
+        pytest.param("1", "143", 0, marks=pytest.mark.long),
     ],
 )
 def test_a_trainer_that_dies_when_it_has_finished(
     processes: Processes, who: str, where: str, status: int
 ) -> None:
-    """Killed in ``finish()`` or after it, the job is done; an error of the script keeps its status.
-    Nothing is begun again.
+    """Killed in ``finish()`` or after it, the job is done, also where a handler has answered
+    SIGTERM with its status; an error of the script keeps its status.  Nothing is begun again.
     """
     (processes.path / "ends.py").write_text(SCRIPT)
     launch = ("-m", "pserver", "launch", "--nccl2", "--trainers", "2", "--max-restarts", "2")
     process = processes.python("launch", *launch, "ends.py", who, where)
 
     assert process.status() == status, process
-    assert sum("BEGUN" in line for line in process.lines) == 2, process
+    assert sum("| BEGUN" in line for line in process.lines) == 2, process
     if not status:
-        assert process.said(f"trainer {who} ended with status 137 .*when it had finished the job")
+        died = 143 if where == "143" else 137
+        assert process.said(
+            f"trainer {who} ended with status {died} .*when it had finished the job"
+        )
         assert process.said(f"the job is done without trainer {who}")

@@ -9,6 +9,7 @@ import pytest
 
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.last_word import Question, Said, is_done, obstacle, states
+from pserver.launcher.process import killer
 from pserver.launcher.restart_policy import Next, RestartPolicy
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.supervisor import Failed, Supervisor
@@ -139,6 +140,13 @@ def test_nobody_goes_on_where_the_servers_do_not_or_nobody_is_left(
 
     with pytest.raises(Failed):
         watched._follow(cast(Any, lost))
+
+
+@pytest.mark.parametrize(("status", "by"), [(137, "SIGKILL"), (143, "SIGTERM"), (3, ""), (128, "")])
+def test_the_signal_that_a_status_stands_for(status: int, by: str) -> None:
+    """Whether it has killed the process, or a handler has answered it with that status."""
+    found = killer(status)
+    assert (found.name if found else "") == by and killer(None) is None
 
 
 @pytest.mark.parametrize(("took_part", "other"), [(True, 0), (False, 0), (True, 1)])
