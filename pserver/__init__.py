@@ -51,18 +51,18 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     installs the program, and the client opens a stream for each lane (``client/channel.py``), which
     begins with HELLO.
 2.  ``client/channel.py``: a step is a request.  The trainer queues the slices' gradients and the
-    commit; ``transport/codec.py`` turns tensors into headers and views of their own memory; the
+    commit; ``transport/frames.py`` turns tensors into headers and views of their own memory; the
     channel's outbox thread sends them.
-3.  ``transport/sequenced.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
+3.  ``transport/stream.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
     carries it.
 4.  On the server the transport runs a handler for each stream in a thread of its own:
-    ``open_streams.py``, then ``service/draining_streams.py`` and ``stream_handler.py``, then
+    ``transport/stream.py``, then ``service/draining_streams.py`` and ``stream_handler.py``, then
     ``service/tensor_service.py``, which answers all frames of this stream.
 5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
     ``codec.scatter`` copies the bytes there, once (over shared memory a large part lies there
     already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS) go to
-    ``transport/array_assembler.py``, what a script has written into its parameters (ASSIGN) to
-    ``transport/assignment.py``.
+    ``transport/arrays.py``, what a script has written into its parameters (ASSIGN) to
+    ``transport/arrays.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
     hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
@@ -106,30 +106,29 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     __main__         the commands
     ray/             pserver.ray.run: a job on the nodes of a Ray cluster
     service/         the server's process, and its end of every stream
-    testing/         fault injection, for tests
     client/          the trainer's end: control calls, streams, heartbeat
     web/             pserver web: one page that shows a job
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
-    link/            small messages between server 0 and the other servers of a job
-    job_log/         which steps count, and who takes part, in order; pure
+    lane/            from COMMIT to the new value: the steps of one lane
+    membership/      who takes part in a job, who waits for whom, what its log decides
+    job_log/         which steps count, and who takes part, in order; messages between servers
     leases/          who trains on which samples of an epoch; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
-    metrics/         what Prometheus reads of a process
-    tracing/         what processes do in a few steps, on one clock
-    command_line/    flags and settings
+    telemetry/       what a process says of itself: metrics, traces, log lines, memory
+    cli/             flags and settings
     security/        who may ask a server for what: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
-    memory/          a process's own memory
-    config limits errors finite onlookers half_open repeated_lines running_clock polling
+    config limits errors finite onlookers half_open running_clock polling
     side_business, and the generated messages
 
-``client`` imports no room of the server (service, job, dense), and these do not import ``client``.
+``client`` imports no room of the server (service, job, lane, dense), and these do not import
+``client``.
 A pure room has no thread, lock, socket, clock or environment.
 
 
@@ -141,14 +140,14 @@ The threads of a server::
     main                    waits for a signal, a Drain call, or the end of the job
     pserver clock           Job.tick: heartbeat timeout, start timeout
     probes                  PROBE on streams whose requests take long
-    control POOL_N          pools: one control call each; see transport/call_threads.py
+    control POOL_N          pools: one control call each; see transport/grpc_port.py
     grpc exchange_N         a pool: one for each grpc stream
     exchange ...            one for each open stream: receives, commits, waits, answers
     update_N                workers: the batches of large steps
     follows HOST:PORT       server k > 0: asks server 0 for the link, opens its streams, receives
     link beats HOST:PORT    server k > 0: PROBE on the link, a few times a second
     accepts shm N, tcp N    accept connections
-    proxy N                 accepts for gRPC, and passes bytes on; see transport/tcp_proxy.py
+    proxy N                 accepts for gRPC, and passes bytes on; see transport/strangers.py
     metrics                 accepts readers of metrics; a thread answers each
 
 The threads of ``pserver web``: one asks each server, one takes what all have said each second, one
@@ -404,22 +403,22 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/updater.py                 a history that ends
     tracing/__init__.py              one clock
     tracing/__init__.py              what a trace costs
-    transport/call_threads.py        a call without its message
+    transport/arrays.py              norms of 32 bits
     transport/checksums.py           checked messages
-    transport/codec.py               the payload stands behind the header
-    transport/frame_socket.py        bytes land once
+    transport/frames.py              the payload stands behind the header
+    transport/grpc_port.py           a call without its message
     transport/grpc_stream.py         who is near
     transport/grpc_stream.py         two threads a stream, on the accepting end
-    transport/memory_file.py         memory may come from a stranger
-    transport/push_norms.py          norms of 32 bits
-    transport/sequenced.py           a loss shows
+    transport/memory.py              memory may come from a stranger
     transport/shm.py                 finding each other
     transport/stream.py              who owns a payload
     transport/stream.py              landing
     transport/stream.py              offered memory
     transport/stream.py              how a stream ends
+    transport/stream.py              a loss shows
     transport/tcp.py                 one way under TLS
     transport/tcp.py                 what was said last arrives
+    transport/tcp.py                 bytes land once
     transport/zones.py               free zones
     transport/zones.py               values that change
     web/__init__.py                  one page, one token

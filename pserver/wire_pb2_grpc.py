@@ -266,7 +266,7 @@ class ParameterServerServicer:
 
     def Exchange(self, request_iterator, context):
         """The tensor stream over grpcio.  The other transports carry the same frames; over plain TCP a
-        prefix of two lengths, the header and the payload: see pserver/transport/frame_socket.py.
+        prefix of two lengths, the header and the payload: see pserver/transport/tcp.py.
         A client that can check says so in the call's metadata ("pserver-checksums": "crc32c"), and the
         server answers in its initial metadata: "on", "off", or "unasked".  Where it is on, four bytes
         stand behind each message, in both directions: see pserver/transport/checksums.py.

@@ -18,7 +18,7 @@ from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError
 from pserver.table.gradient import RowGradient
 from pserver.testing.stream_faults import Injector, Point, injected
-from pserver.transport.assignment import Assignment, checksum
+from pserver.transport.arrays import Assignment, checksum
 from pserver.wire_pb2 import Kind
 from tests.support.links import Coordinator, Follower
 from tests.support.protocol import Transcript, written

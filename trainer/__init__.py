@@ -73,20 +73,20 @@ A room imports those above it, and none below it::
 
     row_optimizers  serving         root files that import no room
     environment                     what variables say to this process: its role, its connection
-    flags  places                   root: settings and devices of this process
     lr                              learning rates that torch has no scheduler for
-    scope  variables                root: tensors by name; variables that a script makes itself
     collective                      trainers among themselves: rendezvous, groups, all-reduce
     data                            training data in files: formats, datasets, batches
+    compat                          names for scripts that come from PaddlePaddle
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     nn                              losses and layers of models that rank and recommend
     gradients                       what happens to gradients before they leave
     modules                         what a strategy changes in a model
-    communicator                    the connections to the servers, one sender for each lane
+    senders                         how a lane sends: gradients to the servers, and values back
+    communicator                    the connections to the servers
+    samplers                        which samples a trainer trains on
     optimizer                       root: the optimizer that fleet returns
     checkpoint                      a job's state in files
     executor, parallel_executor     programs
-    checker                         is every step applied exactly once?
     sharding                        state, gradients and parameters in shards
     hybrid                          five directions of parallelism at once
     job                             what fleet.init begins and fleet.finish ends

@@ -30,7 +30,7 @@ MEASURES = {  # by how a row's name begins
     "mixed/": tuple(dict.fromkeys((*_TABLES, *_COLLECTIVE))),
     "survival/": (
         *(*_WIRE, "pserver/checkpoint", "pserver/job_log", "pserver/leases", "pserver/storage"),
-        *("trainer/checkpoint", "trainer/data", "trainer/job"),
+        *("trainer/checkpoint", "trainer/data", "trainer/job", "trainer/samplers"),
     ),
     "data/": ("trainer/data",),
     "paddle/": _TABLES,

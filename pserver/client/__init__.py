@@ -21,6 +21,8 @@ In reading order::
     report            what a trainer says of its training with each heartbeat
     agreed_end        all trainers say that they take no further step
     observer          reads what a server holds, without taking part
+    explained         which error a call ends with whose connection has ended meanwhile
+    install_requests  the requests that bring a program to a server
 
 The trainer imports these files and no generated message.  This room imports transports, the control
 calls, ``pserver.tracing``, errors, the pure gradient of rows and the pure ``pserver.leases``;

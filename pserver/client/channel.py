@@ -23,9 +23,7 @@ from pserver.client.retrying_stream import NamedTensors, RetryingStream
 from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import SPANS, Fact
-from pserver.transport.array_assembler import row_parts
-from pserver.transport.assignment import Assignment
-from pserver.transport.push_norms import PushNorm
+from pserver.transport.arrays import Assignment, PushNorm, row_parts
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Hparam
@@ -178,7 +176,7 @@ class Channel(RetryingStream):
         return reply
 
     def checksums(self, names: Iterable[str], step: int = 0) -> Future[Reply]:
-        """Asks for the checksums of variables, as :func:`~pserver.transport.assignment.checksum`
+        """Asks for the checksums of variables, as :func:`~pserver.transport.arrays.checksum`
         has them.
 
         Args:

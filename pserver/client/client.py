@@ -64,11 +64,9 @@ from pserver.errors import (
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
-from pserver.transport.byte_counters import ByteCounters
-from pserver.transport.greeting import greet
+from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport.stream import SequencedStream, Stream, greet
 from pserver.wire_pb2 import (
     FinishReply,
     FinishRequest,

@@ -16,11 +16,9 @@ from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import OPEN, Access
-from pserver.transport.byte_counters import ByteCounters
-from pserver.transport.greeting import greet
+from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport.stream import SequencedStream, Stream, greet
 from pserver.wire_pb2 import Hello, ObserveReply, ObserveRequest
 from transpiler.formats.plan_message import hparams_from_proto
 from transpiler.program import Program

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pserver.finite import NonFiniteStep
-from pserver.transport.push_norms import OutlierPush, PushNorm
+from pserver.transport.arrays import OutlierPush, PushNorm
 from pserver.wire_pb2 import Done, JoinReply, RecordingStatus, Roll
 from pserver.wire_pb2 import TableStatus as TableStatusMessage
 from transpiler.files import bounded_json

@@ -16,7 +16,7 @@ the stream breaks, the inbox opens another, says HELLO and queues the same frame
 applies a step once, however often it comes, and answers it again.  Streams are numbered: frames
 queued for an earlier one are not sent twice, and the server stops listening to it.  While a request
 is unanswered the outbox sends PROBE from time to time; the next frame that arrives reveals a loss
-(:mod:`pserver.transport.sequenced`).  If streams keep breaking for the heartbeat timeout, with
+(:mod:`pserver.transport.stream`).  If streams keep breaking for the heartbeat timeout, with
 nothing received in between, the server is lost.
 
 A connection can also die without a word: what is sent is lost, and nothing arrives.  A server that
@@ -55,7 +55,7 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.running_clock import RUNNING
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.transport.stream import MISSED, Buffer, Stream
 from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
@@ -66,7 +66,7 @@ RETRY_SECONDS = 0.2  # between two tries to open a stream again
 PROBE_SECONDS = 1.0
 MAX_PROBE_SECONDS = 16.0
 MAX_CORRUPT = 5  # streams of one request
-DIRECT_BYTES = codec.EAGER_BYTES
+DIRECT_BYTES = frames.EAGER_BYTES
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]  # contiguous, in main memory
 # ``destination(name, blank)`` is the contiguous CPU tensor that a variable's value is copied into;
@@ -119,7 +119,7 @@ class RetryingStream:
         self._requests, self._closing = 0, False
         self._request: list[Outgoing] = []
         self._awaited = Awaited()
-        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)  # of the thread that asks
+        self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)  # of the thread that asks
         self._outgoing: queue.SimpleQueue[tuple[int, Outgoing] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"{target.__name__} {name}", daemon=True)
@@ -136,7 +136,7 @@ class RetryingStream:
         Returns:
             The server's reply, or the failure that came instead.
         """
-        self._packer = codec.Packer(shared_bytes=codec.EAGER_BYTES)
+        self._packer = frames.Packer(shared_bytes=frames.EAGER_BYTES)
         self._probe_seconds = PROBE_SECONDS
         with self._lock:
             self._requests += 1
@@ -310,12 +310,12 @@ class RetryingStream:
             header, payload = received
             self._breaking = None
             self._silence.heard()
-            self.bytes_in += codec.received_bytes(header, payload)
+            self.bytes_in += frames.received_bytes(header, payload)
             if payload is MISSED:
                 self._missed.add(header)
             elif header.kind == Kind.VALUE:
                 self._arrives()
-                codec.scatter(header, payload, self._destination_of)
+                frames.scatter(header, payload, self._destination_of)
             elif header.kind == Kind.DONE:
                 self._answered(header.done)
             elif header.kind == Kind.NORMS:
@@ -359,10 +359,10 @@ class RetryingStream:
         if header.kind != Kind.VALUE:
             return None
         self._arrives()
-        return codec.land(header, payload_bytes, self._destination_of)
+        return frames.land(header, payload_bytes, self._destination_of)
 
     def _destination_of(self, part: Part) -> torch.Tensor:
-        return self._destination(part.name, partial(codec.blank, part))
+        return self._destination(part.name, partial(frames.blank, part))
 
     def _answered(self, done: Done) -> None:
         """The request is over: its frames are not sent again, and their tensors may be freed; not

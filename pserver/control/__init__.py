@@ -2,10 +2,10 @@
 
 In reading order::
 
-    calls             the calls by their names, and what answers them
-    control_server    the service: whoever may ask is passed to the job's method of the same name
-    control_client    asks one server, with timeouts, retries and proofs
-    rpc_errors        gRPC statuses and our errors
+    calls           the calls by their names, and what answers them
+    control_server  the service: whoever may ask is passed to the job's method of the same name
+    control_client  asks one server, with timeouts, retries and proofs
+    rpc_errors      gRPC statuses and our errors
 
 May import: ``pserver.security``, ``pserver.tracing``, ``pserver.transport``, and the files of the
 root.

@@ -24,7 +24,7 @@ from pserver.security.question import Question
 from pserver.tracing.clock_offset import ClockOffset
 from pserver.tracing.spans import clock_ns
 from pserver.transport.checksums import check_message, of_message
-from pserver.transport.dialled_channel import DialledChannel
+from pserver.transport.grpc_port import DialledChannel
 from pserver.transport.grpc_stream import SERVICE
 
 log = logging.getLogger(__name__)

@@ -26,11 +26,9 @@ from pserver.security import call_proof, permissions
 from pserver.security.access import OPEN, Access
 from pserver.security.guard import Guard, check
 from pserver.security.nonces import Stale
-from pserver.transport.call_threads import Answer, CallThreads
-from pserver.transport.grpc_port import GrpcPort
+from pserver.transport.grpc_port import Answer, CallThreads, GrpcPort, HealthService
 from pserver.transport.grpc_security import bearer_of
 from pserver.transport.grpc_stream import SERVICE, Exchanges
-from pserver.transport.health_service import HealthService
 
 log = logging.getLogger(__name__)
 of_anybody = LimitedLog(log)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 import torch
 
 from pserver.errors import CorruptFrame
-from pserver.transport.push_norms import l2_norm
+from pserver.transport.arrays import l2_norm
 from transpiler.plan.plan import COMPRESSIONS as COMPRESSIONS
 
 BLOCK = 1024  # elements that share a scale

@@ -17,8 +17,8 @@ import torch
 from pserver.dense.slice_optimizer import SliceUpdater
 from pserver.dense.slice_update import OuterSliceUpdate, SliceUpdate, join_small
 from pserver.errors import CorruptFrame, Unprepared
-from pserver.transport.codec import DTYPES, NAMES
-from pserver.transport.segment import ZONE_BYTES, Segment
+from pserver.transport.frames import DTYPES, NAMES
+from pserver.transport.memory import ZONE_BYTES, Segment
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable
 from transpiler.ir.ops import rule_of_op, states_of_op
 from transpiler.ir.rules import is_dense

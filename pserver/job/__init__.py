@@ -64,6 +64,11 @@ In reading order::
     job_trace          a server's part in traces
     held_values        what a server starts with, and what it ends with
     status_report      Status
+    barriers           the barriers of a job, on server 0
+    observations       who reads what a job holds without taking part in it
+    program_parts      A program that comes in parts
+    script_position    where the script of a job is, for a trainer that has joined late
+    stragglers         trainers that compute far longer in a step than the others
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 

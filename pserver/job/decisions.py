@@ -44,7 +44,7 @@ from pserver.job_log.records import (
     resumes,
 )
 from pserver.job_log.standing import Standing
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import FollowRequest, Hello
 from transpiler.plan.plan import Deployment
 

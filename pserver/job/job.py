@@ -46,7 +46,7 @@ from pserver.job.status_report import (
 from pserver.memory.resident import resident_bytes
 from pserver.onlookers import look_again
 from pserver.running_clock import RUNNING
-from pserver.transport.byte_counters import ByteCounters
+from pserver.transport.memory import ByteCounters
 from pserver.undone import or_undone
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment

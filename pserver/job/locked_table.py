@@ -23,7 +23,7 @@ from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.table.rows_read import RowsRead
 from pserver.table.sparse_table import compile_kernels
 from pserver.table.tiered_table import open_table
-from pserver.transport.codec import DTYPES
+from pserver.transport.frames import DTYPES
 from pserver.undone import or_undone
 from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pserver.finite import NonFiniteStep
-from pserver.transport.push_norms import OutlierPush
+from pserver.transport.arrays import OutlierPush
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from pserver.job.norm_history import NormHistory
 from pserver.job.sync_round import Contribution
 from pserver.onlookers import onlooker
 from pserver.repeated_lines import RepeatedWarning
-from pserver.transport.push_norms import OutlierPush, said
+from pserver.transport.arrays import OutlierPush, said
 from transpiler.plan.plan import Lane
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from pserver.job_log.entries import Damaged
 from pserver.job_log.records import Process, ProcessStep
 from pserver.job_log_pb2 import AppliedStep, AppliedSteps, Array, Entry, RecordedHparams
 from pserver.table.gradient import RowGradient, RowsBefore
-from pserver.transport import codec
-from pserver.transport.assignment import Assignment
+from pserver.transport import frames
+from pserver.transport.arrays import Assignment
 from transpiler.formats.plan_message import hparams_from_proto, hparams_to_proto
 
 ALONE_BYTES = 2**18  # from so many on an array is copied by itself
@@ -83,13 +83,13 @@ def copied(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
     small: list[memoryview] = []
     for tensor in tensors:
         if tensor.nbytes < ALONE_BYTES:
-            small.append(codec.buffer_of(tensor.contiguous()))
+            small.append(frames.buffer_of(tensor.contiguous()))
             continue
         if small:
             found.append(memoryview(b"".join(small)))
             small = []
         copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-        found.append(codec.buffer_of(copy))
+        found.append(frames.buffer_of(copy))
     return [*found, memoryview(b"".join(small))] if small else found
 
 
@@ -101,16 +101,16 @@ def arrays_of(entry: Entry, payload: memoryview) -> Iterator[Named]:
     """
     begin = 0
     for array in entry.arrays:
-        if array.dtype not in codec.DTYPES:
+        if array.dtype not in frames.DTYPES:
             raise Damaged(f"{array.name!r}: expected a dtype, got {array.dtype!r}")
         count = 1
         for extent in array.shape:
             count *= extent
-        end = begin + count * codec.DTYPES[array.dtype].itemsize
+        end = begin + count * frames.DTYPES[array.dtype].itemsize
         if end > payload.nbytes:
             raise Damaged(f"{array.name!r}: expected {end} bytes, got {payload.nbytes}")
-        tensor = torch.empty(tuple(array.shape), dtype=codec.DTYPES[array.dtype])
-        codec.copy_bytes(codec.buffer_of(tensor), payload[begin:end])
+        tensor = torch.empty(tuple(array.shape), dtype=frames.DTYPES[array.dtype])
+        frames.copy_bytes(frames.buffer_of(tensor), payload[begin:end])
         yield array, tensor
         begin = end
     if begin != payload.nbytes:
@@ -243,7 +243,7 @@ def _buffers(
 def _array(kind: Array.Kind, trainer: int, name: str, tensor: torch.Tensor) -> Array:
     return Array(
         name=name,
-        dtype=codec.NAMES[tensor.dtype],
+        dtype=frames.NAMES[tensor.dtype],
         shape=tensor.shape,
         kind=kind,
         trainer=trainer,

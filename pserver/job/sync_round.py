@@ -34,8 +34,7 @@ from pserver.job.update_task import UpdateTask
 from pserver.job_log.records import ProcessStep
 from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient, RowsBefore, total_of
-from pserver.transport.assignment import Assignment, checksum
-from pserver.transport.push_norms import OutlierPush, PushNorm
+from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, checksum
 from transpiler.ir.rules import Hparam
 
 if TYPE_CHECKING:

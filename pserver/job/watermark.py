@@ -11,7 +11,7 @@ from pserver.finite import NonFiniteStep
 from pserver.job.norm_history import NormHistory
 from pserver.job.outcome import Outcome
 from pserver.job_log.standing import Applied
-from pserver.transport.push_norms import OutlierPush
+from pserver.transport.arrays import OutlierPush
 
 
 @dataclass(slots=True)

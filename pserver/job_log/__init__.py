@@ -8,11 +8,11 @@ message for that; with several a step costs one small message each way.
 
 In reading order::
 
-    records       what the log has, and what servers tell the coordinator
-    standing      where it stands, for a server that comes back, and what is lost there
-    coordinator   appends records: a state machine, without clock and without network
+    records          what the log has, and what servers tell the coordinator
+    standing         where it stands, for a server that comes back, and what is lost there
+    coordinator      appends records: a state machine, without clock and without network
     write_ahead_log  the file to which server 0 writes what it alone knows
-    entries       the form of a recorded log, as a file
+    entries          the form of a recorded log, as a file
 
 Pure: no clock, no threads, no sockets; a write-ahead log writes a file.  ``pserver.job`` acts on
 the records, ``pserver.link`` carries them.

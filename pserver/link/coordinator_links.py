@@ -28,7 +28,7 @@ from pserver.errors import (
 )
 from pserver.link.link_end import LinkEnd
 from pserver.running_clock import RUNNING
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.undone import or_undone
 from pserver.wire_pb2 import FollowRequest, Hello, Kind
 

@@ -43,9 +43,8 @@ from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access
 from pserver.side_business import SideBusiness
-from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS, suited
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream, greet
 from pserver.wire_pb2 import FollowReply, FollowRequest, Frame, Hello, Kind
 
 log = logging.getLogger(__name__)

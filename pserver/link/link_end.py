@@ -22,7 +22,7 @@ from contextlib import suppress
 from pserver.errors import CorruptFrame, GarbledStream, Unreachable
 from pserver.link.messages import Messages
 from pserver.running_clock import RUNNING
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Frame, Kind
 
 ASK_SECONDS = 0.02  # between two questions whether the peer has heard all

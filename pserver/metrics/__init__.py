@@ -2,11 +2,11 @@
 
 In reading order::
 
-    histograms   how long, and how many steps: their buckets
-    job_steps    what a server measures of one job's steps
-    labels       the constant labels of a process
-    exposition   GET /metrics
-    json_log     log lines with the same labels
+    histograms  how long, and how many steps: their buckets
+    job_steps   what a server measures of one job's steps
+    labels      the constant labels of a process
+    exposition  GET /metrics
+    json_log    log lines with the same labels
 
 What is counted elsewhere anyway is read when somebody asks: ``pserver/service/server_metrics.py``
 and ``trainer/communicator/trainer_metrics.py`` make the page of their process.  docs/metrics.md

@@ -13,6 +13,9 @@ In reading order::
     answers             the frame that ends an answer
     gradient_assembler  the gradients of one step, from the parts that arrive
     table_service       the stream that reads and loads rows: LOOKUP, SCAN, VALUE
+    reading_service     the server's end of an observer's stream
+    server_links        A server's link to the other servers of its job
+    server_metrics      the metrics of a server
 
 Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what these return
 becomes frames.  No arithmetic.

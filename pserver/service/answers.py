@@ -8,8 +8,8 @@ from pserver.errors import PServerError, Unprepared
 from pserver.finite import NonFiniteStep
 from pserver.job.outcome import Outcome
 from pserver.table.gradient import RowGradient
-from pserver.transport.push_norms import ROWS
-from pserver.transport.push_norms import PushNorm as Norm
+from pserver.transport.arrays import MOST_ROWS
+from pserver.transport.arrays import PushNorm as Norm
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Commit, Done, Failure, Frame, Kind, NonFinite, OutlierPush, PushNorm
 from transpiler.plan.plan import Plan
@@ -56,7 +56,7 @@ def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
     Raises:
         Unprepared: the plan has no such parameter or table.
     """
-    norms = {each.variable: Norm(each.norm, tuple(each.rows[:ROWS])) for each in commit.norms}
+    norms = {each.variable: Norm(each.norm, tuple(each.rows[:MOST_ROWS])) for each in commit.norms}
     if norms:
         known = {each.name for each in plan.placements} | {each.name for each in plan.tables}
         if unknown := norms.keys() - known:

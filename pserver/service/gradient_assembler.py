@@ -18,8 +18,8 @@ from pserver.dense.compression import decode, layout, selected_layout
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.finite import is_finite
-from pserver.transport import codec
-from pserver.transport.segment import ZONE_BYTES, Segment
+from pserver.transport import frames
+from pserver.transport.memory import ZONE_BYTES, Segment
 from pserver.transport.stream import Offer
 from pserver.wire_pb2 import Frame, Kind, Part
 
@@ -160,8 +160,8 @@ class GradientAssembler:
             return None
         group = self._group(header)
         if group is not None and group.memory.nbytes == payload_bytes:
-            return [codec.buffer_of(group.memory)]
-        return codec.land(header, payload_bytes, self.destination)
+            return [frames.buffer_of(group.memory)]
+        return frames.land(header, payload_bytes, self.destination)
 
     def received(self, header: Frame) -> None:
         """Counts a frame's parts, which have been copied to their destinations, and looks whether

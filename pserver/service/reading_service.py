@@ -11,7 +11,7 @@ import torch
 from pserver.errors import Refused, Unprepared
 from pserver.job.job import Job
 from pserver.job.observations import Observation
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
@@ -67,6 +67,6 @@ class ReadingService:
         self._answer(arrays, Done(cursor=cursor, metadata=table.metadata()))
 
     def _answer(self, tensors: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
-        for header, payload in codec.frames(Kind.VALUE, 0, tensors):
+        for header, payload in frames.frames(Kind.VALUE, 0, tensors):
             self._stream.send(header, payload)
         self._stream.send(Frame(kind=Kind.DONE, done=done))

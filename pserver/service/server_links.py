@@ -10,7 +10,7 @@ from pserver.job.decisions import Decisions, Link
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.link.follower_link import FollowerLink
 from pserver.security.access import Access
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import FollowRequest, Hello
 from transpiler.plan.plan import Deployment
 

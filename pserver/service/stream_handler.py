@@ -13,8 +13,7 @@ from pserver.service.first_frame import hello_of, member_of
 from pserver.service.reading_service import ReadingService
 from pserver.service.tensor_service import TensorService
 from pserver.service.working_streams import WorkingStreams
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport.stream import SequencedStream, Stream
 from pserver.wire_pb2 import Hello
 
 

@@ -17,8 +17,8 @@ from pserver.job.job import Job
 from pserver.job.membership import Member
 from pserver.service.first_frame import kind_of
 from pserver.tracing.spans import now
-from pserver.transport import codec
-from pserver.transport.array_assembler import ArrayAssembler
+from pserver.transport import frames
+from pserver.transport.arrays import ArrayAssembler
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
@@ -147,7 +147,7 @@ class TableService:
             self._job.check_loads(self._member, "rows")
 
     def _answer(self, arrays: Iterable[tuple[str, torch.Tensor]], done: Done) -> None:
-        for header, payload in codec.frames(Kind.VALUE, 0, arrays):
+        for header, payload in frames.frames(Kind.VALUE, 0, arrays):
             self._stream.send(header, payload)
             self._job.sent[self._member.transport] += sum(
                 memoryview(buffer).nbytes for buffer in payload

@@ -43,10 +43,15 @@ from pserver.service.value_frames import ValueFrames
 from pserver.service.working_streams import WorkingStreams
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import now
-from pserver.transport import codec
-from pserver.transport.array_assembler import ArrayAssembler, row_gradients
-from pserver.transport.assignment import AssignmentAssembler, checksum, whole_values
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport import frames
+from pserver.transport.arrays import (
+    ArrayAssembler,
+    AssignmentAssembler,
+    checksum,
+    row_gradients,
+    whole_values,
+)
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms
 from transpiler.formats.plan_message import hparams_from_proto
 
@@ -153,7 +158,7 @@ class TensorService:
         """The next frame but PROBE, which it answers; None at the end."""
         while (received := self._next()) is not None:
             header, payload = received
-            size = codec.received_bytes(header, payload)
+            size = frames.received_bytes(header, payload)
             self._job.received[self._member.transport] += size
             self._member.last_heard = self._job.now()
             self._check_place()
@@ -181,7 +186,7 @@ class TensorService:
         self._job.lifecycle.check_running()
         gradients = self._assembler()
         gradients.begin(header.step)
-        codec.scatter(header, payload, gradients.destination)
+        frames.scatter(header, payload, gradients.destination)
         gradients.received(header)
 
     def _assembler(self) -> GradientAssembler:
@@ -291,7 +296,7 @@ class TensorService:
             if not new:
                 return
             with slices.writing([part.name for part in header.parts]):
-                codec.scatter(
+                frames.scatter(
                     header,
                     payload,
                     lambda part: slices.destination(part.name, part.dtype, tuple(part.shape)),

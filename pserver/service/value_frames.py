@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from pserver.transport import codec
-from pserver.transport.segment import IN_ORDER, Segment
+from pserver.transport import frames as codec
+from pserver.transport.memory import IN_ORDER, Segment
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Kind
 

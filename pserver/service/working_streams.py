@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from pserver.errors import PServerError
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Frame, Kind
 
 PROBE_SECONDS = 1.0

@@ -1,23 +1,175 @@
-"""What a script has written into variables, as it travels with a step: whole slices, or single
-elements.  Pure bookkeeping.
+"""Arrays on their way: rows of tables, assignments and norms, put together from parts.
 
-A stream that is opened again has an assembler of its own.
+[Note: norms of 32 bits]  A norm is summed in 32 bits, at the speed of memory; in 64 bits torch
+takes fifty times as long, and what it is compared with is a factor.  Squares leave the range of 32
+bits above 1e19: where the sum has, it is taken again in 64 bits, of elements divided by the
+largest.  Squares below 1e-45 are 0.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pserver.errors import CorruptFrame, Unprepared
-from pserver.transport import codec
-from pserver.transport.array_assembler import ArrayAssembler
+from pserver.errors import CorruptFrame, Refused, Unprepared
+from pserver.table.gradient import RowGradient
+from pserver.transport import frames
 from pserver.transport.stream import Buffer
 from pserver.wire_pb2 import Frame, Part
+from transpiler.ir.tables import ShowClickEntry, Table
+
+# ---- array assembler ----
+#
+# Assembles the named arrays of one request as they arrive over a stream: rows of tables, whose
+# number no plan knows.  Pure bookkeeping.
+#
+# A request may be sent again from the beginning, on another stream.  Each stream has an assembler
+# of its own.
+
+
+IDS, ROWS, STATISTICS = "@ids", "@rows", "@statistics"
+
+
+class ArrayAssembler:
+    """The arrays of one request, of any shape, by name.  One thread uses it.
+
+    Args:
+        has: whether there may be an array of this name; what a peer invents is not kept.
+        most_bytes: of the arrays of one request.
+    """
+
+    def __init__(
+        self, has: Callable[[str], bool] = lambda name: True, most_bytes: int = 2**63
+    ) -> None:
+        self._has, self._most = has, most_bytes
+        self._arrays: dict[str, torch.Tensor] = {}
+        self._received: dict[str, int] = {}
+
+    def take_in(self, header: Frame, payload: Buffer) -> None:
+        """Copies a frame's parts into their arrays.
+
+        Raises:
+            CorruptFrame: a part does not begin where the one before it of its name ended, or no
+                tensor has its shape.
+            Unprepared: there is no array of this name.
+            Refused: the request is too large.
+        """
+        frames.scatter(header, payload, self._destination)
+        for part in header.parts:
+            self._received[part.name] += part.size
+
+    def _destination(self, part: Part) -> torch.Tensor:
+        if part.name not in self._arrays:
+            if not self._has(part.name):
+                raise Unprepared(f"{part.name!r} belongs to no table of this lane")
+            self._check_room(part)
+            self._arrays[part.name] = frames.blank(part)
+            self._received[part.name] = 0
+        if part.offset != self._received[part.name]:
+            begin = self._received[part.name]
+            raise CorruptFrame(
+                f"{part.name!r}: expected bytes from {begin} on, got them from {part.offset}"
+            )
+        return self._arrays[part.name]
+
+    def _check_room(self, part: Part) -> None:
+        held = sum(array.nbytes for array in self._arrays.values())
+        size = frames.whole_bytes(part)
+        if held + size > self._most:
+            raise Refused(
+                f"expected a request of up to {self._most} bytes (--max-memory), got "
+                f"{held + size} with {part.name!r}"
+            )
+
+    def take_out(self) -> dict[str, torch.Tensor]:
+        """All arrays, by name.  The next request may begin.
+
+        Raises:
+            CorruptFrame: one is not whole.
+        """
+        arrays, received = self._arrays, self._received
+        self._arrays, self._received = {}, {}
+        for name, array in arrays.items():
+            if received[name] != array.nbytes:
+                raise CorruptFrame(
+                    f"expected {array.nbytes} bytes of {name!r}, got {received[name]}"
+                )
+        return arrays
+
+
+def row_parts(
+    name: str, gradient: RowGradient, dtype: torch.dtype | None = None
+) -> list[tuple[str, torch.Tensor]]:
+    """The named arrays that a table's gradient travels as.
+
+    Args:
+        dtype: of its rows on the way; None: as they are.
+    """
+    rows = gradient.rows if dtype is None else gradient.rows.to(dtype)
+    parts = [(name + IDS, gradient.ids), (name + ROWS, rows)]
+    return (
+        parts if gradient.statistics is None else [*parts, (name + STATISTICS, gradient.statistics)]
+    )
+
+
+def row_gradients(
+    arrays: Mapping[str, torch.Tensor], tables: Sequence[Table]
+) -> dict[str, RowGradient]:
+    """The row gradients that the arrays of one step hold, by table.
+
+    Raises:
+        Unprepared: an array belongs to no table of this lane.
+        CorruptFrame: a gradient lacks an array, or one has another dtype or shape than its table.
+    """
+    found: dict[str, RowGradient] = {}
+    left = dict(arrays)
+    for table in tables:
+        ids = left.pop(table.name + IDS, None)
+        if ids is None:
+            continue
+        rows, statistics = (
+            left.pop(table.name + ROWS, None),
+            left.pop(table.name + STATISTICS, None),
+        )
+        count = len(ids) if ids.dim() == 1 else -1
+        counts = isinstance(table.entry, ShowClickEntry)
+        _expect(table.name + IDS, ids, torch.int64, (count,))
+        whole, shorter = frames.DTYPES[table.computes_in], frames.DTYPES[table.gradients_in]
+        short = rows is not None and rows.dtype == shorter
+        _expect(table.name + ROWS, rows, shorter if short else whole, (count, table.dim))
+        if counts or statistics is not None:
+            _expect(
+                table.name + STATISTICS, statistics, torch.float32, (count, 2) if counts else None
+            )
+        assert rows is not None
+        found[table.name] = RowGradient(ids, rows.to(whole), statistics)
+    if left:
+        raise Unprepared(f"{min(left)!r} belongs to no table of this lane")
+    return found
+
+
+def _expect(
+    name: str, array: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...] | None
+) -> None:
+    if array is None or shape is None or array.dtype != dtype or tuple(array.shape) != shape:
+        expected = "none" if shape is None else f"{dtype} {list(shape)}"
+        got = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+        raise CorruptFrame(f"{name!r}: expected {expected}, got {got}")
+
+
+# ---- assignment ----
+#
+# What a script has written into variables, as it travels with a step: whole slices, or single
+# elements.  Pure bookkeeping.
+#
+# A stream that is opened again has an assembler of its own.
+
 
 ELEMENTS, VALUES = "@elements", "@values"
 
@@ -77,7 +229,7 @@ def checksum(tensor: Tensor) -> int:
         >>> checksum(torch.zeros(2)) == checksum(torch.zeros(2, dtype=torch.int32))
         True
     """
-    digest = hashlib.blake2b(codec.buffer_of(tensor), digest_size=8).digest()
+    digest = hashlib.blake2b(frames.buffer_of(tensor), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -123,9 +275,9 @@ class AssignmentAssembler(ArrayAssembler):
 
     def _destination(self, part: Part) -> Tensor:
         dtype, shape = self._expected(part)
-        if codec.DTYPES.get(part.dtype) is not dtype or tuple(part.shape) != shape:
+        if frames.DTYPES.get(part.dtype) is not dtype or tuple(part.shape) != shape:
             raise CorruptFrame(
-                f"{part.name!r}: expected {codec.NAMES[dtype]} {list(shape)}, got {part.dtype!r} "
+                f"{part.name!r}: expected {frames.NAMES[dtype]} {list(shape)}, got {part.dtype!r} "
                 f"{list(part.shape)}"
             )
         return super()._destination(part)
@@ -183,3 +335,117 @@ def _check_elements(name: str, elements: Tensor, values: Tensor, count: int) -> 
         0 <= int(elements[0]) and int(elements[-1]) < count and bool((elements.diff() > 0).all())
     ):
         raise CorruptFrame(f"{name!r}: expected ascending elements from 0 to {count - 1}")
+
+
+# ---- push norms ----
+#
+# How large what a step brings of one parameter or table is; and what of it is far too large.
+
+
+MOST_ROWS = 8  # ids of a table's largest rows that travel
+NAMED = 3  # outliers that a message names
+
+
+def l2_norm(tensor: torch.Tensor) -> float:
+    """The root of the sum of squares.
+
+    Args:
+        tensor: floats of 16 to 64 bits, of any shape, in main memory.
+
+    Returns:
+        NaN or an infinity where an element is.
+
+    Example:
+        >>> l2_norm(torch.tensor([3.0, 4.0])), l2_norm(torch.tensor([3e30, 4e30]))
+        (5.0, 5e+30)
+    """
+    norm = float(torch.linalg.vector_norm(tensor, dtype=_summed(tensor)))
+    if math.isfinite(norm):
+        return norm
+    wide = tensor.double()
+    largest = float(wide.abs().max())
+    if not math.isfinite(largest):
+        return largest
+    return min(largest * float(torch.linalg.vector_norm(wide / largest)), sys.float_info.max)
+
+
+def _summed(tensor: torch.Tensor) -> torch.dtype:
+    """In what squares are summed.  See [Note: norms of 32 bits]."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class PushNorm:
+    """How large what a step brings of a parameter or table is.
+
+    Attributes:
+        norm: L2 of a parameter's gradient (or change); of a table the root mean square of the L2
+            norms of its rows, so that a step of more rows is no larger.
+        rows: the ids of the largest rows, the largest first.
+    """
+
+    norm: float
+    rows: tuple[int, ...] = ()
+
+    @classmethod
+    def of_rows(cls, ids: torch.Tensor, rows: torch.Tensor) -> PushNorm:
+        """That of a table.
+
+        Args:
+            ids: int64 [u].
+            rows: [u, dim].
+
+        Example:
+            >>> PushNorm.of_rows(torch.tensor([7, 8]), torch.tensor([[1.0], [7.0]]))
+            PushNorm(norm=5.0, rows=(8, 7))
+        """
+        if not len(ids):
+            return cls(0.0)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=_summed(rows))
+        if not bool(norms.isfinite().all()):
+            norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        largest = ids[norms.topk(min(MOST_ROWS, len(ids))).indices]
+        return cls(l2_norm(norms) / math.sqrt(len(ids)), tuple(largest.tolist()))
+
+    def scaled(self, factor: float) -> PushNorm:
+        """The same of a push that is so many times as large."""
+        return PushNorm(self.norm * factor, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierPush:
+    """A norm in a trainer's step that is far beyond the history of this trainer and variable.
+
+    Attributes:
+        trainer, step: whose, and its number in the lane.
+        variable: the parameter or table.
+        norm: how large it is.
+        history: how large it was expected to be.
+    """
+
+    trainer: int
+    step: int
+    variable: str
+    norm: PushNorm
+    history: float
+
+    @property
+    def found(self) -> str:
+        """Norm, history and rows in words."""
+        times = self.norm.norm / self.history
+        text = f"the norm {self.norm.norm:.3g} of {self.variable!r}, {times:.3g} times its "
+        text += f"history of {self.history:.3g}"
+        return text + (f" (rows {', '.join(map(str, self.norm.rows))})" if self.norm.rows else "")
+
+
+def listed(outliers: Collection[OutlierPush]) -> str:
+    """What is too large in a step, the first few."""
+    named = " and ".join(each.found for each in list(outliers)[:NAMED])
+    more = len(outliers) - NAMED
+    return named + (f" and {more} more" if more > 0 else "")
+
+
+def said(outliers: Sequence[OutlierPush]) -> str:
+    """The outliers of one trainer's step, at least one: ``step 3 of trainer 1 brings ...``."""
+    first = outliers[0]
+    return f"step {first.step} of trainer {first.trainer} brings {listed(outliers)}"

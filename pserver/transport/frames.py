@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from pserver.errors import CorruptFrame
-from pserver.transport.memory_file import address_of
+from pserver.transport.memory import address_of
 from pserver.transport.stream import LANDED, Buffer
 from pserver.wire_pb2 import Frame, Kind, Part
 

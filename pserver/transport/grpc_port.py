@@ -1,17 +1,157 @@
-"""A gRPC server on a port, behind a proxy that bounds its connections."""
+"""A gRPC server on a port, behind a proxy that bounds its connections.
+
+[Note: a call without its message]  grpcio gives a call a thread when its headers are there, and the
+thread waits for the message.  A stranger who sends headers alone would take thread after thread.
+So at most half of a pool waits so: where one more comes, the oldest is cancelled
+(:class:`~pserver.half_open.HalfOpen`).  To be able to cancel it, a handler here gets an
+iterator of messages and reads one: on the wire a unary call is just that.  The message is bytes, as
+its size is looked at before it is parsed: parsed it takes up to forty times as much.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2
 
-from pserver.limits import Limits
+from pserver.errors import CorruptFrame, Unreachable
+from pserver.half_open import HalfOpen, address_of
+from pserver.limits import PART_BYTES, SLACK_BYTES, Limits
 from pserver.security.keys import Keys
+from pserver.transport.checksums import check_message, of_message
 from pserver.transport.endpoint import spell
-from pserver.transport.grpc_security import listen_on
-from pserver.transport.private_socket import PrivateSocket
-from pserver.transport.tcp_proxy import TcpProxy
+from pserver.transport.grpc_security import listen_on, open_channel
+from pserver.transport.strangers import PrivateSocket, TcpProxy
+
+# ---- call threads ----
+#
+# Threads for a gRPC server's calls, a few pools of them, by what the calls do.
+#
+# A heartbeat that waits for a thread is a trainer that is taken for dead.  So calls that wait for
+# other trainers, calls that write files, and tensor streams each have threads of their own; however
+# many of them there are, those of the heartbeats stay free.
+
+
+THREADS = 32  # of a pool whose calls do not wait for other trainers
+SMALL_BYTES = 2**16  # of the message of a call that is in none of the groups below
+TEXT_BYTES = 2**20  # of the message of a call that says why a trainer has failed
+TALK_BYTES = 2**22  # of the message of a call that tells other trainers something
+BYTES_PER_SECOND = 2**20  # of the slowest connection on which a large message arrives in time
+
+POOLS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("Heartbeat", "Announce", "Leave"), "beats"),
+        **dict.fromkeys(("Barrier", "Finish"), "waits"),
+        "Challenge": "challenges",  # one goes before each heartbeat, and strangers may ask for it
+        **dict.fromkeys(("Install", "Save", "Load", "Shrink", "Observe"), "works"),
+    }
+)
+OTHERS = "asks"  # the pool of all other calls
+
+Answer = Callable[[bytes, grpc.ServicerContext], Message]
+"""Answers a call: the bytes of its message, and its context."""
+
+
+class CallThreads:
+    """The pools of one gRPC server.
+
+    Args:
+        limits: how many there may be of what, and how large.
+        peer: HOST:PORT of whoever calls.
+    """
+
+    def __init__(self, limits: Limits, peer: Callable[[grpc.ServicerContext], str]) -> None:
+        self._limits, self._peer = limits, peer
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._waiting: dict[str, HalfOpen] = {}
+        for name in {*POOLS.values(), OTHERS}:
+            threads = THREADS + (limits.trainers if name == "waits" else 0)
+            self._pools[name] = ThreadPoolExecutor(threads, thread_name_prefix=f"control {name}")
+            largest = max(
+                [self.most_bytes(call) for call, pool in POOLS.items() if pool == name],
+                default=limits.manifest_bytes,
+            )
+            seconds = limits.hello_seconds + largest / BYTES_PER_SECOND
+            self._waiting[name] = HalfOpen(THREADS // 2, seconds)
+
+    def most_bytes(self, call: str) -> int:
+        """The largest message of a call."""
+        of_calls = {
+            "Join": self._limits.manifest_bytes,
+            "Install": PART_BYTES + SLACK_BYTES,
+            **dict.fromkeys(("Barrier", "Rendezvous"), TALK_BYTES),
+            "Trace": PART_BYTES + SLACK_BYTES,  # a part of a trainer's spans
+            **dict.fromkeys(("Announce", "Leave"), TEXT_BYTES),
+        }
+        return of_calls.get(call, SMALL_BYTES)
+
+    def handler(self, call: str, answer: Answer) -> grpc.RpcMethodHandler:
+        """The handler of a unary call.
+
+        Args:
+            call: its name.
+            answer: gives the reply to the bytes of a message, or aborts the call.
+        """
+        pool = POOLS.get(call, OTHERS)
+
+        def serve(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            received = self._received(call, self._waiting[pool], messages, context)
+            try:
+                checked = check_message("a request", received, context.invocation_metadata())
+                reply = answer(received, context).SerializeToString()
+                if checked:
+                    context.set_trailing_metadata((of_message(reply),))
+                return reply
+            except (CorruptFrame, DecodeError) as error:
+                context.abort(grpc.StatusCode.INTERNAL, str(error))
+                raise AssertionError("abort returns") from error  # it raises
+
+        # grpc's own health service chooses its threads in the same way
+        serve.experimental_thread_pool = self._pools[pool]  # type: ignore[attr-defined]
+        return grpc.stream_unary_rpc_method_handler(serve)
+
+    def _received(
+        self,
+        call: str,
+        waiting: HalfOpen,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        """A call's message."""
+        number = waiting.begin(address_of(self._peer(context)), context.cancel)
+        try:
+            message = next(messages, None)
+        finally:
+            waiting.over(number)
+        if message is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{call}: expected one message")
+            raise AssertionError("abort returns")  # it raises
+        if len(message) > (most := self.most_bytes(call)):
+            what = f"{call}: expected a message of up to {most} bytes, got {len(message)}"
+            hint = " (--max-program)" if call == "Join" else ""
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what + hint)
+        return message
+
+    def end_late(self) -> None:
+        """Ends calls whose message has not come in time; somebody calls it now and then."""
+        for waiting in self._waiting.values():
+            waiting.end_late()
+
+    def close(self) -> None:
+        """Starts no further thread."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
+
+
+# ---- grpc port ----
+
 
 CALLS_OF_CONNECTION = 128  # at a time
 MESSAGE_BYTES = 2**26  # what a client takes: a reply may have a whole program, with many slices
@@ -97,3 +237,153 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", 20_000),
     ]
+
+
+# ---- dialled channel ----
+#
+# A gRPC channel to one server that can be dialled again: another takes its place.
+#
+# gRPC's own channel connects again by itself, but only where it notices that its connection has
+# ended, and to the addresses that it has resolved.  Here every dial resolves the name anew and
+# makes another channel.
+
+
+class DialledChannel:
+    """The present channel to one server.  Any thread may use it.
+
+    Args:
+        host, port: the server's.
+        keys: this process's; None: without TLS.
+
+    Attributes:
+        redials: channels that a heartbeat has put in the place of another.
+        closed: whether :meth:`close` was called.
+    """
+
+    def __init__(self, host: str, port: int, keys: Keys | None = None) -> None:
+        self.redials = 0
+        self.closed = False
+        self._host, self._port, self._keys = host, port, keys
+        self._lock = threading.Lock()  # guards all but the two above; nothing blocks under it
+        self._present: grpc.Channel | None = None
+
+    def dial(self, timeout_seconds: float) -> grpc.Channel:
+        """A further channel, to the address that the host's name has now.
+
+        Raises:
+            Unreachable: no address of the host accepts a connection within the timeout.
+            Untrusted: what listens there is no server of ours, or takes no certificate of ours.
+        """
+        return open_channel(self._host, self._port, CLIENT_OPTIONS, timeout_seconds, self._keys)
+
+    def present(self, timeout_seconds: float) -> grpc.Channel:
+        """The present channel; dialled where there is none.
+
+        Raises:
+            Unreachable: it cannot be dialled within the timeout, or was closed.
+        """
+        with self._lock:
+            present = self._present
+        if present is not None:
+            return present
+        if self.closed:
+            raise self._was_closed()
+        fresh = self.dial(timeout_seconds)
+        with self._lock:
+            if self._present is None and not self.closed:
+                self._present = fresh
+            present = self._present
+        if present is not fresh:  # another thread was faster, or has closed this
+            fresh.close()
+        if present is None:
+            raise self._was_closed()
+        return present
+
+    def _was_closed(self) -> Unreachable:
+        return Unreachable(f"{spell(self._host, self._port)}: the connection was closed")
+
+    def replace(self, fresh: grpc.Channel) -> None:
+        """Puts a channel in the place of the present one, whose calls end as cancelled."""
+        before: grpc.Channel | None = fresh
+        with self._lock:
+            if not self.closed:
+                before, self._present = self._present, fresh
+                self.redials += 1
+        if before is not None:
+            before.close()
+
+    def drop(self, channel: grpc.Channel) -> None:
+        """Gives up a channel, if it is the present one; the next call dials another."""
+        with self._lock:
+            if self._present != channel:
+                return
+            self._present = None
+        channel.close()
+
+    def replaced(self, channel: grpc.Channel) -> bool:
+        """Whether another channel has taken this one's place."""
+        with self._lock:
+            return self._present not in (None, channel)
+
+    def close(self) -> None:
+        """Ends the connection; harmless when called twice."""
+        with self._lock:
+            self.closed, present, self._present = True, self._present, None
+        if present is not None:
+            present.close()
+
+
+# ---- health service ----
+#
+# The standard health service of gRPC, with bounds.
+
+
+MOST_WATCHES = 64  # calls of Watch, at a time
+
+
+class HealthService(health.HealthServicer):  # type: ignore[misc]  # it has no types
+    """Health checks with threads of their own, and few calls of Watch at a time, as each lasts.
+
+    Args:
+        welcome: is told of each call that lasts.
+    """
+
+    def __init__(self, welcome: Callable[[grpc.ServicerContext], None]) -> None:
+        super().__init__()
+        self._welcome = welcome
+        self._watching = 0  # calls of Watch
+        self._counting = Lock()  # guards it
+
+    def add_to(self, server: grpc.Server, threads: CallThreads) -> None:
+        """Adds the service to a server."""
+        asked, answered = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+
+        def check(received: bytes, context: grpc.ServicerContext) -> Message:
+            reply: Message = self.Check(asked.FromString(received), context)
+            return reply
+
+        methods = {
+            "Check": threads.handler("Check", check),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self.Watch, asked.FromString, answered.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),)
+        )
+
+    def Watch(self, request: Any, context: grpc.ServicerContext, send: Any = None) -> Any:  # noqa: N802  # grpc's
+        """Tells each change of a service's status, until the caller ends it."""
+        with self._counting:
+            full = self._watching >= MOST_WATCHES
+            self._watching += not full
+        if full:
+            what = f"expected at most {MOST_WATCHES} calls of Watch at a time"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        context.add_callback(self._watched)
+        self._welcome(context)
+        return super().Watch(request, context, send)
+
+    def _watched(self) -> None:
+        with self._counting:
+            self._watching -= 1

@@ -30,13 +30,11 @@ from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
 from pserver.transport import checksums
 from pserver.transport.checksums import ASKED, CHECKSUM, FRAMES, OFF, ON, UNASKED, opened, sealed
-from pserver.transport.codec import decode, encode_header
 from pserver.transport.endpoint import spell
+from pserver.transport.frames import decode, encode_header
 from pserver.transport.grpc_port import CLIENT_OPTIONS, MESSAGE_BYTES, GrpcPort
 from pserver.transport.grpc_security import bearer_of, open_channel
-from pserver.transport.open_streams import OpenStreams
-from pserver.transport.pipe import Pipe
-from pserver.transport.stream import Buffer, Handler, Land, Stream
+from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe, Stream
 from pserver.wire_pb2 import Frame
 
 SERVICE = "pserver.ParameterServer"

@@ -13,11 +13,9 @@ from threading import Lock, Thread
 from pserver.errors import Unreachable
 from pserver.security.certificates import Bearer
 from pserver.security.keys import Keys
-from pserver.transport.codec import parse_header
 from pserver.transport.endpoint import spell
-from pserver.transport.open_streams import OpenStreams
-from pserver.transport.pipe import Pipe
-from pserver.transport.stream import Buffer, Handler, Land
+from pserver.transport.frames import parse_header
+from pserver.transport.stream import Buffer, Handler, Land, OpenStreams, Pipe
 from pserver.wire_pb2 import Frame
 
 _lock = Lock()  # guards the two below

@@ -22,23 +22,437 @@ its own, finds no listener there and takes the next transport.
 
 from __future__ import annotations
 
+import array
+import logging
 import os
 import secrets
 import socket
 import stat
 import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
-from pserver.errors import Unreachable
+from pserver.errors import CorruptFrame, Unreachable
 from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security.keys import Keys
-from pserver.transport import shm_ring
-from pserver.transport.accept_loop import AcceptLoop
+from pserver.transport import memory as memory_file
 from pserver.transport.endpoint import spell
-from pserver.transport.open_streams import OpenStreams
-from pserver.transport.shm_ring import Ring
-from pserver.transport.shm_stream import ShmStream
-from pserver.transport.stream import Handler
+from pserver.transport.frames import HEADER_BYTES, copy_bytes, parse_header
+from pserver.transport.memory import PeerSegment, Segment
+from pserver.transport.stream import (
+    FRAME_BYTES,
+    AcceptLoop,
+    Buffer,
+    Handler,
+    Land,
+    OpenStreams,
+    SocketStream,
+    check_size,
+)
+from pserver.transport.zones import FilledZones, OfferedZones, ReadZones, UnmappedZones, Zones
+from pserver.wire_pb2 import Frame, Kind
+
+# ---- shm reader ----
+#
+# Reads what comes over a unix socket: bytes, and descriptors beside them.
+
+
+BUFFER_BYTES = 2**16  # read at once
+DESCRIPTORS = 1  # that come with one message
+
+
+class SocketReader:
+    """A buffered reader.  One thread at a time uses it.
+
+    Args:
+        connection: whose owner stays the caller.
+        takes_descriptors: otherwise the kernel drops those that come.
+    """
+
+    def __init__(self, connection: socket.socket, takes_descriptors: bool) -> None:
+        self._socket = connection
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._begin = self._end = 0  # of what was read and not taken yet
+        self._beside = socket.CMSG_SPACE(DESCRIPTORS * 4) if takes_descriptors else 0
+        self._descriptors: deque[int] = deque()
+        self._closed = False
+
+    def exactly(self, size: int) -> bytes:
+        """The next bytes.
+
+        Raises:
+            OSError: the peer is gone, or the reader was closed.
+        """
+        have = bytes(self._buffer[self._begin : min(self._end, self._begin + size)])
+        self._begin += len(have)
+        if len(have) == size:
+            return have
+        pieces = [have]
+        missing = size - len(have)
+        while missing:
+            self._begin, self._end = 0, self._read()
+            self._begin = min(missing, self._end)
+            pieces.append(bytes(self._buffer[: self._begin]))
+            missing -= self._begin
+        return b"".join(pieces)
+
+    def descriptor(self) -> int:
+        """The next descriptor, which is the caller's from now on.
+
+        Raises:
+            CorruptFrame: none has come with what was read.
+        """
+        if not self._descriptors:
+            raise CorruptFrame("expected a descriptor, got none")
+        return self._descriptors.popleft()
+
+    def close(self) -> None:
+        """Closes descriptors that nobody has taken."""
+        self._closed = True
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _read(self) -> int:
+        """Reads into the buffer, of which nothing is left."""
+        size = 0
+        if not self._closed:
+            size, beside, _, _ = self._socket.recvmsg_into(
+                [self._buffer], self._beside, socket.MSG_CMSG_CLOEXEC
+            )
+            for level, kind, data in beside:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._descriptors.extend(array.array("i", data))
+        if not size:
+            raise ConnectionError("the peer is gone")
+        return size
+
+
+# ---- shm ring ----
+#
+# A segment of memory that two processes of one host share, and the slots in it that hold payloads.
+#
+# ::
+#
+#   one memfd:   | slot | slot | slot ...  from the connecting end | slot | slot ...  to it |
+#
+# A slot is as long as the payload in it.  It stands behind the slot before it, or at the
+# direction's begin where the rest is too short.  Both ends compute the same places, so they only
+# tell each other how many slots were filled, how long they are, and how many were read.
+
+
+SLOT_BYTES = 2**21  # of the longest slot: a frame of codec.CHUNK_BYTES
+# slots of that length in each direction: one is filled while the other is read.  More were measured
+# no faster, and take memory of both ends
+SLOTS = 2
+DIRECTION_BYTES = SLOTS * SLOT_BYTES
+SEGMENT_BYTES = 2 * DIRECTION_BYTES
+ALIGNMENT = 64  # of a slot's begin: a cache line of the processor
+
+
+def make() -> int:
+    """A new segment's descriptor.
+
+    Raises:
+        OSError: this system has no memfd, or no room for a segment.
+    """
+    return memory_file.make(SEGMENT_BYTES)
+
+
+def attach(descriptor: int) -> tuple[memoryview, memoryview]:
+    """Maps a segment.  See [Note: memory may come from a stranger] in memory.py.
+
+    Returns:
+        The half that the connecting end writes, and the half that it reads.  They stay mapped as
+        long as a view of them lives.
+
+    Raises:
+        OSError: it is no sealed segment of our size, or cannot be mapped.
+    """
+    memory = memory_file.attach(descriptor, SEGMENT_BYTES)
+    return memory[:DIRECTION_BYTES], memory[DIRECTION_BYTES:]
+
+
+class Ring:
+    """The slots of one direction, as one end sees them: where the next begins, which are in use.
+
+    The stream's lock of that direction guards it.
+
+    Args:
+        memory: that direction's half of the segment.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._next = 0
+        # bytes of each slot in use, with those that had to be skipped before it
+        self._taken: deque[int] = deque()
+        self._left = DIRECTION_BYTES
+
+    @property
+    def used(self) -> int:
+        """How many slots are filled and not yet freed."""
+        return len(self._taken)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the next slot can have this size; otherwise the writer has to wait."""
+        return self._place(size)[1] <= self._left
+
+    def _place(self, size: int) -> tuple[int, int]:
+        """Where the next slot, of this size, begins, and how many bytes it takes."""
+        taken = size + -size % ALIGNMENT
+        if self._next + taken <= DIRECTION_BYTES:
+            return self._next, taken
+        return 0, DIRECTION_BYTES - self._next + taken
+
+    def take(self, size: int) -> memoryview:
+        """The next slot, to fill or to read; ``size`` is at most ``SLOT_BYTES``."""
+        begin, taken = self._place(size)
+        self._next = begin + size + -size % ALIGNMENT
+        self._taken.append(taken)
+        self._left -= taken
+        return self._memory[begin : begin + size]
+
+    def free(self, slots: int) -> None:
+        """Frees the slots that were taken first."""
+        for _ in range(slots):
+            self._left += self._taken.popleft()
+
+    def release(self) -> None:
+        """Drops the memory; it stays mapped while views of it live."""
+        self._memory = memoryview(b"")
+
+
+def slots_of(size: int) -> Iterator[int]:
+    """The bytes in each of the slots that a payload of ``size`` bytes takes."""
+    for start in range(0, size, SLOT_BYTES):
+        yield min(SLOT_BYTES, size - start)
+
+
+class BufferReader:
+    """Reads a payload's buffers, one behind another.
+
+    Args:
+        buffers: of the payload.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._left = list(reversed(buffers))
+
+    def fill(self, target: memoryview) -> None:
+        """Copies the next ``target.nbytes`` bytes into ``target``."""
+        position = 0
+        while position < target.nbytes:
+            buffer = self._left.pop()
+            size = min(buffer.nbytes, target.nbytes - position)
+            copy_bytes(target[position : position + size], buffer[:size])
+            position += size
+            if size < buffer.nbytes:
+                self._left.append(buffer[size:])
+
+
+# ---- shm stream ----
+#
+# A stream over shared memory: its frames, slots and zones.
+#
+# ::
+#
+#   frame     prelude | header        the payload is in slots, or in a zone
+#             prelude | header | payload, where it is small
+#   offer     prelude, with a descriptor | the table of a segment
+#   end       a prelude: nothing more comes in this direction
+#
+# See :mod:`pserver.transport.shm`.
+
+
+log = logging.getLogger(__name__)
+
+# before a frame: how its payload travels, bytes of header, bytes of payload
+PRELUDE = struct.Struct("<BIQ")
+END, INLINE, IN_SLOTS, IN_ZONE = 0, 1, 2, 3
+OFFER = 4  # the header is a segment's table, the size its own; its descriptor comes with this
+# what a connecting end makes of an offer, by the kind of frame
+TAKEN: dict[int, type[FilledZones] | type[ReadZones]] = {
+    Kind.GRADIENT: FilledZones,
+    Kind.VALUE: ReadZones,
+}
+FILLED = b"+"  # one more slot of the same payload
+FREE = b"-"  # one for each slot that has been read
+MAX_FREED = 2**10  # free slots read from the socket at once: a direction has fewer
+INLINE_BYTES = 2**14  # up to here two copies by the kernel cost less than a slot
+
+Direction = tuple[socket.socket, Ring]
+
+
+class ShmStream(SocketStream):
+    """One end of a stream over shared memory.  Nothing leaves the host.
+
+    Args:
+        peer: the other end, for messages.
+        outgoing, incoming: the socket and the slots of each direction.
+        accepting: this is the accepting end.
+        first_bytes: of a frame's header and payload, until the peer is admitted.
+    """
+
+    transport = "shm"
+
+    def __init__(
+        self,
+        peer: str,
+        outgoing: Direction,
+        incoming: Direction,
+        accepting: bool,
+        first_bytes: int = FRAME_BYTES,
+    ) -> None:
+        super().__init__(peer, accepting, None, first_bytes)
+        self._out, self._filling = outgoing
+        self._in, self._reading = incoming
+        self._reader = SocketReader(self._in, takes_descriptors=not accepting)
+        # by kind of frame; set by the thread that offers, or that takes an offer
+        self._zones: dict[int, Zones] = {}
+
+    # ---- sending ----
+
+    def _write(self, header: Frame, head: bytes, payload: Sequence[Buffer]) -> None:
+        buffers = [memoryview(buffer).cast("B") for buffer in payload]
+        size = sum(buffer.nbytes for buffer in buffers)
+        if size and self._takes_zone(header, buffers, size):
+            self._out.sendall(PRELUDE.pack(IN_ZONE, len(head), size) + head)
+            return
+        check_size(head, size)
+        if size <= INLINE_BYTES:
+            self._out.sendall(b"".join((PRELUDE.pack(INLINE, len(head), size), head, *buffers)))
+        else:
+            self._send_in_slots(PRELUDE.pack(IN_SLOTS, len(head), size) + head, buffers, size)
+
+    def _send_in_slots(self, message: bytes, buffers: Sequence[memoryview], size: int) -> None:
+        """Copies a payload into slots; ``message`` announces the first of them."""
+        source = BufferReader(buffers)
+        for filled in slots_of(size):
+            while not self._filling.has_room(filled):
+                freed = self._out.recv(MAX_FREED)
+                if not freed or len(freed) > self._filling.used:
+                    raise ConnectionError("the peer is gone")
+                self._filling.free(len(freed))
+            source.fill(self._filling.take(filled))
+            self._out.sendall(message)
+            message = FILLED
+
+    def _takes_zone(self, header: Frame, buffers: Sequence[memoryview], size: int) -> bool:
+        zones = self._zones.get(header.kind)
+        return zones is not None and zones.take(header, buffers, size)
+
+    def offer(self, kind: Kind, segment: Segment) -> None:
+        """See :class:`pserver.transport.stream.Stream`."""
+        head = segment.table(kind).SerializeToString()
+        prelude = PRELUDE.pack(OFFER, len(head), segment.memory.nbytes)
+        with self._sending:
+            try:
+                socket.send_fds(self._out, [prelude], [segment.descriptor])
+                self._out.sendall(head)
+            except OSError as error:
+                raise self._broken(error) from error
+            self._zones[kind] = OfferedZones(segment)
+
+    def _take_offer(self, head_size: int, size: int) -> None:
+        """Maps what the accepting end offers."""
+        descriptor = self._reader.descriptor()
+        try:
+            table = parse_header(self._exactly(head_size))
+            if table.kind not in TAKEN:
+                raise CorruptFrame(f"offers memory for frames of kind {table.kind}")
+            try:
+                segment = PeerSegment.attach(descriptor, size, table)
+                self._zones[table.kind] = TAKEN[table.kind](segment)
+            except OSError as error:
+                log.warning("%s offers memory that cannot be mapped: %s", self.peer, error)
+                self._zones[table.kind] = UnmappedZones()
+        finally:
+            os.close(descriptor)
+
+    def _write_end(self) -> None:
+        self._out.sendall(PRELUDE.pack(END, 0, 0))
+
+    # ---- receiving ----
+
+    def _read(self, land: Land | None) -> tuple[Frame, memoryview] | None:
+        self._free_slots()
+        kind, head_size, size = PRELUDE.unpack(self._exactly(PRELUDE.size))
+        while kind == OFFER and not self._accepting and head_size <= FRAME_BYTES:
+            self._take_offer(head_size, size)
+            kind, head_size, size = PRELUDE.unpack(self._exactly(PRELUDE.size))
+        if kind == END:
+            return None
+        most = self._most
+        if (
+            kind not in (INLINE, IN_SLOTS, IN_ZONE)
+            or head_size > min(most, HEADER_BYTES)
+            or (size > most and kind != IN_ZONE)
+        ):
+            raise CorruptFrame(f"expected a frame, got kind {kind} of {head_size} and {size} bytes")
+        head = parse_header(self._exactly(head_size))
+        return head, self._payload(kind, head, size, land)
+
+    def _payload(self, kind: int, head: Frame, size: int, land: Land | None) -> memoryview:
+        if kind == INLINE:
+            return memoryview(self._exactly(size))
+        if kind == IN_ZONE:
+            if (zones := self._zones.get(head.kind)) is None:
+                raise CorruptFrame(f"expected no frame in a zone, got {head.kind}")
+            return zones.receive(head, size, land)
+        if size <= SLOT_BYTES:
+            return self._reading.take(size).toreadonly()
+        return self._joined(size)
+
+    def _free_slots(self) -> None:
+        """Frees the slots that the last frame was read from."""
+        if self._reading.used:
+            # the peer has ended; what it sent can still be read
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._in.sendall(FREE * self._reading.used)
+            self._reading.free(self._reading.used)
+
+    def _joined(self, size: int) -> memoryview:
+        """A payload of several slots.  Each slot is freed as soon as it is read, so that a payload
+        may be larger than all slots.
+        """
+        whole, position = memoryview(bytearray(size)), 0
+        for filled in slots_of(size):
+            if position and self._exactly(len(FILLED)) != FILLED:
+                raise CorruptFrame(f"expected the next slot of a payload of {size} bytes")
+            copy_bytes(whole[position : position + filled], self._reading.take(filled))
+            self._free_slots()
+            position += filled
+        return whole
+
+    def _exactly(self, size: int) -> bytes:
+        got = self._reader.exactly(size)
+        if self._cancelled:
+            raise ConnectionError("the stream was cancelled")
+        return got
+
+    # ---- the end ----
+
+    def _linger(self) -> None:
+        """A socket of this host keeps what was sent last."""
+
+    def _shut_down(self) -> None:
+        for end in (self._out, self._in):
+            with suppress(OSError):  # closed, or the peer was faster
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _release(self) -> None:
+        self._reader.close()
+        self._in.close()
+        self._reading.release()
+        self._out.close()
+        self._filling.release()
+        self._zones.clear()
+
+
+# ---- shm ----
+
 
 GREETING = b"pserver shm 2"  # sent with the segment and the socket of the other direction
 WELCOME = b"ok"
@@ -55,7 +469,7 @@ class ShmListener:
     """
 
     def __init__(self, handle: Handler, port: int, limits: Limits) -> None:
-        os.close(shm_ring.make())  # raises where segments do not work, so that shm is not offered
+        os.close(make())  # raises where segments do not work, so that shm is not offered
         self.port = port or 1 + secrets.randbelow(MAX_PORT)
         self._streams = OpenStreams(handle)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,8 +524,8 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
     near, far = socket.socketpair()
     outgoing, segment = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), -1
     try:
-        segment = shm_ring.make()
-        ours, theirs = shm_ring.attach(segment)
+        segment = make()
+        ours, theirs = attach(segment)
         outgoing.settimeout(timeout_seconds)
         outgoing.connect(_name(port))
         _check_peer(outgoing)
@@ -154,7 +568,7 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
                 f"expected {GREETING!r} with a segment and a socket, got {greeting!r} with "
                 f"{len(descriptors)}"
             )
-        theirs, ours = shm_ring.attach(descriptors[0])
+        theirs, ours = attach(descriptors[0])
         back = socket.socket(fileno=os.dup(descriptors[1]))
     finally:
         for descriptor in descriptors:

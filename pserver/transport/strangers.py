@@ -1,28 +1,213 @@
-"""A port whose connections are counted before a library's server sees them.
-
-gRPC accepts whoever comes, up to one bound for all addresses: who opens that many connections keeps
-everybody else out.  So the proxy accepts in its place and passes the bytes on, to a socket that
-only this process can reach.  What has not yet proved who it is is bounded in number, in time and in
-bytes, and of a flood it is the flood's own connections that end (``pserver/half_open.py``).  TLS
-passes through unread: its two ends are the client and gRPC.
-"""
+"""A port whose connections are counted and bounded before gRPC's server sees them."""
 
 from __future__ import annotations
 
 import logging
+import os
 import selectors
+import shutil
 import socket
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from threading import Event, Lock, Thread
 
 from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.repeated_lines import LimitedLog
-from pserver.transport.accept_loop import BACKLOG
 from pserver.transport.endpoint import listening_socket, of_peer, spell
-from pserver.transport.private_socket import PrivateSocket
-from pserver.transport.proxied_connection import READ, ProxiedConnection
+from pserver.transport.stream import BACKLOG
+
+# ---- private socket ----
+#
+# A unix socket that only this process can connect to, for a library that listens by itself.
+#
+# A socket in the abstract namespace could be reached by every process of the host, a file in a
+# folder by those of its user, and would stay behind when the process is killed.  So the library
+# binds one in a folder of its own, and where the system can name a file by a descriptor (Linux:
+# ``O_PATH`` and ``/proc/self/fd``) file and folder go at once: what is left is the descriptor.
+
+
+class PrivateSocket:
+    """The place where a server of this process listens.
+
+    The server binds :attr:`path`; then :meth:`bound` is called, then :meth:`connect` any number of
+    times.
+
+    Attributes:
+        path: of the socket to bind.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="pserver-")  # of mode 0700
+        self.path = str(Path(self._folder) / "grpc")
+        self._descriptor = -1
+        self._connected = 0
+
+    def bound(self) -> None:
+        """The server listens.
+
+        Raises:
+            OSError: it has bound no socket there.
+        """
+        if not hasattr(os, "O_PATH"):
+            return
+        self._descriptor = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+        shutil.rmtree(self._folder)
+
+    def connect(self) -> tuple[socket.socket, str]:
+        """A connection to the server, not blocking, and the name that gRPC gives to its peer.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            name = self._named(connection)
+            connection.setblocking(False)
+            connection.connect(
+                self.path if self._descriptor < 0 else f"/proc/self/fd/{self._descriptor}"
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection, name
+
+    def _named(self, connection: socket.socket) -> str:
+        """Gives this end a name, so that the server can tell its connections apart."""
+        if self._descriptor < 0:
+            self._connected += 1
+            own = Path(self._folder) / str(self._connected)
+            connection.bind(str(own))
+            own.unlink()
+            return f"unix:{own}"
+        connection.bind("")  # Linux chooses one
+        return f"unix-abstract:{connection.getsockname()[1:].decode()}"
+
+    def close(self) -> None:
+        """Nobody connects from now on."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+# ---- proxied connection ----
+#
+# One connection that a proxy passes on: bytes both ways, without waiting for either end.
+
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class OneWay:
+    """Bytes on their way from one socket to another; neither blocks.
+
+    Attributes:
+        ended: the source sends no more.
+    """
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self.ended = False
+        self._source, self._sink = source, sink
+        self._left = b""  # read, and not taken by the sink yet
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sink has yet to take something; nothing is read until it has."""
+        return bool(self._left)
+
+    def move(self, room: memoryview) -> int:
+        """Passes on what there is, up to the size of ``room``, which is overwritten.
+
+        Returns:
+            How many bytes were read.
+
+        Raises:
+            OSError: one of the two is broken.
+        """
+        if self._left:
+            self._left = self._left[self._send(memoryview(self._left)) :]
+        if self._left or self.ended:
+            return 0
+        try:
+            count = self._source.recv_into(room)
+        except BlockingIOError:
+            return 0
+        if not count:
+            self.ended = True
+            return 0
+        sent = self._send(room[:count])
+        self._left = bytes(room[sent:count])
+        return count
+
+    def _send(self, data: memoryview) -> int:
+        try:
+            return self._sink.send(data)
+        except BlockingIOError:
+            return 0
+
+
+class ProxiedConnection:
+    """A client's connection, and the one behind it, which leads to the server.
+
+    Args:
+        front: the client's.
+        back: the server's.
+
+    Attributes:
+        received: bytes that the client has sent.
+    """
+
+    def __init__(self, front: socket.socket, back: socket.socket) -> None:
+        self.front, self.back = front, back
+        self.received = 0
+        self._up, self._down = OneWay(front, back), OneWay(back, front)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do.  Neither end closes one direction alone: HTTP/2 does not.
+        What the server has said before its end is passed on.
+        """
+        return self._up.ended or (self._down.ended and not self._down.waits)
+
+    def move(self, room: memoryview) -> int:
+        """Passes on what there is, both ways.
+
+        Returns:
+            How many bytes the client has sent.
+
+        Raises:
+            OSError: one of the two ends is broken.
+        """
+        count = self._up.move(room)
+        self.received += count
+        self._down.move(room)
+        return count
+
+    def awaited(self) -> tuple[tuple[socket.socket, int], tuple[socket.socket, int]]:
+        """Each socket, and what it is waited for: ``READ``, ``WRITE``, both, or 0."""
+        return (
+            (self.front, _events(self._up, self._down)),
+            (self.back, _events(self._down, self._up)),
+        )
+
+
+def _events(reads: OneWay, writes: OneWay) -> int:
+    return (0 if reads.waits or reads.ended else READ) | (WRITE if writes.waits else 0)
+
+
+# ---- tcp proxy ----
+#
+# A port whose connections are counted before a library's server sees them.
+#
+# gRPC accepts whoever comes, up to one bound for all addresses: who opens that many connections
+# keeps everybody else out.  So the proxy accepts in its place and passes the bytes on, to a socket
+# that only this process can reach.  What has not yet proved who it is is bounded in number, in time
+# and in bytes, and of a flood it is the flood's own connections that end
+# (``pserver/half_open.py``).  TLS passes through unread: its two ends are the client and gRPC.
+
 
 _log = logging.getLogger(__name__)
 SWEEP_SECONDS = 0.2  # between two looks for connections that are late

@@ -10,7 +10,7 @@ a link is faster than what one connection gets of it.
     MAGIC, index 0          ---------------------> the first connection of a stream
                             <--------------------- WELCOME, how many, checked or not, a key
     MAGIC, index, key       ---------------------> each further one
-    frames                  <--------------------> frames: see frame_socket.py
+    frames                  <--------------------> frames: see tcp.py
 
 [Note: one way under TLS]  Python's ssl can't send on a connection while another thread receives on
 it.  So there, frames to the server take the connections of even indices, and frames to the trainer
@@ -20,28 +20,461 @@ the others: each stream has at least two.
 trainer still sends.  The kernel resets a connection that is closed with unread bytes, and drops
 what was sent last.  So the accepting end ends its own direction first, and reads on, for a short
 time.
+
+[Note: bytes land once]  A payload leaves from the tensors' memory (``sendmsg``) and is read into
+the memory where it belongs (``recv_into``): the kernel's copy is the only one at either end.
+Lengths are checked before memory is taken, and with checksums the header is checked before anything
+lands where it says.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
+import secrets
 import socket
 import ssl
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Condition
 
-from pserver.errors import Unreachable, Untrusted
+from crc32c import crc32c
+
+from pserver.config import MOST_CONNECTIONS
+from pserver.errors import CorruptFrame, Unreachable, Untrusted
 from pserver.limits import ANY_FIRST_FRAME, Limits
 from pserver.security import tls
-from pserver.security.certificates import Bearer
+from pserver.security.certificates import ROLES, Bearer
 from pserver.security.keys import Keys
-from pserver.transport.endpoint import reason_of, spell
-from pserver.transport.frame_socket import FrameSocket
-from pserver.transport.socket_stream import FRAME_BYTES, SocketStream, check_size
-from pserver.transport.stream import Buffer, Handler, Land
-from pserver.transport.tcp_greeting import Greeting, Welcome
-from pserver.transport.tcp_listener import TcpListener
+from pserver.transport.checksums import CHECKSUM, checksum, compare
+from pserver.transport.endpoint import listening_socket, reason_of, spell
+from pserver.transport.frames import HEADER_BYTES, parse_header, spread
+from pserver.transport.stream import (
+    FRAME_BYTES,
+    LANDED,
+    AcceptLoop,
+    Buffer,
+    Handler,
+    Land,
+    OpenStreams,
+    SocketStream,
+    Stream,
+    check_size,
+)
 from pserver.wire_pb2 import Frame
+
+# ---- frame socket ----
+#
+# One TCP connection on which frames travel, in both directions.
+#
+# ::
+#
+#   frame     prefix | header | payload
+#   checked   prefix | of the prefix | of the header | header | payload | of the payload
+#   prefix    bytes of the header: uint32, bytes of the payload: uint64
+#   end       a prefix of zeros: nothing more comes in this direction
+#
+# With checksums each is a CRC32C as uint32: see checksums.py.  All numbers are little-endian.
+
+
+PREFIX = struct.Struct("<IQ")
+CHECKED_PREFIX = struct.Struct("<IQII")
+BUFFER_BYTES = 2**15  # read at once, where it is not known yet what comes
+GATHERED_BYTES = 2**14  # up to here joining the buffers costs less than listing them
+LANDING_BYTES = 2**15  # from here on a payload is read to where it goes
+FEW = 8  # places; to more than that a copy is faster than as many calls of the kernel
+MOST_BUFFERS = 512  # of one call; the kernel takes 1,024
+
+
+class FrameSocket:
+    """Reads and writes frames.  One thread at a time sends, and one receives.
+
+    Args:
+        connection: a connected TCP socket, whose owner this becomes.
+        checked: frames have checksums.
+    """
+
+    def __init__(self, connection: socket.socket, checked: bool) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        # TLS has no flags, and hands out at most a record at once
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+        self._checked = checked
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._begin = self._end = 0  # of what was read into the buffer and not taken yet
+        self._memory = memoryview(b"")  # of payloads that land nowhere
+
+    # ---- sending ----
+
+    def send(self, header: bytes, payload: Sequence[Buffer], size: int) -> None:
+        """Sends one frame; ``size`` is the payload's bytes.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        buffers = [memoryview(buffer).cast("B") for buffer in payload]
+        if self._checked:
+            prefix = PREFIX.pack(len(header), size)
+            head = CHECKED_PREFIX.pack(len(header), size, crc32c(prefix), crc32c(header)) + header
+            if size:
+                buffers.append(memoryview(CHECKSUM.pack(checksum(buffers))))
+        else:
+            head = PREFIX.pack(len(header), size) + header
+        if size <= GATHERED_BYTES:
+            self._socket.sendall(b"".join((head, *buffers)))
+        else:
+            self._send_all([memoryview(head), *(each for each in buffers if each.nbytes)])
+
+    def send_end(self) -> None:
+        """Says that nothing more comes in this direction."""
+        self.send(b"", (), 0)
+
+    def _send_all(self, buffers: list[memoryview]) -> None:
+        if isinstance(self._socket, ssl.SSLSocket):  # it has no sendmsg
+            for buffer in buffers:
+                self._socket.sendall(buffer)
+            return
+        first = 0
+        while first < len(buffers):
+            sent = self._socket.sendmsg(buffers[first : first + MOST_BUFFERS])
+            while first < len(buffers) and sent >= buffers[first].nbytes:
+                sent -= buffers[first].nbytes
+                first += 1
+            if sent:
+                buffers[first] = buffers[first][sent:]
+
+    # ---- receiving ----
+
+    def receive(
+        self, land: Land | None, most: int = FRAME_BYTES
+    ) -> tuple[Frame, memoryview] | None:
+        """The next frame, or None at the end.  See :class:`pserver.transport.stream.Stream`.
+
+        Args:
+            most: bytes of its header, and of its payload.
+
+        Raises:
+            OSError: the connection is broken.
+            CorruptFrame: the bytes that came are not a frame.
+        """
+        header_size, size, header_sum = self._prefix(most)
+        if header_size == 0:
+            return None
+        head = bytes(self._take(header_size))
+        if self._checked:
+            compare("a header", crc32c(head), header_sum)
+        header = parse_header(head)
+        if size == 0:
+            return header, memoryview(b"")
+        targets = land(header, size) if land is not None and size >= LANDING_BYTES else None
+        direct = targets is not None and len(targets) <= FEW
+        places = targets if direct and targets is not None else [self._blank(size)]
+        self._read(places)
+        if self._checked:
+            (expected,) = CHECKSUM.unpack(self._take(CHECKSUM.size))
+            compare("a payload", checksum(places), expected)
+        if targets is None:
+            return header, places[0]
+        if not direct:
+            spread(places[0], targets)
+        return header, LANDED
+
+    def _prefix(self, most: int) -> tuple[int, int, int]:
+        """The bytes of the header and of the payload, and the header's checksum, if any."""
+        header_sum = 0
+        if self._checked:
+            taken = self._take(CHECKED_PREFIX.size)
+            header_size, size, prefix_sum, header_sum = CHECKED_PREFIX.unpack(taken)
+            compare("a prefix", crc32c(taken[: PREFIX.size]), prefix_sum)
+        else:
+            header_size, size = PREFIX.unpack(self._take(PREFIX.size))
+        largest = min(most, HEADER_BYTES)
+        if header_size > largest or size > most or (size and not header_size):
+            raise CorruptFrame(
+                f"expected a header of 1 to {largest} and a payload of up to {most} bytes, got "
+                f"{header_size} and {size}"
+            )
+        return header_size, size, header_sum
+
+    def _take(self, size: int) -> memoryview:
+        """The next bytes, in memory that is theirs until the next call."""
+        if size > BUFFER_BYTES:
+            whole = memoryview(bytearray(size))
+            self._read([whole])
+            return whole
+        if self._end - self._begin < size:
+            left = self._end - self._begin
+            self._buffer[:left] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, left
+            while self._end < size:
+                self._end += self._got(self._socket.recv_into(self._buffer[self._end :]))
+        taken = self._buffer[self._begin : self._begin + size]
+        self._begin += size
+        return taken
+
+    def _read(self, targets: Sequence[memoryview]) -> None:
+        """Fills the targets with the next bytes."""
+        for target in targets:
+            have = min(self._end - self._begin, target.nbytes)
+            if have:
+                target[:have] = self._buffer[self._begin : self._begin + have]
+                self._begin += have
+            while have < target.nbytes:
+                have += self._got(self._socket.recv_into(target[have:], flags=self._flags))
+
+    def _blank(self, size: int) -> memoryview:
+        """Memory for a payload, until the next one comes."""
+        if self._memory.nbytes < size:
+            self._memory = memoryview(bytearray(size))
+        return self._memory[:size]
+
+    def _got(self, size: int) -> int:
+        if not size:
+            raise ConnectionError("the peer is gone")
+        return size
+
+    # ---- the end ----
+
+    def drain(self, deadline: float) -> None:
+        """Says that nothing more is sent, and drops what the peer still sends, until it has ended
+        too: a connection that is closed with bytes unread takes back what was sent last.
+
+        Args:
+            deadline: of time.monotonic().
+        """
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv_into(self._buffer):
+                    return
+
+    def shut_down(self) -> None:
+        """Breaks the connection: a blocked ``send`` or ``receive`` ends at once."""
+        with suppress(OSError):  # closed, or the peer was faster
+            # the connection's own, not TLS's, which takes its state away from whoever waits there
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the connection back; no thread uses it any more."""
+        self._socket.close()
+
+
+# ---- tcp greeting ----
+#
+# What the two ends of a TCP stream say before its first frame: always with a checksum, as here the
+# further ones are agreed on.
+
+
+KEY_BYTES = 16
+GREETING_MAGIC, WELCOME_MAGIC = b"pstcp\0\0\1", b"psyes\0\0\1"  # the last byte is the version
+_GREETING = struct.Struct(f"<8sI{KEY_BYTES}s")
+_WELCOME = struct.Struct(f"<8sI?{KEY_BYTES}s")
+_CHECKSUM = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the connecting end says on each connection.
+
+    Attributes:
+        index: of the connection in its stream.
+        key: of the stream, from the Welcome on its first connection, where it has none.
+    """
+
+    index: int = 0
+    key: bytes = bytes(KEY_BYTES)
+
+    def send(self, connection: socket.socket) -> None:
+        """Raises OSError if the connection is broken."""
+        _send(connection, _GREETING.pack(GREETING_MAGIC, self.index, self.key))
+
+    @classmethod
+    def receive(cls, connection: socket.socket) -> Greeting:
+        """Raises OSError if the peer is no trainer, or says nothing within the socket's timeout."""
+        said = _receive(connection, _GREETING.size)
+        magic, index, key = _GREETING.unpack(said or bytes(_GREETING.size))
+        if magic != GREETING_MAGIC or index >= 2 * MOST_CONNECTIONS:
+            raise OSError("expected a trainer's greeting, got other bytes")
+        return cls(index, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the accepting end answers on a stream's first connection.
+
+    Attributes:
+        connections: of the stream, this one included.
+        checked: frames have checksums.
+        key: with which the further ones say that they belong to it.
+    """
+
+    connections: int
+    checked: bool
+    key: bytes
+
+    def send(self, connection: socket.socket) -> None:
+        """Raises OSError if the connection is broken."""
+        _send(connection, _WELCOME.pack(WELCOME_MAGIC, self.connections, self.checked, self.key))
+
+    @classmethod
+    def receive(cls, connection: socket.socket) -> Welcome:
+        """Raises OSError if the peer is no server, or says nothing within the socket's timeout."""
+        said = _receive(connection, _WELCOME.size)
+        magic, count, checked, key = _WELCOME.unpack(said or bytes(_WELCOME.size))
+        if magic != WELCOME_MAGIC or not 1 <= count <= 2 * MOST_CONNECTIONS:
+            raise OSError("what listens there is no parameter server's port for tensors")
+        return cls(count, checked, key)
+
+
+def _send(connection: socket.socket, said: bytes) -> None:
+    connection.sendall(said + _CHECKSUM.pack(crc32c(said)))
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """What was said; b"" where its checksum is another."""
+    got = b""
+    while len(got) < size + _CHECKSUM.size:
+        more = connection.recv(size + _CHECKSUM.size - len(got))
+        if not more:
+            raise OSError("the peer has closed the connection")
+        got += more
+        if got.startswith((tls.ALERT, tls.HELLO)):
+            raise Untrusted(tls.ONE_SIDED)
+    said, checksum = got[:size], got[size:]
+    return said if checksum == _CHECKSUM.pack(crc32c(said)) else b""
+
+
+# ---- tcp listener ----
+#
+# The accepting end of TCP streams: it gathers the connections of each.
+
+
+GREETING_SECONDS = 5.0  # for a peer to say what it is, and to open its further connections
+KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is still there
+
+MakeStream = Callable[[str, list[FrameSocket], Bearer | None], Stream]
+
+
+class TcpListener:
+    """A listening socket.
+
+    Args:
+        handle: called with each stream, in a thread of its own.
+        make: a stream of its peer's name, its connections, and who has opened it, under TLS.
+        host, port: where; port 0 is any free one.
+        connections: of each stream.
+        checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
+        keys: the server's; None: without TLS.
+        limits: how many connections there may be.
+
+    Attributes:
+        port: the one that it is bound to.
+
+    Raises:
+        OSError: it cannot listen there; one sentence.
+    """
+
+    def __init__(
+        self,
+        handle: Handler,
+        make: MakeStream,
+        host: str,
+        port: int,
+        connections: int,
+        checksum: str,
+        limits: Limits,
+        keys: Keys | None = None,
+    ) -> None:
+        self._make, self._checksum, self._keys = make, checksum, keys
+        self._connections = connections if keys is None else 2 * connections
+        self._streams = OpenStreams(handle)
+        self._gathering = Condition()  # guards the one below
+        # by a stream's key: its further connections, by index
+        self._further: dict[bytes, dict[int, socket.socket]] = {}
+        listening = listening_socket(host, port)
+        self.port: int = listening.getsockname()[1]
+        self._accepting = AcceptLoop(
+            listening, self._greet, self._streams, f"tcp {self.port}", limits
+        )
+
+    def _greet(self, connection: socket.socket) -> Stream | None:
+        """The stream of a first connection; None for a further one.
+
+        Raises:
+            OSError: the peer is no trainer.
+        """
+        peer = spell(*connection.getpeername()[:2])
+        connection.settimeout(GREETING_SECONDS)
+        bearer = None
+        try:
+            if self._keys is not None:
+                connection, bearer = tls.accept(connection, self._keys, *ROLES)
+            greeting = Greeting.receive(connection)
+            if greeting.index:
+                self._add(greeting, connection)
+                return None
+            return self._welcomed(connection, peer, bearer)
+        except (OSError, Untrusted) as error:
+            connection.close()  # under TLS another one than the caller's
+            raise OSError(str(error)) from error
+
+    def _add(self, greeting: Greeting, connection: socket.socket) -> None:
+        """A further connection; the thread of the first one waits for it."""
+        with self._gathering:
+            if greeting.key not in self._further:
+                raise OSError("a further connection of no stream")
+            self._further[greeting.key].setdefault(greeting.index, connection)
+            self._gathering.notify_all()
+
+    def _welcomed(self, connection: socket.socket, peer: str, bearer: Bearer | None) -> Stream:
+        """A stream, when all of its connections are there.
+
+        Raises:
+            OSError: they do not come.
+        """
+        plain = bearer is None and not _is_local(peer)
+        checked = self._checksum == "on" or (self._checksum == "auto" and plain)
+        key, further = secrets.token_bytes(KEY_BYTES), dict[int, socket.socket]()
+        with self._gathering:
+            self._further[key] = further
+        try:
+            Welcome(self._connections, checked, key).send(connection)
+            deadline = time.monotonic() + GREETING_SECONDS
+            with self._gathering:
+                self._gathering.wait_for(
+                    lambda: len(further) == self._connections - 1, deadline - time.monotonic()
+                )
+        finally:
+            with self._gathering:
+                del self._further[key]
+        if sorted(further) != list(range(1, self._connections)):
+            for each in further.values():
+                each.close()
+            count = 1 + len(further)
+            raise OSError(f"{peer} has opened {count} of {self._connections} connections")
+        connections = [connection, *(further[index] for index in sorted(further))]
+        for each in connections:
+            each.settimeout(None)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        return self._make(peer, [FrameSocket(each, checked) for each in connections], bearer)
+
+    def close(self, grace_seconds: float) -> None:
+        """See :class:`pserver.transport.stream.Listener`."""
+        self._accepting.close()
+        self._streams.close(grace_seconds)
+
+
+def _is_local(peer: str) -> bool:
+    return ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0]).is_loopback
+
+
+# ---- tcp ----
+
 
 LINGER_SECONDS = 1.0  # for a peer that is told why, and still sends
 

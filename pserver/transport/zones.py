@@ -32,9 +32,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pserver.errors import CorruptFrame
-from pserver.transport.codec import copy_bytes, spread
-from pserver.transport.memory_file import address_of
-from pserver.transport.segment import PeerSegment, Segment
+from pserver.transport.frames import copy_bytes, spread
+from pserver.transport.memory import PeerSegment, Segment, address_of
 from pserver.transport.stream import LANDED, MISSED, Land
 from pserver.wire_pb2 import Frame, Part
 

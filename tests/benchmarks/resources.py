@@ -18,7 +18,7 @@ from processes import Peer, cpu_seconds, memory_bytes, peers, server
 
 from pserver.control.control_client import ControlClient
 from pserver.memory.malloc import keep_memory
-from pserver.transport.codec import buffer_of
+from pserver.transport.frames import buffer_of
 
 CPU = Promise(
     "wire/tcp CPU of both ends",

@@ -19,7 +19,7 @@ from processes import Peer, peers, server
 from pserver.memory.malloc import keep_memory
 from pserver.security.key_folder import KeyFolder
 from pserver.security.keys import Keys
-from pserver.transport.codec import buffer_of
+from pserver.transport.frames import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"
 RAW = "raw TCP socket, the same bytes one way after the other"

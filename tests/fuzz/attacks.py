@@ -13,14 +13,12 @@ from typing import Any
 
 import grpc
 
-from pserver.transport import shm_ring
-from pserver.transport.codec import PAYLOAD_TAG
-from pserver.transport.frame_socket import PREFIX
+from pserver.transport import shm
+from pserver.transport.frames import PAYLOAD_TAG
 from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.grpc_stream import SERVICE
-from pserver.transport.shm import GREETING
-from pserver.transport.shm_stream import INLINE, PRELUDE
-from pserver.transport.tcp_greeting import Greeting
+from pserver.transport.shm import GREETING, INLINE, PRELUDE
+from pserver.transport.tcp import PREFIX, Greeting
 from pserver.wire_pb2 import Frame, Hello, Kind, ObserveReply, ObserveRequest
 from tests.fuzz.http2 import UnfinishedCall, greeting
 from tests.fuzz.inputs import FrameInput, Inputs
@@ -188,7 +186,7 @@ class Attacker:
     def shm_frames(self, inputs: Inputs) -> int:
         """A good greeting or a bad one, and frames."""
         near, far = socket.socketpair()
-        segment = shm_ring.make() if inputs.random.random() < 0.7 else os.memfd_create("x")
+        segment = shm.make() if inputs.random.random() < 0.7 else os.memfd_create("x")
         frames = [self._hello(inputs.random), *inputs.frames()]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, near, far:
             try:

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from pserver.control.calls import CALLS
-from pserver.transport.codec import DTYPES
+from pserver.transport.frames import DTYPES
 from pserver.wire_pb2 import Frame, Kind
 
 NUMBERS = (0, 1, 2, 3, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)

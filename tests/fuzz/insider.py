@@ -18,7 +18,7 @@ from pserver.security.access import Access
 from pserver.security.role import Role
 from pserver.transport.grpc_stream import SERVICE, GrpcStream
 from pserver.transport.registry import TRANSPORTS
-from pserver.transport.shm_stream import INLINE, PRELUDE, ShmStream
+from pserver.transport.shm import INLINE, PRELUDE, ShmStream
 from pserver.transport.stream import Stream
 from pserver.transport.tcp import TcpStream
 from pserver.wire_pb2 import Frame, Hello, Kind, ObserveRequest

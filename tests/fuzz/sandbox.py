@@ -19,7 +19,7 @@ from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.repeated_lines import LimitedLog
 from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
-from pserver.transport import codec
+from pserver.transport import frames as codec
 from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import (
     Commit,

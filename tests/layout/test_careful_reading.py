@@ -10,6 +10,7 @@ from tests.support.sources import MODULES, nodes, relative
 # whose files lie in folders of checkpoints, logs and servers' data
 CAREFUL = (
     *("pserver/checkpoint/", "pserver/storage/", "pserver/job/", "pserver/job_log/"),
+    *("pserver/lane/", "pserver/membership/"),
     *("pserver/table/", "pserver/operations/re", "trainer/checkpoint/"),
 )
 OPENERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text", "save_file", "load_file"}

@@ -34,7 +34,7 @@ WHY_WALL = {
     "trainer/embedding/local_rows.py": "rows age in days, which checkpoints keep",
 }
 # of those who wait for others: which have a reason not to measure by their own running time
-SILENCE = ("client", "link", "ray", "job")
+SILENCE = ("client", "job_log", "ray", "job", "lane", "membership")
 
 
 def calls(path: Path) -> set[str]:

@@ -12,10 +12,7 @@ FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {
     "pserver/__main__.py",
     "pserver/ray/role_actor.py",  # an actor hands its node's environment on, and reads no setting
-    *(
-        f"trainer/environment/{name}.py"
-        for name in ("connection", "other_launchers", "role", "values", "world")
-    ),
+    "trainer/environment/environment.py",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -353,7 +353,7 @@ def test_a_goodbye_to_a_dead_server_is_tried_twice(monkeypatch: pytest.MonkeyPat
     """A broken connection is dialled again, and nobody waits for a server that is gone."""
     dialled = []
     monkeypatch.setattr(
-        "pserver.transport.dialled_channel.DialledChannel.dial",
+        "pserver.transport.grpc_port.DialledChannel.dial",
         lambda self, seconds: dialled.append(seconds) or fail(Unreachable("127.0.0.1:1: gone"))(0),
     )
     client = ControlClient("127.0.0.1:1", SECONDS)

@@ -36,7 +36,7 @@ from pserver.ray import captured_output
 from pserver.service import working_streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
-from pserver.transport.accept_loop import AcceptLoop
+from pserver.transport.stream import AcceptLoop
 from pserver.web.collector import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
@@ -247,7 +247,7 @@ def followers() -> None:
 
 def outboxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream breaks, and another one takes what was sent."""
-    from pserver.transport.sequenced import SequencedStream
+    from pserver.transport.stream import SequencedStream
     from pserver.wire_pb2 import Done, Frame, Kind
     from tests.pserver.client.test_channel import opened
 
@@ -295,7 +295,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection where the system has no more descriptors, and after it has."""
-    monkeypatch.setattr("pserver.transport.accept_loop.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("pserver.transport.stream.RETRY_SECONDS", 0.001)
     listening = socket.create_server(("127.0.0.1", 0))
     accept = Refusing(listening.accept)
     came = threading.Event()
@@ -403,7 +403,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/ray/captured_output.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,
-    ("pserver/transport/accept_loop.py", "self._accept"): accepts,
+    ("pserver/transport/stream.py", "self._accept"): accepts,
     ("pserver/web/collector.py", "self._ask"): collectors,
     ("pserver/web/collector.py", "self._take"): collectors,
     ("trainer/collective/membership.py", "self._run"): memberships,
@@ -411,7 +411,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",
     ("pserver/launcher/process.py", "self._wait"): "waits for a child, and puts it into a queue",
-    ("pserver/transport/tcp_proxy.py", "self._run"): "any error drops one connection",
+    ("pserver/transport/strangers.py", "self._run"): "any error drops one connection",
     ("pserver/web/page_server.py", "self._server.serve_forever"): "as that of metrics",
     # only look: off after an error, see pserver/onlookers.py
     ("pserver/launcher/panel.py", "self._draw"): "an onlooker",
@@ -433,8 +433,8 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/security/enrolment.py", "self._meet"): "one peer",
     ("pserver/security/enrolment.py", "_end"): "ends one connection",
     ("pserver/service/draining_streams.py", "_send_drain"): "one stream",
-    ("pserver/transport/accept_loop.py", "self._serve"): "one connection",
-    ("pserver/transport/greeting.py", "stream.cancel"): "ends one stream",
+    ("pserver/transport/stream.py", "self._serve"): "one connection",
+    ("pserver/transport/stream.py", "stream.cancel"): "ends one stream",
     ("pserver/transport/grpc_stream.py", "call.cancel"): "ends one call",
     ("pserver/transport/grpc_stream.py", "self._streams.run"): "one stream",
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",

@@ -14,7 +14,7 @@ from pserver.errors import (
 )
 from pserver.job.job import Job
 from pserver.job.job_identity import PROTOCOL
-from pserver.transport import codec, inprocess
+from pserver.transport import frames, inprocess
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
     Commit,
@@ -126,7 +126,7 @@ class Trainer:
         return JoinRequest(**{**known, **changed})  # type: ignore[arg-type]
 
     def post(self, kind: Kind, step: int, **tensors: torch.Tensor) -> None:
-        for header, payload in codec.frames(kind, step, tensors.items()):
+        for header, payload in frames.frames(kind, step, tensors.items()):
             self.stream.send(header, payload)
 
     def ask(self, header: Frame) -> tuple[Done, dict[str, torch.Tensor]]:
@@ -144,8 +144,8 @@ class Trainer:
             if header.kind == Kind.NORMS:
                 self.norms = dict(header.norms.squared)
                 return Done(), values
-            codec.scatter(
-                header, payload, lambda part: values.setdefault(part.name, codec.blank(part))
+            frames.scatter(
+                header, payload, lambda part: values.setdefault(part.name, frames.blank(part))
             )
         raise AssertionError("the stream ended")
 

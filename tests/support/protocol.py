@@ -24,7 +24,7 @@ from pserver.errors import PServerError
 from pserver.link import follower_link
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Buffer, Land, Stream
 from pserver.wire_pb2 import Frame, InstallRequest, Kind, Part
@@ -122,7 +122,7 @@ def _said(message: Message) -> list[str]:
 def _part(part: Part, payload: bytes) -> str:
     if not part.dtype:
         return part.name
-    numbers = torch.frombuffer(bytearray(payload), dtype=codec.DTYPES[part.dtype])
+    numbers = torch.frombuffer(bytearray(payload), dtype=frames.DTYPES[part.dtype])
     return (
         f"{part.name} {part.dtype} {list(part.shape)} at byte {part.offset}: "
         f"{' '.join(f'{number:g}' for number in numbers.tolist())}"

@@ -25,7 +25,7 @@ from pserver.job.lane_executor import LaneExecutor
 from pserver.job.membership import Member
 from pserver.job.sync_round import Clipping, Contribution
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment, checksum
+from pserver.transport.arrays import Assignment, checksum
 from tests.support.load import result
 from trainer import CountFilterEntry, DistributedEmbedding, ShowClickEntry
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture

@@ -14,7 +14,7 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import (
     from_wire,
 )
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (
@@ -105,7 +105,7 @@ class Stranger:
         self.control.install(InstallRequest(session=self.reply.session, program=program.to_proto()))
         stream = self.hello()
         values = dict(w=torch.ones(2, 3), b=torch.ones(3), mean=torch.full((3,), 7.0))
-        for header, payload in codec.frames(Kind.VALUE, 0, values.items()):
+        for header, payload in frames.frames(Kind.VALUE, 0, values.items()):
             stream.send(header, payload)
         ask(stream, Frame(kind=Kind.COMMIT))
         return stream
@@ -126,7 +126,9 @@ def answer(stream: Stream) -> tuple[Done, dict[str, torch.Tensor]]:
             return header.done, values
         if header.kind == Kind.FAILURE:
             raise from_wire(header.failure.error, header.failure.message)
-        codec.scatter(header, payload, lambda part: values.setdefault(part.name, codec.blank(part)))
+        frames.scatter(
+            header, payload, lambda part: values.setdefault(part.name, frames.blank(part))
+        )
     raise AssertionError("the stream ended without an answer")
 
 

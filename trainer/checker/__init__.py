@@ -18,25 +18,25 @@ Run it with ``make check-history SEEDS=2000`` or ``python -m trainer.checker --s
 
 In reading order::
 
-    scenario        a network trial's settings, steps and faults, from a seed
-    invariants      the values that each read, and the end, may have: exact fractions
-    tables          the same for the rows of tables
-    trial           runs it, with real servers, and checks
-    losses          trials in which trainers are lost and replaced
-    worlds          the settings of a world, and what befalls it, from a seed
-    history         what trainers have sent, and what the log says, taken down
-    processes       one start of a trainer
-    reapplication   what the log makes, by plain torch and the pure code of tables
-    server_lives    what a server holds in all of its lives: it may die, and come back
+    scenario          a network trial's settings, steps and faults, from a seed
+    invariants        the values that each read, and the end, may have: exact fractions
+    tables            the same for the rows of tables
+    trial             runs it, with real servers, and checks
+    losses            trials in which trainers are lost and replaced
+    worlds            the settings of a world, and what befalls it, from a seed
+    history           what trainers have sent, and what the log says, taken down
+    processes         one start of a trainer
+    reapplication     what the log makes, by plain torch and the pure code of tables
+    server_lives      what a server holds in all of its lives: it may die, and come back
     returned_servers  what one says that has come back
-    laws            what must hold of every history
-    restores        new servers that go on from a save
-    written         what server 0 writes for a process that takes its place
-    lost_servers    servers that die, and those that take their places
-    world_trial     runs a world, and checks
-    tally           one line a trial, and a table of many
-    trials          the trials of all kinds, by one number
-    __main__        many trials
+    laws              what must hold of every history
+    restores          new servers that go on from a save
+    written           what server 0 writes for a process that takes its place
+    lost_servers      servers that die, and those that take their places
+    world_trial       runs a world, and checks
+    tally             one line a trial, and a table of many
+    trials            the trials of all kinds, by one number
+    __main__          many trials
 
 The room imports ``communicator``, ``job`` and the servers.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from pserver.transport.assignment import Assignment, checksum
+from pserver.transport.arrays import Assignment, checksum
 from trainer.communicator.landed_values import LandedValues, difference
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.request_pipeline import Pulled, RequestPipeline

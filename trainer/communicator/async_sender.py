@@ -27,7 +27,7 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.errors import PServerError
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.async_landings import AsyncLandings
 from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.device_copy import is_on_gpu

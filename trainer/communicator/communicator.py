@@ -25,7 +25,7 @@ from pserver.client.client import Client
 from pserver.client.replies import Joined, Reply
 from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
-from pserver.transport.byte_counters import totals
+from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.dense_steps import DenseSteps
 from trainer.collective.elastic_group import ElasticGroup

@@ -9,7 +9,7 @@ from pserver.client.client import Client, Identity
 from pserver.client.replies import Joined
 from pserver.client.retrying_stream import Destination
 from pserver.errors import Refused
-from pserver.transport.codec import DTYPES
+from pserver.transport.frames import DTYPES
 from trainer.environment.connection import Connection
 from transpiler.plan.plan import Deployment, Plan
 

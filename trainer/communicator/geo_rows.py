@@ -32,7 +32,7 @@ from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index
 from pserver.table.memory import Memory
 from pserver.table.sparse_table import SparseTable
-from pserver.transport.codec import DTYPES
+from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.written_tables import initial_of
 from trainer.embedding.row_source import Arrived

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from pserver.client.replies import Reply
-from pserver.transport.codec import buffer_of
+from pserver.transport.frames import buffer_of
 from transpiler.plan.plan import Placement
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.parameter_slices import ParameterSlices
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

@@ -23,7 +23,7 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.parameter_slices import ParameterSlices
 

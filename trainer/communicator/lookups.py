@@ -23,7 +23,7 @@ from pserver.table import counts
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import SPANS, now
-from pserver.transport.codec import DTYPES
+from pserver.transport.frames import DTYPES
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table
 

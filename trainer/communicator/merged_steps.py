@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pserver.client.channel import Hparams
 from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.pending_assignments import Departure

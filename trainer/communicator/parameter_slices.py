@@ -16,8 +16,8 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from pserver.dense.compression import Compressor
-from pserver.transport.assignment import Assignment
-from pserver.transport.codec import DTYPES
+from pserver.transport.arrays import Assignment
+from pserver.transport.frames import DTYPES
 from trainer.communicator.device_copy import DeviceCopy, PendingCopy, is_on_gpu, pinned
 from transpiler.plan.plan import Placement, Slice
 

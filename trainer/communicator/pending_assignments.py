@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from pserver.client.replies import Reply
 from pserver.table.gradient import RowGradient
-from pserver.transport.push_norms import PushNorm
+from pserver.transport.arrays import PushNorm
 from trainer.communicator.nonfinite_steps import NamedTensors, NonFiniteSteps
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.push_norms import PushNorms

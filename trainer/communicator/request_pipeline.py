@@ -27,7 +27,7 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.leases.lease_table import EpochRange
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.push_checks import PushChecks
 from trainer.communicator.travelling_buffers import TravellingBuffers

@@ -14,7 +14,7 @@ from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
 from pserver.dense.merge import clip_coefficients
 from pserver.table.gradient import RowGradient
-from pserver.transport.assignment import Assignment, checksum
+from pserver.transport.arrays import Assignment, checksum
 from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu
 from trainer.communicator.landed_values import LandedValues

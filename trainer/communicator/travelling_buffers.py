@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pserver.client.channel import Channel
-from pserver.transport.assignment import Assignment
-from pserver.transport.codec import DTYPES
+from pserver.transport.arrays import Assignment
+from pserver.transport.frames import DTYPES
 from trainer.communicator.parameter_slices import ParameterSlices
 from trainer.communicator.roll import Roll
 from transpiler.plan.plan import Placement, Plan

@@ -23,8 +23,8 @@ import torch
 
 from pserver.errors import PServerError
 from pserver.table.half_precision import initial_values
-from pserver.transport.assignment import checksum
-from pserver.transport.codec import DTYPES
+from pserver.transport.arrays import checksum
+from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows
 from trainer.communicator.roll import Roll
 from trainer.embedding.row_source import Arrived

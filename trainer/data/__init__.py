@@ -7,8 +7,10 @@ In reading order::
     text_kernels     numbers from text; numba, without the GIL
     pieces           parts of files that are parsed by themselves
     lines            formats whose samples are lines of text; wrong lines
-    criteo_lines, csv_lines, multislot_lines, python_lines
-                     these formats, and a parser of the script's own
+    criteo_lines     these formats, and a parser of the script's own
+    csv_lines        these formats, and a parser of the script's own
+    multislot_lines  these formats, and a parser of the script's own
+    python_lines     these formats, and a parser of the script's own
     parquet          columns of Parquet files
     data_feed_desc   the original's description of slots
     formats          the formats by name

@@ -3,14 +3,14 @@ torch.distributed.
 
 In reading order::
 
-    mesh        the ranks in five directions
-    parallel    hybrid_parallel, hybrid_optimizer, whole state_dicts
-    stages      a model cut into pipeline stages: device_guard
-    pipeline    one rank's stage, forward and backward in turn
-    tensor      linear layers and embeddings cut over ranks
-    sequence    sequences cut over ranks
-    sample_mean means over samples, and what is sharded over them
-    shards      a rank's part of each parameter, on any mesh
+    mesh         the ranks in five directions
+    parallel     hybrid_parallel, hybrid_optimizer, whole state_dicts
+    stages       a model cut into pipeline stages: device_guard
+    pipeline     one rank's stage, forward and backward in turn
+    tensor       linear layers and embeddings cut over ranks
+    sequence     sequences cut over ranks
+    sample_mean  means over samples, and what is sharded over them
+    shards       a rank's part of each parameter, on any mesh
 
 The room imports ``collective`` and ``sharding``.
 """

@@ -15,9 +15,9 @@ docs/learning_rates.md has the formulas, and recipes for what torch has.
 
 ::
 
-    decays      NoamLR, NaturalExpLR, InverseTimeLR, PolynomialDecayLR
-    piecewise   PiecewiseLR: a rate for each stretch of steps
-    warmup      WarmupLR: a linear warm-up before any other scheduler
+    decays     NoamLR, NaturalExpLR, InverseTimeLR, PolynomialDecayLR
+    piecewise  PiecewiseLR: a rate for each stretch of steps
+    warmup     WarmupLR: a linear warm-up before any other scheduler
 """
 
 from typing import TYPE_CHECKING

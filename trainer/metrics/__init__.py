@@ -2,12 +2,13 @@
 
     from trainer.metrics import AUC, LogLoss, auc
 
-    metric = AUC()
-    for x, y in fleet.shard(loader):                  # each trainer its own part
-        metric.update(model(x).sigmoid(), y)
-    metric.compute()                                  # over all parts, the same on all trainers
-
-    auc(scores, labels)                               # in one call
+    metric      = AUC() metric.update(model(x).sigmoid(), y)
+    curve_area  the area under the ROC curve, from counts of positives and negatives; pure
+                arithmetic
+    functions   the metrics as functions of the whole job's samples
+    ranking     how well scores put positives before negatives
+    ratios      metrics that are one weighted sum over another
+    samples     what ``update`` takes
 
 A metric is a float; nan where the samples do not define it.  docs/evaluation.md tells more.
 

@@ -2,14 +2,12 @@
 
 In reading order::
 
-    dump_file.py    the files of a dump, for eager scripts and programs
-    dump.py         modules and named tensors, dumped at each step
-    recompute.py    modules that compute again in backward what they do not keep
-    sparsity.py     2:4 masks of weights and gradients
-    fused_updates.py  updates as torch's fused kernels
-    prepare.py      every change, in the order in which they are made
-    sync_batch_norm.py  batch norm over the batches of all trainers
-    prepare.py          every change, in the order in which they are made
-    prepare.py          every change, in the order in which they are made
-    loss_scaling.py     amp: the loss scale at an optimizer's steps
+    dump_file        the files of a dump, for eager scripts and programs
+    dump             modules and named tensors, dumped at each step
+    recompute        modules that compute again in backward what they do not keep
+    sparsity         2:4 masks of weights and gradients
+    fused_updates    updates as torch's fused kernels
+    prepare          every change, in the order in which they are made
+    sync_batch_norm  batch norm over the batches of all trainers
+    loss_scaling     amp: the loss scale at an optimizer's steps
 """

@@ -12,25 +12,25 @@ program can hold works in ``capture``, and what it cannot raises there and says 
 
 In reading order::
 
-    labels.py                  labels, checked
-    ranking.py                 bpr_loss, rank_loss, margin_rank_loss
-    teacher_student.py         a click and a teacher's score in one label
-    centers.py                 center_loss
-    shows.py                   continuous_value_model: shows and clicks as features
-    data_norm.py               features by statistics that accumulate
-    ids.py                     hash, shard_index
-    samplers.py                where negative classes come from
-    sampled_logits.py          sampled softmax over given logits
-    noise_contrast.py          nce
-    hierarchical_sigmoid.py    hsigmoid_loss
-    ragged.py                  sequences as (values, offsets), or nested
-    sequence_steps.py          pool, softmax, reverse, enumerate, conv
-    sequence_shapes.py         expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
-    tags.py                    filter_by_instag
-    selected_rows.py           the gradient of some rows, as ids and rows
-    frequencies.py             how often an id occurs in a stream of batches
-    sampled_softmax.py         softmax over classes that are rows of a table on servers
-    functional.py              all functions
+    labels                labels, checked
+    ranking               bpr_loss, rank_loss, margin_rank_loss
+    teacher_student       a click and a teacher's score in one label
+    centers               center_loss
+    shows                 continuous_value_model: shows and clicks as features
+    data_norm             features by statistics that accumulate
+    ids                   hash, shard_index
+    samplers              where negative classes come from
+    sampled_logits        sampled softmax over given logits
+    noise_contrast        nce
+    hierarchical_sigmoid  hsigmoid_loss
+    ragged                sequences as (values, offsets), or nested
+    sequence_steps        pool, softmax, reverse, enumerate, conv
+    sequence_shapes       expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
+    tags                  filter_by_instag
+    selected_rows         the gradient of some rows, as ids and rows
+    frequencies           how often an id occurs in a stream of batches
+    sampled_softmax       softmax over classes that are rows of a table on servers
+    functional            all functions
 
 The room may import embedding.
 """

@@ -2,8 +2,8 @@
 
 In reading order::
 
-    pruning.py      a block without what its results do not need
-    evaluation.py   a training block as it is evaluated
+    pruning     a block without what its results do not need
+    evaluation  a training block as it is evaluated
 
 The room may import ir.
 """

@@ -2,16 +2,10 @@
 
 In reading order::
 
-    index.py           one entry for each name, from the tables beside it
-    missing_name.py    the error of a name that a package lacks: it says what to write
-
-    root.toml          names of ``paddle`` itself
-    layers_a_k.toml    names of ``fluid.layers``, a to k
-    layers_l_z.toml    and l to z
-    modules.toml       names of ``nn``
-    functional.toml    names of ``nn.functional``
-    static.toml        names of ``static``
-    vision.toml        names of ``vision.transforms``
+    index         one entry for each name, from the tables beside it
+    missing_name  the error of a name that a package lacks: it says what to write
+    other_words   the words to write for words of PaddlePaddle's documents that its list of names
+                  has not
 
 Nothing is read before a wrong name is asked for.  ``docs/index_of_names.md`` shows all entries, and
 tests run them.  The room imports the standard library alone.

@@ -6,14 +6,14 @@ pipeline is a tuple of stages; a stage is a pass and the invariants that hold fr
 
 This file lists every pipeline, in the order in which the passes run.  In reading order::
 
-    trainer.py           a trainer's main and startup program
-    trainer_tables.py    the same for sparse tables
-    trainer_averaged.py  the same for gradients that trainers average among themselves
-    pserver.py           a server's main program
-    pserver_tables.py    the same for sparse tables
-    collective.py        a trainer's main program in a job without servers
-    collective_startup.py  its startup program
-    collective_sharded.py  the same where each trainer updates its own parameters
+    trainer             a trainer's main and startup program
+    trainer_tables      the same for sparse tables
+    trainer_averaged    the same for gradients that trainers average among themselves
+    pserver             a server's main program
+    pserver_tables      the same for sparse tables
+    collective          a trainer's main program in a job without servers
+    collective_startup  its startup program
+    collective_sharded  the same where each trainer updates its own parameters
 
 The room may import ir, plan, program.py and verify.
 """

@@ -2,15 +2,15 @@
 
 In reading order::
 
-    quantities     --cpus and --memory as numbers
-    credentials    arguments that would put a password into a file
-    description    the job that a manifest describes, and what may be said of it
-    roles          the command and the variables of a server and of a trainer in containers
-    yaml_text      plain dicts as YAML
-    jobset         a JobSet of Kubernetes
-    compose        a file for docker compose and podman-compose
-    slurm          a batch script; ``batch_script.sh`` is the part that is the same for all jobs
-    writing        ``pserver manifest``
+    quantities   --cpus and --memory as numbers
+    credentials  arguments that would put a password into a file
+    description  the job that a manifest describes, and what may be said of it
+    roles        the command and the variables of a server and of a trainer in containers
+    yaml_text    plain dicts as YAML
+    jobset       a JobSet of Kubernetes
+    compose      a file for docker compose and podman-compose
+    slurm        a batch script; ``batch_script.sh`` is the part that is the same for all jobs
+    writing      ``pserver manifest``
 
 A manifest is built as plain dicts and lists, the form in which its kind is documented, and PyYAML
 writes them.  Templates of text would need conditions in the text (keys or none, a volume or none),

@@ -14,8 +14,7 @@ from pserver.client import retrying_stream
 from pserver.client.channel import Channel
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
 from pserver.transport import inprocess
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Land, Stream
+from pserver.transport.stream import Land, SequencedStream, Stream
 from pserver.wire_pb2 import (
     Done,
     Frame,

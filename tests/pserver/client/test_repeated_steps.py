@@ -18,9 +18,8 @@ from pserver.job.job import Job
 from pserver.job.job_identity import PROTOCOL
 from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
-from pserver.transport import codec, inprocess
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport import frames, inprocess
+from pserver.transport.stream import SequencedStream, Stream
 from pserver.wire_pb2 import (
     Commit,
     Done,
@@ -83,7 +82,7 @@ class Trainer:
         return stream
 
     def upload(self, stream: Stream, value: float, request: int = 1) -> None:
-        for header, payload in codec.frames(
+        for header, payload in frames.frames(
             Kind.VALUE, 0, [("v", torch.full((2,), value)), ("w", torch.full((4,), value))]
         ):
             header.request = request
@@ -95,7 +94,7 @@ class Trainer:
         self, stream: Stream, step: int, gradient: float = -1.0, overflow: bool = False
     ) -> None:
         tensors = [("v", torch.full((2,), gradient)), ("w", torch.full((4,), gradient))]
-        for header, payload in codec.frames(Kind.GRADIENT, step, tensors):
+        for header, payload in frames.frames(Kind.GRADIENT, step, tensors):
             stream.send(header, payload)
         commit = Commit(
             hparams=[GroupHparams(group=0, values=hparams_to_proto(SGD))], overflow=overflow
@@ -161,7 +160,7 @@ def test_a_later_stream_takes_the_place_of_an_earlier_one(serve) -> None:
     job, port = serve()
     trainer = Trainer(job, port, plan_of(ASYNC))
     earlier = trainer.open(2)
-    for header, payload in codec.frames(Kind.GRADIENT, 1, [("v", torch.full((2,), -100.0))]):
+    for header, payload in frames.frames(Kind.GRADIENT, 1, [("v", torch.full((2,), -100.0))]):
         earlier.send(header, payload)
     later = trainer.open(3)
 

@@ -12,8 +12,8 @@ import torch
 
 from pserver.errors import CorruptFrame, FingerprintMismatch, PServerError, Refused, Unprepared
 from pserver.job.job import Job
-from pserver.transport import codec, inprocess
-from pserver.transport.assignment import Assignment, checksum
+from pserver.transport import frames, inprocess
+from pserver.transport.arrays import Assignment, checksum
 from pserver.wire_pb2 import Frame, Hello, Kind, Part
 from tests.support.job_frames import DEADLINE, Trainer, plan_of, together
 
@@ -236,7 +236,7 @@ def test_an_assignment_that_is_not_whole_is_refused(served: Any, what: str) -> N
     trainer = Trainer(*served, plan_of(mode="async"), 0)
     tensors, words = BAD_ARRAYS[what]
 
-    for header, payload in codec.frames(Kind.ASSIGN, 1, tensors.items()):
+    for header, payload in frames.frames(Kind.ASSIGN, 1, tensors.items()):
         trainer.stream.send(header, payload)
     with pytest.raises(CorruptFrame, match=words):
         trainer.step(1, absent=("w", "b"))

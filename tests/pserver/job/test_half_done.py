@@ -39,7 +39,7 @@ from pserver.service.stream_handler import handle
 from pserver.service.working_streams import WorkingStreams
 from pserver.table.sparse_table import SparseTable
 from pserver.table.table_cut import TableCut
-from pserver.transport import codec, inprocess
+from pserver.transport import frames, inprocess
 from pserver.wire_pb2 import (
     Commit,
     Frame,
@@ -205,7 +205,7 @@ class Scripted:
         self.numbers += 1
         values = dict(w=torch.ones(2, 3), b=torch.ones(3), mean=torch.ones(3))
         values[STATE] = torch.full((2, 3), 0.25)
-        for header, payload in codec.frames(Kind.VALUE, 0, values.items()):
+        for header, payload in frames.frames(Kind.VALUE, 0, values.items()):
             header.request = self.numbers
             stream.send(header, payload)
         self.ask(stream, Frame(kind=Kind.COMMIT, request=self.numbers))
@@ -213,7 +213,7 @@ class Scripted:
     def load_rows(self, stream: Any, value: float = 1.0) -> None:
         self.numbers += 1
         rows = {"emb@ids": torch.arange(3), "emb@values": torch.full((3, 2), value)}
-        for header, payload in codec.frames(Kind.VALUE, 0, rows.items()):
+        for header, payload in frames.frames(Kind.VALUE, 0, rows.items()):
             stream.send(header, payload)
         self.ask(stream, Frame(kind=Kind.COMMIT, request=self.numbers))
 
@@ -221,7 +221,7 @@ class Scripted:
         ones = dict(w=torch.ones(2, 3), b=torch.ones(3))
         rows = {"emb@ids": torch.arange(3), "emb@rows": torch.ones(3, 2)}
         for kind, tensors in ((Kind.GRADIENT, ones), (Kind.ROWS, rows)):
-            for header, payload in codec.frames(kind, step, tensors.items()):
+            for header, payload in frames.frames(kind, step, tensors.items()):
                 stream.send(header, payload)
         numbers = [HPARAMS, {**HPARAMS, "momentum": 0.0}]
         commit = Commit(

@@ -15,8 +15,7 @@ from pserver.errors import CorruptFrame, GarbledStream, Unreachable
 from pserver.link.link_end import LinkEnd
 from pserver.link.messages import WINDOW_BYTES, WINDOW_MESSAGES, Messages
 from pserver.transport import inprocess
-from pserver.transport.sequenced import SequencedStream
-from pserver.transport.stream import Stream
+from pserver.transport.stream import SequencedStream, Stream
 from pserver.wire_pb2 import Frame, Kind
 from tests.support.links import SECONDS
 

@@ -18,9 +18,8 @@ from pserver.security.guard import Guard
 from pserver.security.nonces import NONCE_BYTES
 from pserver.security.role import Role
 from pserver.security.secret import Secret
-from pserver.transport.greeting import greet
 from pserver.transport.registry import TRANSPORTS
-from pserver.transport.stream import Stream
+from pserver.transport.stream import Stream, greet
 from pserver.wire_pb2 import Frame, Hello, Kind
 from tests.support.one_parameter import SECONDS, Trainer
 

@@ -14,7 +14,7 @@ import torch
 from pserver.dense.compression import encode
 from pserver.errors import CorruptFrame
 from pserver.service.gradient_assembler import GradientAssembler
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.transport.stream import LANDED
 from pserver.wire_pb2 import Kind
 
@@ -39,16 +39,16 @@ def arrive(
 ) -> list[int]:
     """Sends one step's gradients; how many places each frame went to (0: it did not land)."""
     places = []
-    for header, payload in codec.frames(Kind.GRADIENT, step, tensors.items(), chunk):
+    for header, payload in frames.frames(Kind.GRADIENT, step, tensors.items(), chunk):
         body = b"".join(payload)
         found = own.land(header, len(body))
         places.append(0 if found is None else len(found))
         own.begin(step)
         if found is None:
-            codec.scatter(header, body, own.destination)
+            frames.scatter(header, body, own.destination)
         else:
-            codec.spread(memoryview(body), found)
-            codec.scatter(header, LANDED, own.destination)
+            frames.spread(memoryview(body), found)
+            frames.scatter(header, LANDED, own.destination)
         own.received(header)
     return places
 
@@ -176,10 +176,10 @@ def test_sparse_gradients_of_a_wrong_size_are_refused() -> None:
             arrive(own, 1, tensors)
             own.complete(1, "abcd")
     own = assembler(compression="sparse")
-    first, *_ = codec.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(99).int()}.items(), 64)
-    other, *_ = codec.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(98).int()}.items(), 64)
+    first, *_ = frames.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(99).int()}.items(), 64)
+    other, *_ = frames.frames(Kind.GRADIENT, 1, {"e@indices": torch.arange(98).int()}.items(), 64)
     own.begin(1)
-    codec.scatter(first[0], b"".join(first[1]), own.destination)
+    frames.scatter(first[0], b"".join(first[1]), own.destination)
     own.received(first[0])
     with pytest.raises(CorruptFrame, match="as many as before"):
-        codec.scatter(other[0], b"".join(other[1]), own.destination)
+        frames.scatter(other[0], b"".join(other[1]), own.destination)

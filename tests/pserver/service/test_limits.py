@@ -18,9 +18,8 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import GarbledStream, PServerError, Refused
 from pserver.service.server import Server
 from pserver.transport import grpc_port, grpc_stream
-from pserver.transport.frame_socket import PREFIX
 from pserver.transport.registry import connect
-from pserver.transport.tcp_greeting import Greeting, Welcome
+from pserver.transport.tcp import PREFIX, Greeting, Welcome
 from pserver.wire_pb2 import (
     AnnounceRequest,
     Frame,

@@ -21,7 +21,7 @@ from pserver.memory.malloc import keep_memory
 from pserver.service import server as server_module
 from pserver.service.server import Server
 from pserver.transport.registry import connect
-from pserver.transport.shm_ring import SEGMENT_BYTES
+from pserver.transport.shm import SEGMENT_BYTES
 from pserver.wire_pb2 import (
     Frame,
     Hello,

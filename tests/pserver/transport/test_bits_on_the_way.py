@@ -169,7 +169,7 @@ def test_a_control_call_that_was_changed_is_made_again(monkeypatch: pytest.Monke
             return key, "ffffffff" if next(wrong, False) else value
 
         monkeypatch.setattr("pserver.control.control_client.of_message", of_message)
-        monkeypatch.setattr("pserver.transport.call_threads.of_message", of_message)
+        monkeypatch.setattr("pserver.transport.grpc_port.of_message", of_message)
         assert client.status(wire.StatusRequest()).state == "empty"
         assert next(wrong, None) is None
         client.close()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pserver.errors import CorruptFrame
-from pserver.transport import codec
+from pserver.transport import frames
 from pserver.wire_pb2 import DONE, GRADIENT, VALUE, Commit, Done, Frame, GroupHparams, Kind, Part
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (3, 5)]
@@ -30,22 +30,22 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 def same_bytes(left: Tensor, right: Tensor) -> bool:
     """Equality of bits, NaNs included."""
     kinds = (left.shape, left.dtype) == (right.shape, right.dtype)
-    return kinds and torch.equal(codec.flat_bytes(left), codec.flat_bytes(right))
+    return kinds and torch.equal(frames.flat_bytes(left), frames.flat_bytes(right))
 
 
 def gather(kind: Kind, named: dict[str, Tensor], chunk_bytes: int) -> dict[str, Tensor]:
     """Through frames, messages and back."""
     result: dict[str, Tensor] = {}
-    for header, payload in codec.frames(kind, 3, named.items(), chunk_bytes):
+    for header, payload in frames.frames(kind, 3, named.items(), chunk_bytes):
         size = sum(len(piece) for piece in payload)
-        message = b"".join([codec.encode_header(header, size), *payload])
-        again, body = codec.decode(message)
+        message = b"".join([frames.encode_header(header, size), *payload])
+        again, body = frames.decode(message)
         assert (again.kind, again.step) == (kind, 3)
-        codec.scatter(again, body, lambda part: result.setdefault(part.name, codec.blank(part)))
+        frames.scatter(again, body, lambda part: result.setdefault(part.name, frames.blank(part)))
     return result
 
 
-@pytest.mark.parametrize("dtype", codec.DTYPES.values(), ids=codec.DTYPES)
+@pytest.mark.parametrize("dtype", frames.DTYPES.values(), ids=frames.DTYPES)
 def test_every_dtype_and_shape_survives(dtype: torch.dtype) -> None:
     """A tensor of any dtype, scalars and empty ones included, arrives with the same bits, dtype and
     shape.
@@ -61,8 +61,8 @@ def test_every_dtype_and_shape_survives(dtype: torch.dtype) -> None:
 def test_a_buffer_is_the_tensors_own_memory() -> None:
     """Nothing is copied on the way out: a write to the tensor shows in its buffer."""
     tensor = torch.zeros(4, dtype=torch.bfloat16, requires_grad=True)
-    buffer = codec.buffer_of(tensor)
-    (_, payload), *_ = codec.frames(VALUE, 1, [("x", tensor)])
+    buffer = frames.buffer_of(tensor)
+    (_, payload), *_ = frames.frames(VALUE, 1, [("x", tensor)])
     with torch.no_grad():
         tensor[3] = 1.0
 
@@ -81,7 +81,7 @@ def test_a_buffer_is_the_tensors_own_memory() -> None:
 def test_a_tensor_whose_memory_is_not_its_value_is_refused(tensor: Tensor) -> None:
     """A view that no single run of bytes represents is an error that says what was expected."""
     with pytest.raises(ValueError, match="expected a contiguous CPU tensor, got torch"):
-        codec.buffer_of(tensor)
+        frames.buffer_of(tensor)
 
 
 def test_small_tensors_share_frames_and_large_ones_are_cut() -> None:
@@ -92,7 +92,7 @@ def test_small_tensors_share_frames_and_large_ones_are_cut() -> None:
         ("large", torch.zeros(600)),
         ("last", torch.zeros(1)),
     ]
-    made = [(header, payload) for header, payload in codec.frames(GRADIENT, 1, named, 1024)]
+    made = [(header, payload) for header, payload in frames.frames(GRADIENT, 1, named, 1024)]
     sizes = [sum(len(piece) for piece in payload) for _, payload in made]
     names = [sorted({part.name for part in header.parts}) for header, _ in made]
 
@@ -107,7 +107,7 @@ def test_tensors_that_come_one_by_one_share_frames() -> None:
     """What is added in several calls is packed as in one; another kind or step starts another
     frame.
     """
-    packer = codec.Packer(1024)
+    packer = frames.Packer(1024)
     named = [(f"s{index}", torch.full((10,), float(index))) for index in range(60)]
     made = [frame for pair in named for frame in packer.add(GRADIENT, 1, [pair])]
     made += packer.add(GRADIENT, 2, named[:1])
@@ -120,7 +120,7 @@ def test_tensors_that_come_one_by_one_share_frames() -> None:
         (2, 1),
     ]
     assert [bytes(piece) for _, payload in made[:3] for piece in payload] == [
-        bytes(codec.buffer_of(t)) for _, t in named
+        bytes(frames.buffer_of(t)) for _, t in named
     ]
     assert list(packer.flush()) == []
 
@@ -129,9 +129,9 @@ def test_no_tensors_make_no_frame_and_a_chunk_has_a_minimum() -> None:
     """There is nothing to send for no tensors; a chunk that cannot hold the widest element is
     refused.
     """
-    assert list(codec.frames(VALUE, 1, [])) == []
+    assert list(frames.frames(VALUE, 1, [])) == []
     with pytest.raises(ValueError, match="expected at least 16, got 8"):
-        list(codec.frames(VALUE, 1, [], 8))
+        list(frames.frames(VALUE, 1, [], 8))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_part_that_contradicts_its_destination_is_refused(
         **{"name": "w", "dtype": "float32", "shape": [2, 3], "offset": 0, "size": 24, **change}
     )  # type: ignore[arg-type]
     with pytest.raises(CorruptFrame, match=message):
-        codec.scatter(Frame(kind=VALUE, parts=[part]), b"\1" * 24, lambda _: target)
+        frames.scatter(Frame(kind=VALUE, parts=[part]), b"\1" * 24, lambda _: target)
 
     assert torch.equal(target, torch.zeros(2, 3))
 
@@ -166,7 +166,7 @@ def test_a_wrong_part_leaves_the_right_ones_before_it_unwritten() -> None:
     good = Part(name="a", dtype="float32", shape=[2], size=8)
     bad = Part(name="b", dtype="float32", shape=[2], offset=1, size=4)
     with pytest.raises(CorruptFrame, match="'b': expected whole elements"):
-        codec.scatter(Frame(parts=[good, bad]), b"\1" * 12, lambda _: target)
+        frames.scatter(Frame(parts=[good, bad]), b"\1" * 12, lambda _: target)
 
     assert torch.equal(target, torch.zeros(2))
 
@@ -183,7 +183,7 @@ def test_a_wrong_part_leaves_the_right_ones_before_it_unwritten() -> None:
 def test_an_impossible_variable_is_a_corrupt_frame(part: Part) -> None:
     """A part whose variable no memory can hold is refused, not tried."""
     with pytest.raises(CorruptFrame, match="'w': "):
-        codec.blank(part)
+        frames.blank(part)
 
 
 def full_header() -> Frame:
@@ -202,9 +202,9 @@ def full_header() -> Frame:
 def test_messages_are_the_generated_classes_own(size: int) -> None:
     """Our bytes are what protobuf writes and reads, for payloads of any size."""
     header, payload = full_header(), random.Random(size).randbytes(size)
-    ours = codec.encode_header(header, size) + payload
+    ours = frames.encode_header(header, size) + payload
     whole = Frame.FromString(ours)
-    again, body = codec.decode(ours)
+    again, body = frames.decode(ours)
 
     assert whole.payload == payload == bytes(body)
     assert whole.SerializeToString() == ours
@@ -217,9 +217,9 @@ def test_fields_may_follow_the_payload() -> None:
     """Other serialisers may order fields as they like; of two payloads the last counts, as protobuf
     says.
     """
-    first = codec.encode_header(Frame(kind=VALUE), 3) + b"abc"
-    message = first + Frame(step=9).SerializeToString() + codec.encode_header(Frame(), 2) + b"xy"
-    header, payload = codec.decode(message)
+    first = frames.encode_header(Frame(kind=VALUE), 3) + b"abc"
+    message = first + Frame(step=9).SerializeToString() + frames.encode_header(Frame(), 2) + b"xy"
+    header, payload = frames.decode(message)
 
     assert (header, bytes(payload)) == (Frame(kind=VALUE, step=9), b"xy")
     assert Frame.FromString(message).payload == b"xy"
@@ -227,8 +227,8 @@ def test_fields_may_follow_the_payload() -> None:
 
 def test_the_payload_is_a_view() -> None:
     """A payload of megabytes is located, not copied."""
-    message = bytearray(codec.encode_header(full_header(), 4) + b"\0" * 4)
-    _, payload = codec.decode(message)
+    message = bytearray(frames.encode_header(full_header(), 4) + b"\0" * 4)
+    _, payload = frames.decode(message)
     message[-1] = 5
 
     assert bytes(payload) == b"\0\0\0\5"
@@ -237,7 +237,7 @@ def test_the_payload_is_a_view() -> None:
 def test_hostile_bytes_are_corrupt_frames_and_nothing_else() -> None:
     """Whatever bytes come, decode either agrees with protobuf or raises CorruptFrame."""
     rng = random.Random(0)
-    good = codec.encode_header(full_header(), 64) + rng.randbytes(64)
+    good = frames.encode_header(full_header(), 64) + rng.randbytes(64)
     cases = [rng.randbytes(rng.randrange(1, 80)) for _ in range(3000)]
     cases += [good[: rng.randrange(len(good))] for _ in range(300)]
     for _ in range(1000):
@@ -247,7 +247,7 @@ def test_hostile_bytes_are_corrupt_frames_and_nothing_else() -> None:
     refused = 0
     for case in cases:
         try:
-            header, payload = codec.decode(case)
+            header, payload = frames.decode(case)
         except CorruptFrame as error:
             refused += 1
             assert str(error).startswith("expected a ")
@@ -264,4 +264,4 @@ def test_a_header_that_came_beside_its_payload_holds_none() -> None:
     with pytest.raises(
         CorruptFrame, match="expected a header without a payload, got one of 3 bytes"
     ):
-        codec.parse_header(Frame(payload=b"abc").SerializeToString())
+        frames.parse_header(Frame(payload=b"abc").SerializeToString())

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.transport import memory_file, shm, shm_stream
-from pserver.transport.memory_file import address_of
-from pserver.transport.segment import Segment
+from pserver.transport import memory, shm
+from pserver.transport.memory import Segment, address_of
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import GRADIENT, HELLO, VALUE, Frame, Part
 from tests.support.streams import SECONDS, finish
@@ -35,7 +34,7 @@ def frame(name: str = "w", offset: int = 0, size: int = SIZE, step: int = 1) -> 
 @contextmanager
 def offering(
     segment: Segment, act: Callable[[Stream], None]
-) -> Iterator[tuple[shm_stream.ShmStream, Queue[object]]]:
+) -> Iterator[tuple[shm.ShmStream, Queue[object]]]:
     """A connecting end to which the segment has been offered; the queue gets what ``act`` raised,
     or None.
     """
@@ -140,7 +139,7 @@ def test_a_frame_that_fits_no_zone_is_refused(header: Frame) -> None:
 
     with offering(segment, act) as (stream, results):
         head = header.SerializeToString()
-        stream._out.sendall(shm_stream.PRELUDE.pack(shm_stream.IN_ZONE, len(head), SIZE) + head)
+        stream._out.sendall(shm.PRELUDE.pack(shm.IN_ZONE, len(head), SIZE) + head)
         assert isinstance(results.get(timeout=SECONDS), CorruptFrame)
 
 
@@ -202,13 +201,13 @@ def test_what_is_sealed_cannot_be_written() -> None:
     """By nobody who gets the descriptor; the maker's own mapping still writes."""
     segment = Segment({"w": SIZE}, read_only=True)
     with pytest.raises(PermissionError):
-        memory_file.attach(segment.descriptor, segment.memory.nbytes)
+        memory.attach(segment.descriptor, segment.memory.nbytes)
     with pytest.raises(PermissionError):
         os.pwrite(segment.descriptor, b"x", 0)
     with pytest.raises(PermissionError):
         os.ftruncate(segment.descriptor, 0)
     segment.memory[-1] = 7
-    seen = memory_file.attach(segment.descriptor, segment.memory.nbytes, writable=False)
+    seen = memory.attach(segment.descriptor, segment.memory.nbytes, writable=False)
     assert seen.readonly and seen[-1] == 7
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pserver.dense.compression import COMPRESSIONS, decode, encode, encoded_norm
-from pserver.transport.push_norms import ROWS, OutlierPush, PushNorm, l2_norm, listed, said
+from pserver.transport.arrays import MOST_ROWS, OutlierPush, PushNorm, l2_norm, listed, said
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -46,7 +46,7 @@ def test_more_rows_are_no_larger_push() -> None:
     assert [few.norm, many.norm] == pytest.approx([6.0, 6.0])
     rows = torch.arange(20.0).unsqueeze(1)
     found = PushNorm.of_rows(torch.arange(20) * 10, rows)
-    assert found.rows == tuple(range(190, 190 - 10 * ROWS, -10))
+    assert found.rows == tuple(range(190, 190 - 10 * MOST_ROWS, -10))
     assert PushNorm.of_rows(torch.empty(0, dtype=torch.int64), torch.empty(0, 4)) == PushNorm(0.0)
     assert found.scaled(0.5) == PushNorm(found.norm / 2, found.rows)
 

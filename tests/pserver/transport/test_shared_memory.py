@@ -23,7 +23,7 @@ from threading import Event
 import pytest
 
 from pserver.errors import CorruptFrame, Unreachable
-from pserver.transport import shm, shm_ring, shm_stream
+from pserver.transport import shm
 from pserver.transport.registry import suited
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import HELLO, VALUE, Frame
@@ -154,14 +154,14 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     """However much the sender has to send, the slot that a receiver looks at is not written, nor is
     it a copy.
     """
-    senders: list[shm_stream.ShmStream] = []
+    senders: list[shm.ShmStream] = []
     sent, done = Event(), Event()
 
     def handle(stream: Stream) -> None:
-        assert isinstance(stream, shm_stream.ShmStream)
+        assert isinstance(stream, shm.ShmStream)
         senders.append(stream)
-        for index in range(shm_ring.SLOTS + 2):
-            stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * shm_ring.SLOT_BYTES])
+        for index in range(shm.SLOTS + 2):
+            stream.send(Frame(kind=VALUE, step=index), [bytes([index]) * shm.SLOT_BYTES])
         sent.set()
         done.wait(SECONDS)
 
@@ -169,16 +169,16 @@ def test_a_payload_stays_until_the_next_receive() -> None:
     stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     first = stream.receive()
     assert first is not None
-    assert until(lambda: not senders[0]._filling.has_room(shm_ring.SLOT_BYTES))
+    assert until(lambda: not senders[0]._filling.has_room(shm.SLOT_BYTES))
     assert not sent.is_set()  # the sender waits for a slot
     assert (bytes(first[1][:1]), bytes(first[1][-1:])) == (b"\0", b"\0")
-    again = [stream.receive() for _ in range(shm_ring.SLOTS + 1)]
-    assert [got[0].step for got in again if got] == list(range(1, shm_ring.SLOTS + 2))
+    again = [stream.receive() for _ in range(shm.SLOTS + 1)]
+    assert [got[0].step for got in again if got] == list(range(1, shm.SLOTS + 2))
     last = again[-1]
-    assert last is not None and first[1][0] == shm_ring.SLOTS  # that slot has been used again
+    assert last is not None and first[1][0] == shm.SLOTS  # that slot has been used again
     done.set()
     assert stream.receive() is None
-    assert last[1][0] == shm_ring.SLOTS + 1  # the memory outlives the stream
+    assert last[1][0] == shm.SLOTS + 1  # the memory outlives the stream
     listener.close(1.0)
 
 
@@ -186,11 +186,11 @@ def test_slots_are_as_long_as_what_they_hold() -> None:
     """Both ends find the same places whatever the sizes are; no two slots in use overlap, and a
     full direction takes no more.
     """
-    memory, draw = memoryview(bytearray(shm_ring.DIRECTION_BYTES)), random.Random(0)
-    writer, reader = shm_ring.Ring(memory), shm_ring.Ring(memory)
+    memory, draw = memoryview(bytearray(shm.DIRECTION_BYTES)), random.Random(0)
+    writer, reader = shm.Ring(memory), shm.Ring(memory)
     waiting: list[tuple[int, int]] = []  # size, mark
     for mark in range(2000):
-        size = draw.choice((1, 65, 300_000, shm_ring.SLOT_BYTES - 1, shm_ring.SLOT_BYTES))
+        size = draw.choice((1, 65, 300_000, shm.SLOT_BYTES - 1, shm.SLOT_BYTES))
         while not writer.has_room(size):
             read, expected = waiting.pop(0)
             slot = reader.take(read)
@@ -213,11 +213,11 @@ def test_slots_and_inline_frames_keep_their_order() -> None:
     edges = [
         0,
         1,
-        shm_stream.INLINE_BYTES,
-        shm_stream.INLINE_BYTES + 1,
-        shm_ring.SLOT_BYTES,
-        shm_ring.SLOT_BYTES + 1,
-        5 * shm_ring.SLOT_BYTES,
+        shm.INLINE_BYTES,
+        shm.INLINE_BYTES + 1,
+        shm.SLOT_BYTES,
+        shm.SLOT_BYTES + 1,
+        5 * shm.SLOT_BYTES,
     ]
     for size in edges * 3:
         stream.send(Frame(kind=VALUE), [bytes(size)])
@@ -235,7 +235,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
     listener = shm.listen(handle)
     stream = shm.connect("127.0.0.1", listener.port, timeout_seconds=SECONDS)
     with pytest.raises(ValueError, match="expected a frame of at most 67108864 bytes"):
-        stream.send(Frame(kind=VALUE), [bytes(shm_stream.FRAME_BYTES + 1)])
+        stream.send(Frame(kind=VALUE), [bytes(shm.FRAME_BYTES + 1)])
     stream.send(Frame(kind=VALUE), [b"abc"])
     stream.close()
     assert (seen.get(timeout=SECONDS), seen.get(timeout=SECONDS)) == (3, None)
@@ -246,7 +246,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_leaves() -> None:
 def unsealed() -> int:
     """A segment that its maker can still shorten."""
     descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, shm_ring.SEGMENT_BYTES)
+    os.ftruncate(descriptor, shm.SEGMENT_BYTES)
     return descriptor
 
 
@@ -283,7 +283,7 @@ def test_a_stranger_gets_no_stream() -> None:
     listener = shm.listen(handle)
     before = traces(listener.port)
     near, far = socket.socketpair()
-    segments = [shm_ring.make(), unsealed(), short()]
+    segments = [shm.make(), unsealed(), short()]
     good, *bad = segments
     with near, far, open(os.devnull) as file:
         attempts = [(b"hello", [good, far.fileno()]), (shm.GREETING, []), (shm.GREETING, [good])]
@@ -305,9 +305,9 @@ def test_a_stranger_gets_no_stream() -> None:
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\7" * shm_stream.PRELUDE.size,
-        shm_stream.PRELUDE.pack(shm_stream.INLINE, 2**32 - 1, 0),
-        shm_stream.PRELUDE.pack(shm_stream.IN_SLOTS, 0, 2**63),
+        b"\7" * shm.PRELUDE.size,
+        shm.PRELUDE.pack(shm.INLINE, 2**32 - 1, 0),
+        shm.PRELUDE.pack(shm.IN_SLOTS, 0, 2**63),
     ],
     ids=["kind", "header", "payload"],
 )
@@ -331,7 +331,7 @@ def test_no_room_is_unreachable_and_leaves_nothing() -> None:
     listener = shm.listen(lambda stream: None)
     before = traces(listener.port)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (shm_ring.SEGMENT_BYTES // 2, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (shm.SEGMENT_BYTES // 2, limits[1]))
     try:
         with pytest.raises(
             Unreachable,

@@ -12,8 +12,8 @@ import pytest
 
 from pserver.errors import CorruptFrame, PServerError, Unreachable
 from pserver.transport import tcp
-from pserver.transport.frame_socket import LANDING_BYTES, FrameSocket
 from pserver.transport.stream import LANDED, Stream
+from pserver.transport.tcp import LANDING_BYTES, FrameSocket
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, VALUE, Frame, Part
 from tests.support.streams import SECONDS, caught, echo, finish
 
@@ -168,7 +168,7 @@ def test_a_stream_whose_further_connections_do_not_come_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The listener waits for a while, and lives on."""
-    monkeypatch.setattr("pserver.transport.tcp_listener.GREETING_SECONDS", 0.3)
+    monkeypatch.setattr("pserver.transport.tcp.GREETING_SECONDS", 0.3)
     streams: Queue[Stream] = Queue()
     listener = tcp.listen(streams.put, connections=3)
     with socket.create_connection(("127.0.0.1", listener.port)) as alone:

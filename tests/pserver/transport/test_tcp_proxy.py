@@ -13,10 +13,8 @@ import pytest
 
 from pserver.control.control_server import ControlServer
 from pserver.limits import Limits
-from pserver.transport import tcp_proxy
-from pserver.transport.private_socket import PrivateSocket
-from pserver.transport.proxied_connection import ProxiedConnection
-from pserver.transport.tcp_proxy import TcpProxy
+from pserver.transport import strangers
+from pserver.transport.strangers import PrivateSocket, ProxiedConnection, TcpProxy
 from tests.support.waiting import eventually
 
 SECONDS = 10.0
@@ -164,7 +162,7 @@ def test_who_says_nothing_ends_and_the_server_never_sees_him() -> None:
 
 def test_strangers_together_send_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one who has sent most ends; another one's few bytes arrive."""
-    monkeypatch.setattr(tcp_proxy, "STRANGERS_BYTES", 2**20)
+    monkeypatch.setattr(strangers, "STRANGERS_BYTES", 2**20)
     with proxied() as (_, behind, opened):
         small, large = opened(), opened()
         small.sendall(b"few")

@@ -13,11 +13,10 @@ import grpc
 import pytest
 
 from pserver.errors import CorruptFrame
-from pserver.transport.frame_socket import PREFIX
 from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream
-from pserver.transport.tcp_greeting import Greeting, Welcome
+from pserver.transport.tcp import PREFIX, Greeting, Welcome
 from pserver.wire_pb2 import HELLO, Frame
 from tests.support.streams import SECONDS, echo, finish, listening, open_stream
 

@@ -10,8 +10,8 @@ from queue import Queue
 import pytest
 
 from pserver.errors import CorruptFrame
-from pserver.transport import shm, shm_stream, zones
-from pserver.transport.segment import Segment
+from pserver.transport import shm, zones
+from pserver.transport.memory import Segment
 from pserver.transport.stream import LANDED, MISSED, Stream
 from pserver.wire_pb2 import DONE, HELLO, VALUE, Frame, Part
 from tests.support.streams import SECONDS
@@ -30,7 +30,7 @@ def piece(segment: Segment, offset: int = 0, size: int = SIZE) -> memoryview:
 
 
 @contextmanager
-def reading(segment: Segment, act: Callable[[Stream], None]) -> Iterator[shm_stream.ShmStream]:
+def reading(segment: Segment, act: Callable[[Stream], None]) -> Iterator[shm.ShmStream]:
     """A connecting end to which the values have been offered."""
     results: Queue[object] = Queue()
 
@@ -158,8 +158,8 @@ def test_what_fits_no_zone_is_refused(header: Frame) -> None:
 
     def act(stream: Stream) -> None:
         head = header.SerializeToString()
-        assert isinstance(stream, shm_stream.ShmStream)
-        stream._out.sendall(shm_stream.PRELUDE.pack(shm_stream.IN_ZONE, len(head), SIZE) + head)
+        assert isinstance(stream, shm.ShmStream)
+        stream._out.sendall(shm.PRELUDE.pack(shm.IN_ZONE, len(head), SIZE) + head)
 
     with reading(segment, act) as stream:
         with pytest.raises(CorruptFrame):

@@ -17,7 +17,7 @@ from pserver.job.membership import Member
 from pserver.job.sync_round import SyncRound
 from pserver.job.watermark import Watermark
 from pserver.table.gradient import RowGradient
-from pserver.transport.sequenced import SequencedStream
+from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Frame
 from tests.support.stories import ROW_MODES, SEEDS, story
 from tests.support.tiers import RARE

@@ -173,8 +173,9 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     """With copies that take as long as they may, and gradients written to after the step, it is
     plain torch to the bit.
     """
-    for module in ("communicator", "sync_sender", "async_sender", "parameter_slices"):
-        monkeypatch.setattr(f"trainer.communicator.{module}.is_on_gpu", lambda tensor: True)
+    senders = ("sync_lane", "async_lane", "parameters")
+    for module in ("communicator.communicator", *(f"senders.{each}" for each in senders)):
+        monkeypatch.setattr(f"trainer.{module}.is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(
         "trainer.communicator.parameter_slices.pinned",
         lambda shape, dtype: torch.empty(shape, dtype=dtype),

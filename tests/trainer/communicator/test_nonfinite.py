@@ -94,7 +94,7 @@ def test_a_refused_step_leaves_every_value_as_it_was(
     assert [status.version for status in statuses] == [2] * count
     expected = "step 2 of trainer 0 has a NaN or an infinity in 'w': refused"
     assert said(caplog, "pserver.job.nonfinite_steps") == [expected] * count
-    (line,) = said(caplog, "trainer.communicator")
+    (line,) = said(caplog, "trainer.senders")
     assert "step of trainer 0, in 'w': the servers refused step 2" in line
     mine.optimizer.close()
 
@@ -118,9 +118,9 @@ def test_an_applied_step_is_what_plain_torch_does_and_says_so(
     assert served["v"] == [1.0] * 3
     assert not any(math.isfinite(value) for value in served["w"])
     assert "step 1 of trainer 0 has a NaN or an infinity in 'w': applied" in said(
-        caplog, "pserver.job"
+        caplog, "pserver.lane"
     )
-    (line,) = said(caplog, "trainer.communicator")
+    (line,) = said(caplog, "trainer.senders")
     assert "in 'w': the servers applied step 1" in line
     assert mine.job.communicator is not None
     assert mine.job.communicator.metrics()["steps_refused_nonfinite"] == 0
@@ -224,7 +224,7 @@ def test_of_two_trainers_one_has_a_nan(
     assert refused == ([0, 1] if mode == "diloco" else [1, 1])
     done = "left it out of" if mode == "diloco" else "refused"
     text = f"trainer 1, in 'w': the servers {done} step 1"
-    assert any(text in line for line in said(caplog, "trainer.communicator"))
+    assert any(text in line for line in said(caplog, "trainer.senders"))
     at_once(lambda: pair[0].add([], 2.0), lambda: pair[1].add([], 2.0))
     assert [model.w.tolist() for model in models] == [[expected + 2.0] * 8] * 2
     at_once(pair[0].optimizer.close, pair[1].optimizer.close)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.transport.assignment import Assignment
+from pserver.transport.arrays import Assignment
 from trainer.communicator.pending_assignments import PendingAssignments
 from trainer.communicator.samples import SAMPLED, Samples, _positions
 

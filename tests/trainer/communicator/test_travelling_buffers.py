@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pserver.errors import CorruptFrame, Refused
 from pserver.job.shared_buffers import SharedBuffers
-from pserver.transport.assignment import Assignment, whole_values
+from pserver.transport.arrays import Assignment, whole_values
 from tests.support.normed_jobs import (
     MODES,
     data,
