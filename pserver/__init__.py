@@ -293,9 +293,9 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     checkpoint/manifest_bytes.py     the checksum of the metadata
     checkpoint/row_files.py          few files
     checkpoint/table_chunks.py       merging a chain
-    client/heartbeating.py           silence
-    client/retrying_stream.py        sending again
-    client/server_return.py          joining again
+    client/client.py                 joining again
+    client/client.py                 silence
+    client/stream.py                 sending again
     control/control_client.py        dialling again
     dense/compression.py             error feedback
     dense/merge.py                   merge order

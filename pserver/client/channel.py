@@ -18,15 +18,75 @@ import torch
 
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
-from pserver.client.request_times import RequestTimes
-from pserver.client.retrying_stream import NamedTensors, RetryingStream
+from pserver.client.stream import NamedTensors, RetryingStream
 from pserver.leases.lease_table import EpochRange
+from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import SPANS, Fact
+from pserver.tracing.spans import SPANS, Fact, now
 from pserver.transport.arrays import Assignment, PushNorm, row_parts
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Hparam
+
+# ---- request times ----
+#
+# The spans of one request of a channel: how long its parts took.
+
+
+class RequestTimes:
+    """When a request of one channel began, was complete, and when its answer came.
+
+    A step becomes three spans, one behind the other::
+
+        push    from its first gradient until its commit leaves
+        wait    until the first new value arrives, or the answer without values
+        pull    until all have arrived
+
+    Any other request is one span, of the name that is given.
+
+    Args:
+        track: of the channel: "to server 0, lane 1".
+        facts: the server, and the lane, where it is one's.
+
+    Attributes:
+        name: of a request that is no step.
+    """
+
+    def __init__(self, track: str, facts: dict[str, Fact]) -> None:
+        self.name = "request"
+        self._track, self._facts = track, facts
+        self._began = now()
+        self._committed = self._arrived = 0.0
+
+    @onlooker("the trace")
+    def committed(self, step: int) -> None:
+        """The request is a step, and its commit leaves."""
+        self._facts = {**self._facts, "step": step}
+        self._committed = now()
+
+    @onlooker("the trace")
+    def arrives(self) -> None:
+        """A value arrives."""
+        self._arrived = self._arrived or now()
+
+    @onlooker("the trace")
+    def answered(self, reply: Future[Reply]) -> None:
+        """The request is over."""
+        ended, add = now(), SPANS.add
+        if not SPANS.on:
+            return
+        if not self._committed:
+            add(self.name, self._began, ended, self._track, **self._facts)
+            return
+        arrived = max(self._arrived, self._committed) if self._arrived else ended
+        add("push", self._began, self._committed, self._track, **self._facts)
+        add("wait", self._committed, arrived, self._track, **self._facts)
+        if arrived < ended:
+            add("pull", arrived, ended, self._track, **self._facts)
+
+
+# ---- channel ----
+
 
 Hparams = Mapping[int, Mapping[str, Hparam]]  # the hyper-parameters of every group, by its number
 

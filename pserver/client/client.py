@@ -28,7 +28,26 @@ The calls, in their order::
     tell(failure)                at any time: this trainer ends
 
 A channel has one request at a time; what sends it again after a broken connection is
-:mod:`pserver.client.retrying_stream`.
+:mod:`pserver.client.stream`.
+
+[Note: joining again]  The heartbeat notices both: that the server does not answer, and that it
+answers and knows nobody.  Then this trainer joins it once more, with the same incarnation, and
+gives it its program where the server asks for it.  What was not answered waits meanwhile in the
+channels, which open their streams again, and send it again: the server counts each step once, with
+those that were decided before.
+
+[Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
+answered one for longer than the heartbeat timeout is lost: its channels fail with
+:class:`~pserver.errors.ServerLost`.  A server that answers, but whose job has failed, says why, and
+the channels fail with that.
+The time in which this process has not run does not count: see [Note: one's own pause] in
+``pserver/running_clock.py``.  A trainer that was away for longer than the heartbeat timeout, and is
+not taken back, says that, and blames no server.
+Silence may also be the connection's.  A heartbeat that is not answered within a fifth of the
+timeout is sent again over a new connection; see [Note: dialling again] in
+``pserver/control/control_client.py``.
+The same thread watches the channels' streams: one on which an answer is overdue is opened again;
+see [Note: sending again].
 """
 
 from __future__ import annotations
@@ -36,53 +55,943 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from pserver.client.agreed_end import all_finished
 from pserver.client.channel import Channel
-from pserver.client.explained import explained
-from pserver.client.grouped_calls import POLL_SECONDS
-from pserver.client.heartbeating import Heartbeating
-from pserver.client.install_requests import install_requests
-from pserver.client.replies import Absences, Joined, TableStatus, log_place_of
-from pserver.client.report import Report
-from pserver.client.retrying_stream import Destination
-from pserver.client.server_return import ServerReturn
+from pserver.client.replies import Absences, Gathered, Joined, PutOff, TableStatus, log_place_of
+from pserver.client.stream import Destination, lost_while_away
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import (
+    CorruptFrame,
     PServerError,
+    Refused,
+    ServerLost,
     TimedOut,
+    TrainerLost,
     UnknownSession,
     Unreachable,
     from_wire,
 )
+from pserver.leases.epoch import Lease
+from pserver.leases.lease_table import EpochRange, LeaseAsked
+from pserver.limits import PART_BYTES
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
+from pserver.side_business import SideBusiness
+from pserver.tracing.clock_offset import Estimate
+from pserver.tracing.recording import Recording, parts_of, whole
 from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet
 from pserver.wire_pb2 import (
+    BarrierReply,
+    BarrierRequest,
     FinishReply,
     FinishRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
     Hello,
+    InstallRequest,
     JoinReply,
     JoinRequest,
+    LaneReport,
+    LeaseEnd,
+    LeaseEpoch,
+    LeaseRange,
+    LeaseReply,
+    LeaseRequest,
     LeaveReply,
     LeaveRequest,
+    PositionReply,
+    PositionRequest,
     RendezvousReply,
     RendezvousRequest,
+    SaveReply,
+    SaveRequest,
     ShrinkReply,
     ShrinkRequest,
+    TraceAction,
+    TraceReply,
+    TraceRequest,
+    TrainerReport,
+    WaitStatus,
 )
 from transpiler.program import Program
 
+# ---- agreed end ----
+#
+# The end of a job in agreement: a trainer waits until all have said that they take no further step.
+
+
 log = logging.getLogger(__name__)
+
+
+def all_finished(
+    ask: Callable[[], FinishReply],
+    server: str,
+    check: Callable[[], None],
+    ends: Callable[[], bool],
+) -> bool:
+    """Waits until a server says so.
+
+    Args:
+        ask: the server; it may take a second to answer.
+        server: for the log.
+        check: raises what has ended the job.
+        ends: whether this trainer can wait no longer.
+
+    Returns:
+        Whether all have; False: it could wait no longer.
+    """
+    missing: Sequence[int] = ()
+
+    def text() -> str:
+        names = ", ".join(map(str, missing))
+        return f"this trainer has finished, and waits for trainer {names} (so says {server})"
+
+    for _ in poll(log, text):
+        reply = ask()
+        if reply.over:
+            return True
+        missing = reply.missing
+        check()
+        if ends():
+            break
+    return False
+
+
+# ---- explained ----
+#
+# Which error a call ends with whose connection has ended meanwhile.
+
+
+@contextmanager
+def explained(
+    check: Callable[[], None], lost_while_away: Callable[[PServerError], TrainerLost | None]
+) -> Iterator[None]:
+    """A call that fails here fails with what has ended the connection: the heartbeat knows better
+    why than the call, whose channel it has closed.
+
+    Args:
+        check: raises what has ended the connection, if something did.
+        lost_while_away: explains an unknown session by this trainer's own pause, if it had one.
+    """
+    try:
+        yield
+    except PServerError as error:
+        check()
+        if isinstance(error, UnknownSession) and (cause := lost_while_away(error)):
+            raise cause from error
+        raise
+
+
+# ---- lease calls ----
+#
+# A trainer's calls to server 0 about who trains on which samples.
+
+
+class LeaseCalls:
+    """The calls of one trainer.  Any thread may make them, one at a time.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        asked: the answer to a call that is given the session of this trainer.
+        check: raises what has ended the job.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        asked: Callable[[Callable[[str], LeaseReply]], LeaseReply],
+        check: Callable[[], None],
+    ) -> None:
+        self._control, self._asked, self._check = control, asked, check
+
+    def ask(self, asked: LeaseAsked) -> Lease:
+        """One request; where there is nothing now, it waits a second at most."""
+        request = LeaseRequest(
+            number=asked.number,
+            most=asked.most,
+            unstepped=asked.unstepped,
+            unused=_messages(asked.unused),
+            skipped=_messages(asked.skipped),
+            stopped=asked.stopped,
+            ended=[LeaseEnd(epoch=n, segment=s, length=length) for n, s, length in asked.ended],
+        )
+        if asked.epoch is not None:
+            request.epoch.CopyFrom(LeaseEpoch(**asked.epoch.plain()))
+        reply = self._call(request)
+        ranges = tuple((each.start, each.stop) for each in reply.ranges)
+        return Lease(ranges, reply.batches, reply.over, reply.left, reply.stripes)
+
+    def kept(self) -> str:
+        """What a checkpoint is to keep."""
+        return self._call(LeaseRequest()).table
+
+    def restore(self, kept: str) -> None:
+        """Goes on where a checkpoint was, if nobody has asked for a lease yet."""
+        self._call(LeaseRequest(restored=kept))
+
+    def _call(self, request: LeaseRequest) -> LeaseReply:
+        def ask(session: str) -> LeaseReply:
+            request.session = session
+            return self._control.lease(request, meanwhile=self._check)
+
+        return self._asked(ask)
+
+
+def _messages(ranges: Iterable[EpochRange]) -> list[LeaseRange]:
+    return [LeaseRange(epoch=n, start=start, stop=stop) for n, start, stop in ranges]
+
+
+# ---- position calls ----
+#
+# A trainer's calls to server 0 about where the job's script is.
+
+
+ASK_SECONDS = 20.0  # a script that does not come to its next batch or step can say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What another trainer has said.
+
+    Attributes:
+        position: a text of the trainers' own.
+        problem: why there is none; "": there is one.
+    """
+
+    position: str
+    problem: str = ""
+
+
+class PositionCalls:
+    """The calls of one trainer.  Any thread may make them.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        asked: the answer to a call that is given the session of this trainer.
+        check: raises what has ended the job.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        asked: Callable[[Callable[[str], PositionReply]], PositionReply],
+        check: Callable[[], None],
+    ) -> None:
+        self._control, self._asked, self._check = control, asked, check
+
+    def ask(self, who: Callable[[], str]) -> Told:
+        """Where the others are; waits for a while until one of them has said it.
+
+        Args:
+            who: gives the trainer that is waited for, in words.
+        """
+        number = 0
+        what = f"waiting for {who()} to say where the job is"
+        for _ in poll(log, lambda: what, ASK_SECONDS):
+            reply = self._call(PositionRequest(number=number))
+            if reply.ready:
+                return Told(reply.position, reply.problem)
+            number = reply.number
+            self._check()
+        return Told("", f"{who()} has not said it within {ASK_SECONDS:g} s")
+
+    def answer(self, number: int, told: Told, step: int) -> bool:
+        """Answers a question.
+
+        Args:
+            number: of the question.
+            step: that the position is just before, of the lane whose steps need all trainers; 0:
+                there is no such lane.
+
+        Returns:
+            Whether that was an answer: not where the step is decided already.
+        """
+        request = PositionRequest(
+            number=number,
+            answers=True,
+            position=told.position,
+            problem=told.problem,
+            step=step,
+        )
+        return self._call(request).ready
+
+    def _call(self, request: PositionRequest) -> PositionReply:
+        def ask(session: str) -> PositionReply:
+            request.session = session
+            return self._control.position(request, meanwhile=self._check)
+
+        return self._asked(ask)
+
+
+# ---- save calls ----
+#
+# A trainer's calls to one server that have it write what it holds.
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """How far a server's save is.
+
+    Attributes:
+        file: where it is, as the server says it.
+        bytes: that are written.
+        done: it is whole, and may be read, or has failed.
+        failure: why it has failed; "": it has not.
+        seconds: since it began; once it is done, how long it took.
+        pause_seconds: for how long steps waited for it.
+        identity: of what is whole; "": it is not.
+    """
+
+    file: str
+    bytes: int
+    done: bool
+    failure: str
+    seconds: float
+    pause_seconds: float
+    identity: str = ""
+
+    @classmethod
+    def from_message(cls, reply: SaveReply) -> SaveState:
+        """The state that a reply tells."""
+        measured = reply.seconds, reply.pause_seconds
+        return cls(reply.file, reply.bytes, reply.done, reply.failure, *measured, reply.identity)
+
+
+class SaveCalls:
+    """The saves that one trainer asks of one server.  Any thread may make them.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        session: of this trainer.
+    """
+
+    def __init__(self, control: ControlClient, session: str) -> None:
+        self._control, self._session = control, session
+
+    def in_background(self, path: str, number: int, base: str = "") -> SaveState:
+        """Has the server write all that it holds now, while steps go on; or asks how far that is.
+
+        Returns as soon as the moment that is saved is fixed, which is one place in the job's log:
+        so it is called on all servers side by side.  The call may be repeated as often as
+        one likes: of one number one save is begun.
+
+        Args:
+            path: below the server's directory or store.
+            number: of this trainer's saves on this server, from 1.
+            base: the path of the last of them: of tables only the rows that have changed since
+                are written; "": all rows.
+
+        Raises:
+            Busy: another save is being written there.
+            Refused: the server keeps no files, or cannot write there, or what has changed since
+                ``base`` is not known; or it was withdrawn.
+        """
+        request = SaveRequest(session=self._session, path=path, background=True)
+        request.number, request.base = number, base
+        return SaveState.from_message(self._control.save(request))
+
+    def withdraw(self, number: int) -> None:
+        """The save of a number does not begin, as another server cannot save; unless it has."""
+        self._control.save(SaveRequest(session=self._session, number=number, withdraw=True))
+
+
+# ---- server return ----
+#
+# A server that does not answer any more, and may come back: who has started it starts another
+# process in its place, which a trainer joins again.
+
+
+class ServerReturn:
+    """Whether, and for how long, a trainer awaits one server.  The heartbeat's thread asks.
+
+    Args:
+        server: for the log: "server 1 at HOST:PORT".
+
+    Attributes:
+        seconds: for how long, beyond the heartbeat timeout; 0: it does not come back.
+        count: how often it has.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server, self.seconds, self.count = server, 0.0, 0
+        self._said = False
+
+    def awaits(self, error: PServerError, silence: float, timeout: float) -> bool:
+        """Whether a server is awaited that has not answered a heartbeat; says once that it is.
+
+        Args:
+            error: what the heartbeat has ended with.
+            silence: seconds since the last answer.
+            timeout: the heartbeat timeout.
+        """
+        silent = isinstance(error, Unreachable | TimedOut)
+        if not (self.seconds and silent and silence <= timeout + self.seconds):
+            return False
+        if not self._said and silence > timeout / 10:
+            self._said = True
+            log.warning(
+                "waits for %s, which does not answer, for up to %g s: %s",
+                *(self._server, timeout + self.seconds, error),
+            )
+        return True
+
+    def joined(self) -> None:
+        """It has come back, and this trainer has joined it again."""
+        self._said, self.count = False, self.count + 1
+        text = "%s has come back: joined it again, and sends again what it has not answered"
+        log.warning(text, self._server)
+
+
+# ---- trace calls ----
+#
+# A trainer's calls to one server that belong to a trace, and the server's clock.
+
+
+ROUNDS = 8  # of questions for the clock, at either end of a trace
+CALL_SECONDS = 5.0
+
+
+class TraceCalls:
+    """The calls of one trainer to one server.  Any thread may make them.
+
+    Each raises PServerError where the server cannot be reached, or refuses.
+
+    Args:
+        control: the connection.
+        session: of this trainer.
+        name: of the server, for messages.
+    """
+
+    def __init__(self, control: ControlClient, session: str, name: str) -> None:
+        self._control, self._session, self._name = control, session, name
+
+    def begin(self, number: int) -> None:
+        """The server notes what it does from here on; its clock is asked for anew.
+
+        Args:
+            number: of this trainer's traces in the job, from 1.
+        """
+        self._control.clock.restart()
+        self._call(TraceAction.TRACE_BEGIN, number)
+        self.ask_clock()
+
+    def ask_clock(self) -> None:
+        """Asks for the server's clock a few times."""
+        for _ in range(ROUNDS):
+            self._call(TraceAction.TRACE_CLOCK, 0)
+
+    @property
+    def clock(self) -> Estimate | None:
+        """How far the server's clock is ahead of this process's; None before the first round."""
+        return self._control.clock.estimate()
+
+    def leave(self, number: int, recording: Recording) -> None:
+        """Leaves this trainer's spans at the server, for trainer 0."""
+        parts = parts_of(recording.to_bytes())
+        for index, part in enumerate(parts):
+            self._call(TraceAction.TRACE_LEAVE, number, index=index, parts=len(parts), part=part)
+
+    def left_by(self, trainer: int, number: int) -> Recording | None:
+        """What a trainer has left; None: not all of it is there yet.
+
+        Raises:
+            CorruptFrame: it is no recording of that trainer.
+        """
+        found = self._parts(TraceAction.TRACE_READ, number, trainer)
+        return None if found is None else self._recording(found, "trainer", trainer)
+
+    def end(self, number: int, server: int) -> Recording:
+        """The server notes nothing more; gives what it has noted.
+
+        Args:
+            server: its index.
+
+        Raises:
+            CorruptFrame: it is no recording of that server.
+        """
+        return self._recording(self._parts(TraceAction.TRACE_END, number) or b"", "server", server)
+
+    def _recording(self, data: bytes, kind: str, number: int) -> Recording:
+        try:
+            recording = Recording.from_bytes(data)
+        except ValueError as error:
+            raise CorruptFrame(f"{self._name}: {error}") from error
+        if (recording.kind, recording.number) != (kind, number):
+            raise CorruptFrame(f"{self._name}: expected {kind} {number}, got {recording.name}")
+        return recording
+
+    def _parts(self, action: TraceAction, number: int, trainer: int = 0) -> bytes | None:
+        first = self._call(action, number, trainer=trainer)
+        if not first.parts:
+            return None
+        others = [
+            self._call(action, number, trainer=trainer, index=index).part
+            for index in range(1, first.parts)
+        ]
+        return whole([first.part, *others])
+
+    def _call(
+        self,
+        action: TraceAction,
+        number: int,
+        trainer: int = 0,
+        index: int = 0,
+        parts: int = 0,
+        part: bytes = b"",
+    ) -> TraceReply:
+        request = TraceRequest(
+            session=self._session,
+            action=action,
+            number=number,
+            trainer=trainer,
+            index=index,
+            parts=parts,
+            part=part,
+        )
+        return self._control.trace(request, CALL_SECONDS)
+
+
+# ---- grouped calls ----
+#
+# The calls of a connection that trainers make together, and those that are grouped by what they are
+# about.
+
+
+POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
+
+Answer = TypeVar("Answer")
+
+
+class GroupedCalls(ABC):
+    """A part of a :class:`~pserver.client.client.Client`."""
+
+    _control: ControlClient
+    _reply: JoinReply
+    _return: ServerReturn
+    _closing: threading.Event
+    learn: Callable[[Absences], None]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises what ended the connection, if something did."""
+
+    @abstractmethod
+    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
+        """The error of a trainer that was lost because it did not run; None where it ran."""
+
+    def _asked(self, call: Callable[[str], Answer]) -> Answer:
+        """The answer to a call, which is made again where the server is awaited and has come back.
+
+        Args:
+            call: with the session that counts now.
+        """
+        while True:
+            session = self._reply.session
+            try:
+                with explained(self.check, self._lost_while_away):
+                    return call(session)
+            except (Unreachable, TimedOut, UnknownSession):
+                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
+                    raise
+
+    @property
+    def store(self) -> str:
+        """The directory, or the URL, below which the server keeps files; "": it keeps none."""
+        return self._reply.store
+
+    @property
+    def saves(self) -> SaveCalls:
+        """The calls that have the server write what it holds."""
+        return SaveCalls(self._control, self._reply.session)
+
+    @property
+    def leases(self) -> LeaseCalls:
+        """The calls about who trains on which samples; server 0 answers them."""
+        return LeaseCalls(self._control, self._asked, self.check)
+
+    @property
+    def positions(self) -> PositionCalls:
+        """The calls about where the script is; server 0 answers them."""
+        return PositionCalls(self._control, self._asked, self.check)
+
+    @property
+    def tracing(self) -> TraceCalls:
+        """The calls that belong to a trace."""
+        return TraceCalls(self._control, self._reply.session, str(self))
+
+    def barrier(
+        self,
+        name: str,
+        text: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
+        past: bool = False,
+        apart: bool = False,
+    ) -> dict[int, str]:
+        """Waits until every trainer of the job that has not left has come to the barrier of this
+        name.
+
+        Args:
+            text: what this trainer tells the others there.
+            meanwhile: called while it waits; raises what should end the wait.
+            past: the others have passed it before this trainer joined.
+            apart: trainers that wait at another barrier come to this one, too.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+
+        Raises:
+            PutOff: one that is apart is not held.
+        """
+        request = BarrierRequest(name=name, text=text, past=past, apart=apart)
+        reply = self._passed(request, meanwhile)
+        if reply.put_off:
+            raise PutOff(reply.put_off)
+        return dict(reply.texts)
+
+    def gather(
+        self,
+        text: str,
+        after: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        ends: bool = False,
+        averages: int = 0,
+        overflows: int = 0,
+    ) -> Gathered:
+        """Waits until every trainer of the job that has not left has come to the gathering.
+
+        Args:
+            text: what this trainer tells the others there.
+            after: the number of the last one that this trainer was in; 0: none.
+            meanwhile: called while it waits; raises what should end the wait.
+            ends: this trainer takes no further step.
+            averages: of the trainers' gradients that were applied, as far as this one knows.
+            overflows: further ones, of steps that overflowed on some trainer.
+        """
+        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
+        request.averages, request.overflows = averages, overflows
+        reply = self._passed(request, meanwhile)
+        return Gathered(reply.number, reply.changes, dict(reply.texts))
+
+    def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
+        """The reply when all have come, or it is put off; a call waits for a second."""
+
+        def ask(session: str) -> BarrierReply:
+            request.session = session
+            return self._control.barrier(request)
+
+        while not ((reply := self._asked(ask)).passed or reply.put_off):
+            self.check()
+            meanwhile()
+        self.learn(Absences.of(reply.roll))
+        return reply
+
+
+# ---- report ----
+#
+# What a trainer says of its training with each heartbeat.
+
+
+MOST_VALUES = 64  # of a report: a server keeps no more
+
+
+@dataclass(slots=True)
+class LaneTotals:
+    """What a trainer has measured of one lane's steps: running totals.
+
+    Attributes:
+        steps: that the script has closed.
+        step_seconds: from one step's close to the next one's.
+        blocked_seconds: for how long the script's thread waited in steps.
+        wait_seconds, waits: by server, from a commit until it was answered, and how many.
+    """
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    wait_seconds: dict[int, float] = field(default_factory=dict)
+    waits: dict[int, int] = field(default_factory=dict)
+
+    def answered(self, server: int, seconds: float) -> None:
+        """A server has answered a commit.  One thread calls it for each server."""
+        self.wait_seconds[server] = self.wait_seconds.get(server, 0.0) + seconds
+        self.waits[server] = self.waits.get(server, 0) + 1
+
+    def message(self, server: int) -> LaneReport:
+        """What one server is told of it."""
+        return LaneReport(
+            steps=self.steps,
+            step_seconds=self.step_seconds,
+            blocked_seconds=self.blocked_seconds,
+            wait_seconds=self.wait_seconds.get(server, 0.0),
+            waits=self.waits.get(server, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a trainer says of its training.
+
+    Attributes:
+        samples: that the script has reported.
+        values: the script's own numbers, by name.
+        memory_bytes: resident; 0: not known.
+        lanes: by lane.
+        saves: checkpoints of the whole job that it has completed.
+        since_save_seconds: since the last of them; 0 where there is none.
+        position: in the data: passes begun, batches of the last one, and how many it has (0: not
+            known).
+    """
+
+    samples: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int = 0
+    lanes: Sequence[LaneTotals] = ()
+    saves: int = 0
+    since_save_seconds: float = 0.0
+    position: tuple[int, int, int] = (0, 0, 0)
+
+
+def heartbeat(
+    session: str, activity: str, report: Report, server: int, channels: Iterable[Channel]
+) -> HeartbeatRequest:
+    """A heartbeat to a server, with what it is told.
+
+    Args:
+        server: its index.
+        channels: all to this server.
+    """
+    streams = list(channels)
+    names = sorted(report.values)[:MOST_VALUES]
+    passes, batch, batches = report.position
+    return HeartbeatRequest(
+        session=session,
+        activity=activity,
+        report=TrainerReport(
+            samples=report.samples,
+            values={name: report.values[name] for name in names},
+            memory_bytes=report.memory_bytes,
+            lanes=[lane.message(server) for lane in report.lanes],
+            bytes_in=sum(channel.bytes_in for channel in streams),
+            bytes_out=sum(channel.bytes_out for channel in streams),
+            reconnects=sum(channel.reconnects for channel in streams),
+            saves=report.saves,
+            since_save_seconds=report.since_save_seconds,
+            passes=passes,
+            batch=batch,
+            batches=batches,
+        ),
+    )
+
+
+# ---- heartbeating ----
+#
+# The heartbeat of a trainer's connection to one server.
+
+
+BEAT_SECONDS = 1.0  # from one heartbeat to the next, at most; five of them in a heartbeat timeout
+LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
+
+
+class Heartbeating(GroupedCalls):
+    """The part of a :class:`~pserver.client.client.Client` that notices what becomes of its server.
+
+    Attributes:
+        index: of the server in the plan.
+        transport: that the streams use.
+        activity: what the trainer does, for ``pserver status``.
+        reported: called for each heartbeat: what the trainer says of its training.
+        learn: called, in any thread, with what the server says of who is not there.
+        asked: called, in the heartbeat's thread, with the number of a question where the job's
+            script is, which this trainer is to answer.
+    """
+
+    index: int
+    transport: str
+    activity: str
+    reported: Callable[[], Report]
+    learn: Callable[[Absences], None]
+    asked: Callable[[int], None]
+    _answered: float  # when the last heartbeat that was answered began, by the system's clock
+    _closing: threading.Event
+    _failure: PServerError | None
+    _heartbeat_timeout: float
+    _return: ServerReturn
+    _waits_said: Collection[int] = ()  # numbers of waits
+
+    @property
+    @abstractmethod
+    def every_channel(self) -> list[Channel]:
+        """The lanes' channels, and the tables'."""
+
+    @abstractmethod
+    def _ask_to_join(self, meanwhile: Callable[[], None]) -> JoinReply:
+        """Joins the server's job, when it takes this trainer."""
+
+    @property
+    def returned(self) -> int:
+        """How often the server has come back, and was joined again."""
+        return self._return.count
+
+    def _beat(self) -> None:
+        """See [Note: silence]."""
+        with RUNNING.ticking():
+            self._beat_until_closed()
+
+    def _beat_until_closed(self) -> None:
+        interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
+        begun, answered = time.monotonic(), RUNNING()
+        unanswered = 0
+        reporting = SideBusiness("what a heartbeat says and hears")
+        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
+            begun = time.monotonic()
+            left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
+            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
+            session, streams = self._reply.session, self.every_channel
+            said = reporting.do(self.reported) or Report()
+            request = heartbeat(session, self.activity, said, self.index, streams)
+            try:
+                reply = self._heartbeat_answered(request, seconds, unanswered > 0)
+            except PServerError as error:
+                unanswered += 1
+                if self._comes_back(error, RUNNING() - answered):
+                    if isinstance(error, UnknownSession):
+                        answered, unanswered = RUNNING(), 0
+                    continue
+                if self._is_lost(error, RUNNING() - answered):
+                    return
+                continue
+            if unanswered:
+                log.warning("%s answers again, over a new connection", self)
+            answered, unanswered = RUNNING(), 0
+            self._answered = begun
+            reporting.do(partial(self.learn, Absences.of(reply.roll)))
+            self._say_waits(reply.waits)
+            if reply.failure:
+                self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
+                return
+            if reply.position_asked:
+                reporting.do(partial(self.asked, reply.position_asked))
+            for channel in self.every_channel:
+                channel.end_if_silent()
+
+    def _say_waits(self, waits: Iterable[WaitStatus]) -> None:
+        """Says of each wait of this trainer that lasts long for whom it waits, once."""
+        said = {each.number: each for each in waits}
+        for number, wait in said.items():
+            if number not in self._waits_said:
+                whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+                log.warning(
+                    "this trainer waits at %s for trainer %s, for %.0f s now (so says %s)",
+                    *(wait.what, whom, wait.seconds, self),
+                )
+        self._waits_said = said.keys()
+
+    def _heartbeat_answered(
+        self, request: HeartbeatRequest, seconds: float, anew: bool
+    ) -> HeartbeatReply:
+        try:
+            return self._control.heartbeat(request, timeout=seconds, anew=anew)
+        except OSError as error:  # of this system: it has no descriptor, or no memory, left
+            raise Unreachable(f"{self}: {error}") from error
+
+    def _comes_back(self, error: PServerError, silence: float) -> bool:
+        """Whether a server that has not answered is awaited, or has come back and was joined again.
+
+        See [Note: joining again] in client.py.
+        """
+        known = not isinstance(error, UnknownSession)
+        if known and self._lost_while_away(
+            error
+        ):  # lost itself: the servers may have ended without it
+            return False
+        if known or not self._return.seconds:
+            return self._return.awaits(error, silence, self._heartbeat_timeout)
+        try:
+            reply = self._ask_to_join(self._check_open)
+            if reply.install:
+                raise ServerLost("it holds nothing of the job")
+            self._reply = reply
+        except (Unreachable, TimedOut):
+            return True  # it has gone once more
+        except PServerError as refusal:
+            self._fail(ServerLost(f"{self} has come back: {refusal}"))
+            return False
+        self.transport = self._reply.transport
+        self._return.joined()
+        for channel in self.every_channel:
+            channel.renew()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise Unreachable(f"{self}: this trainer leaves")
+
+    def _is_lost(self, error: PServerError, silence: float) -> bool:
+        """Whether a heartbeat that ended with an error means that the server is lost; fails the
+        channels then.
+        """
+        away = self._lost_while_away(error)
+        if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
+            self._fail(away)
+        elif isinstance(error, Refused):  # it answers, and has no such trainer
+            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
+        elif silence <= self._heartbeat_timeout:
+            return False
+        else:
+            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
+            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
+            self._fail(ServerLost(text))
+        self._control.close()  # and with it every call that waits for the server
+        return True
+
+    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
+        return lost_while_away(str(self), self._answered, self._heartbeat_timeout, error)
+
+    def _fail(self, error: PServerError) -> None:
+        self._failure = self._failure or error
+        for channel in self.every_channel:
+            channel.fail(error)
+
+
+# ---- install requests ----
+#
+# The requests that bring a program to a server: one, or one for each part of a long program.
+
+
+def install_requests(session: str, program: Program) -> Iterator[InstallRequest]:
+    """All of them, in order.
+
+    Args:
+        session: of the trainer that installs.
+    """
+    message = program.to_proto()
+    whole = message.SerializeToString()
+    if len(whole) <= PART_BYTES:
+        yield InstallRequest(session=session, program=message)
+        return
+    parts = [whole[begin : begin + PART_BYTES] for begin in range(0, len(whole), PART_BYTES)]
+    for number, part in enumerate(parts):
+        yield InstallRequest(session=session, part=part, number=number, parts=len(parts))
+
+
+# ---- client ----
+
 
 PROTOCOL = 1
 CONNECT_TRIES = 4  # that a heartbeat timeout has room for

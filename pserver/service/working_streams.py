@@ -1,7 +1,7 @@
 """Streams on whose requests the server works: each is told once a second that it does.
 
 A trainer that hears nothing takes the connection for dead, and opens another: see [Note: sending
-again] in :mod:`pserver.client.retrying_stream`.  The thread that serves a stream answers PROBE only
+again] in :mod:`pserver.client.stream`.  The thread that serves a stream answers PROBE only
 between two requests.  While it waits for other trainers or for a long update, this file says PROBE
 in its place.
 """

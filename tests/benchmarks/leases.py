@@ -14,7 +14,7 @@ from processes import server
 from torch import nn
 
 from pserver import wire_pb2 as wire
-from pserver.client.lease_calls import LeaseCalls
+from pserver.client.client import LeaseCalls
 from pserver.job.job_leases import JobLeases, ranges_of
 from pserver.job.lifecycle import Lifecycle
 from pserver.job.membership import Member, Membership

@@ -58,8 +58,8 @@ def test_the_wall_clock_shows_and_decides_nothing(path: Path) -> None:
 
 # functions of the system's monotonic clock for what is no silence of others
 WHY_MONOTONIC = {
-    "pserver/client/heartbeating.py": "when a heartbeat is due: who was away sends one at once",
-    "pserver/client/silence.py": "when a frame arrived, to be held against one's own last pause",
+    "pserver/client/client.py": "when a heartbeat is due: who was away sends one at once",
+    "pserver/client/stream.py": "when a frame arrived, to be held against one's own last pause",
     "pserver/job/attendance.py": "answers within a second",
     "pserver/job/background_saves.py": "how long a server that ends waits for its own disk",
     "pserver/job/barriers.py": "answers within a second",

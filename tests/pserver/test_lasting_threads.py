@@ -21,11 +21,10 @@ from typing import Any, cast
 
 import pytest
 
-from pserver.client import announcement, retrying_stream
-from pserver.client.heartbeating import Heartbeating
+from pserver.client import announcement
+from pserver.client import stream as retrying_stream
+from pserver.client.client import Heartbeating, Report, ServerReturn
 from pserver.client.observer import Observer
-from pserver.client.report import Report
-from pserver.client.server_return import ServerReturn
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.process import Group, Process
 from pserver.launcher.terminal import Terminal
@@ -396,7 +395,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/announcement.py", "self._announce_ticking"): announcements,
     ("pserver/client/client.py", "self._beat"): heartbeats,
     ("pserver/client/observer.py", "self._beat"): observers,
-    ("pserver/client/retrying_stream.py", "target"): outboxes,
+    ("pserver/client/stream.py", "target"): outboxes,
     ("pserver/launcher/process.py", "self._read"): "a test above",
     ("pserver/link/follower_link.py", "target"): followers,
     ("pserver/metrics/exposition.py", "self._server.serve_forever"): pages_of_metrics,

@@ -18,7 +18,8 @@ import pytest
 import torch
 from google.protobuf.message import Message
 
-from pserver.client import client, retrying_stream
+from pserver.client import client
+from pserver.client import stream as retrying_stream
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.link import follower_link

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from pserver import wire_pb2 as wire
-from pserver.client.lease_calls import LeaseCalls
+from pserver.client.client import LeaseCalls
 from pserver.job.membership import Member
 from pserver.leases.epoch import Epoch, Lease
 from pserver.leases.lease_table import EpochRange

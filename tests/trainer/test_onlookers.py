@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pserver.client import heartbeating
+from pserver.client import client as heartbeating
 from pserver.onlookers import look_again, onlooker
 from tests.support.eager_jobs import Servers, batches
 from tests.support.onlookers import Looking, all_onlookers

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pserver.client import heartbeating
+from pserver.client import client
 from pserver.errors import PServerError
 from pserver.job.installed_program import InstalledProgram
 from pserver.link.follower_link import FollowerLink
@@ -38,12 +38,12 @@ RETURN_SECONDS = 45.0  # for trainers to bring a server its program: longer than
 @contextmanager
 def quick_heartbeats() -> Iterator[None]:
     """While it lasts, trainers notice sooner that a server has come back."""
-    before = heartbeating.BEAT_SECONDS
-    heartbeating.BEAT_SECONDS = BEAT_SECONDS
+    before = client.BEAT_SECONDS
+    client.BEAT_SECONDS = BEAT_SECONDS
     try:
         yield
     finally:
-        heartbeating.BEAT_SECONDS = before
+        client.BEAT_SECONDS = before
 
 
 def kill(server: Server, died: Callable[[InstalledProgram], None]) -> bool:

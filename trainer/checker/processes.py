@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from pserver.client.client import Client
+from pserver.client.client import Client, SaveState
 from pserver.client.replies import PutOff
-from pserver.client.save_calls import SaveState
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
 from pserver.leases.epoch import Epoch
 from pserver.table.gradient import RowGradient

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import torch
 
-from pserver.client import retrying_stream
+from pserver.client import stream
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.service.server import Server
@@ -84,12 +84,12 @@ class TwinServer(Server):
 def short_waits() -> Iterator[None]:
     """Retries after some milliseconds in place of a second."""
     with _shortening:
-        before = retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS
-        retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS = 0.02, 0.005
+        before = stream.PROBE_SECONDS, stream.RETRY_SECONDS
+        stream.PROBE_SECONDS, stream.RETRY_SECONDS = 0.02, 0.005
         try:
             yield
         finally:
-            retrying_stream.PROBE_SECONDS, retrying_stream.RETRY_SECONDS = before
+            stream.PROBE_SECONDS, stream.RETRY_SECONDS = before
 
 
 class Trainer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Joined
-from pserver.client.retrying_stream import Destination
+from pserver.client.stream import Destination
 from pserver.errors import Refused
 from pserver.transport.frames import DTYPES
 from trainer.environment.connection import Connection

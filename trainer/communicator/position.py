@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pserver.client.client import Client
-from pserver.client.position_calls import Told
+from pserver.client.client import Client, Told
 from pserver.errors import PServerError
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.roll import Roll

@@ -14,7 +14,7 @@ import torch
 
 from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
-from pserver.client.retrying_stream import Destination
+from pserver.client.stream import Destination
 from pserver.dense.slice_optimizer import slice_state
 from pserver.dense.unmerged_states import unmerged_states
 from trainer.communicator.kstep_senders import warn_unserved

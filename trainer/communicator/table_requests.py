@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pserver.client.client import Client
-from pserver.client.retrying_stream import Destination
+from pserver.client.stream import Destination
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.roll import Roll
 from transpiler.plan.plan import Plan

@@ -12,9 +12,8 @@ from prometheus_client import Counter, Histogram, ProcessCollector
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pserver.client.client import Client
+from pserver.client.client import Client, LaneTotals, Report
 from pserver.client.replies import Reply
-from pserver.client.report import LaneTotals, Report
 from pserver.config import metrics_place
 from pserver.memory.resident import resident_bytes
 from pserver.metrics.exposition import Exposition

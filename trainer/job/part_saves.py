@@ -22,8 +22,7 @@ import torch
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
-from pserver.client.client import Client
-from pserver.client.save_calls import SaveCalls, SaveState
+from pserver.client.client import Client, SaveCalls, SaveState
 from pserver.errors import PServerError, Refused
 from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at, relative

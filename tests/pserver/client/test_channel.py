@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pserver.client import retrying_stream
+from pserver.client import stream as retrying_stream
 from pserver.client.channel import Channel
 from pserver.errors import CorruptFrame, ServerLost, Unreachable
 from pserver.transport import inprocess

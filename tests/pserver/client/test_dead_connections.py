@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.client import retrying_stream
+from pserver.client import stream
 from pserver.client.client import Client
 from pserver.config import ServerConfig
 from pserver.errors import ServerLost
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.slow  # each waits for a part of the heartbeat timeout
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying_stream, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(retrying_stream, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(working_streams, "PROBE_SECONDS", 0.1)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pserver.client import retrying_stream
+from pserver.client import stream
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from pserver.testing.network_path import Flips, NetworkPath
@@ -31,7 +31,7 @@ def test_every_changed_bit_is_noticed(
     """In greetings, prefixes, headers, payloads and checksums; requests are sent again, and each
     step is applied once.
     """
-    monkeypatch.setattr(retrying_stream, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(stream, "RETRY_SECONDS", 0.001)
     config = ServerConfig(transport="auto", checksum="on", connections=connections)
     with Server(config) as server:
         ports = [server.job.transports[name] for name in ("tcp", "grpc")]

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from pserver.client.channel import Channel
-from pserver.client.client import Client, Identity
-from pserver.client.retrying_stream import _final
-from pserver.client.server_return import ServerReturn
+from pserver.client.client import Client, Identity, ServerReturn
+from pserver.client.stream import _final
 from pserver.errors import (
     GarbledStream,
     PServerError,

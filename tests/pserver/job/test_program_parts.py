@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pserver import limits
-from pserver.client import install_requests
+from pserver.client import client
 from pserver.config import ServerConfig
 from pserver.errors import Refused
 from pserver.job import program_parts
@@ -24,7 +24,7 @@ from transpiler.plan.plan import Deployment
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part has 64 bytes."""
-    for module in (limits, program_parts, install_requests):
+    for module in (limits, program_parts, client):
         monkeypatch.setattr(module, "PART_BYTES", 64)
 
 
@@ -42,7 +42,7 @@ def test_a_long_program_arrives_in_parts() -> None:
 def test_parts_come_in_any_order_and_more_than_once() -> None:
     """The last one that is missing gives the program."""
     program = pserver_program(Deployment(plan_of(), ("a:1",), server_index=0))
-    requests = list(install_requests.install_requests("session", program))
+    requests = list(client.install_requests("session", program))
     parts, shuffled = ProgramParts(Limits()), requests * 2
     random.Random(3).shuffle(shuffled)
     found, seen = [parts.add(each) for each in shuffled], set[int]()
@@ -57,7 +57,7 @@ def test_parts_come_in_any_order_and_more_than_once() -> None:
 def test_a_short_program_is_one_message() -> None:
     """As a peer of an earlier version sends it."""
     program = pserver_program(Deployment(plan_of(), ("a:1",), server_index=0))
-    (request,) = install_requests.install_requests("session", program)
+    (request,) = client.install_requests("session", program)
 
     assert request == InstallRequest(session="session", program=program.to_proto())
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pserver.client.client import Client
-from pserver.client.retrying_stream import RetryingStream
+from pserver.client.stream import RetryingStream
 from pserver.dense.slice_store import SliceStore
 from pserver.errors import Refused
 from pserver.job import reload

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.client import retrying_stream
+from pserver.client import stream
 from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.service.server import Server
@@ -72,7 +72,7 @@ def nothing_leaves(channel: Channel) -> Iterator[None]:
         send(number, frame)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(retrying_stream, "DIRECT_BYTES", -1)  # that thread sends all
+        patched.setattr(stream, "DIRECT_BYTES", -1)  # that thread sends all
         patched.setattr(channel, "_send", held)
         yield
         free.set()
