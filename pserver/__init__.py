@@ -56,9 +56,9 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 3.  ``transport/stream.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
     carries it.
 4.  On the server the transport runs a handler for each stream in a thread of its own:
-    ``transport/stream.py``, then ``service/draining_streams.py`` and ``stream_handler.py``, then
-    ``service/tensor_service.py``, which answers all frames of this stream.
-5.  GRADIENT: ``service/gradient_assembler.py`` names the destination of each part, and
+    ``transport/stream.py``, then ``service/handler.py`` and ``service/handler.py``, then
+    ``service/tensors.py``, which answers all frames of this stream.
+5.  GRADIENT: ``service/tensors.py`` names the destination of each part, and
     ``codec.scatter`` copies the bytes there, once (over shared memory a large part lies there
     already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS) go to
     ``transport/arrays.py``, what a script has written into its parameters (ASSIGN) to
@@ -224,7 +224,7 @@ A channel, on the trainer (``client/``)::
       |--FAILURE, DRAIN, or a heartbeat that tells a failure--> FAILED
       `--close: BYE--> CLOSED
 
-A stream, on the server (``service/tensor_service.py``)::
+A stream, on the server (``service/tensors.py``)::
 
     (nonces) --> HELLO --> SERVING --BYE--> ended
                               |---a later stream of the same trainer and lane---> broken
@@ -379,7 +379,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     security/tls.py                  asked before gRPC
     security/token_files.py          files of a launch that was killed
     service/server.py                draining
-    service/tensor_service.py        the later stream counts
+    service/tensors.py               the later stream counts
     side_business.py                 side business
     storage/new_file.py              what a growing file costs
     storage/remote_place.py          replacing an object

@@ -62,7 +62,7 @@ class Link(Protocol):
 
 
 class Links(Protocol):
-    """What connects the servers of a job; see :mod:`pserver.service.server_links`."""
+    """What connects the servers of a job; see :mod:`pserver.service.server`."""
 
     def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
         """The link of this server to the others, by the coordinator's endpoint."""

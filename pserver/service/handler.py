@@ -3,18 +3,138 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from threading import Condition, Thread
 
 from pserver.errors import JobFailed, PServerError, Refused, Unreachable
+from pserver.half_open import HalfOpen, address_of
 from pserver.job.job import Job
+from pserver.limits import Limits
 from pserver.security.guard import OPEN_GUARD, Guard, check
 from pserver.security.permissions import role_for_call
-from pserver.service.answers import tell
-from pserver.service.first_frame import hello_of, member_of
-from pserver.service.reading_service import ReadingService
-from pserver.service.tensor_service import TensorService
-from pserver.service.working_streams import WorkingStreams
-from pserver.transport.stream import SequencedStream, Stream
-from pserver.wire_pb2 import Hello
+from pserver.service.streams import WorkingStreams, hello_of, member_of, tell
+from pserver.service.tables import ReadingService
+from pserver.service.tensors import TensorService
+from pserver.transport.stream import Buffer, Land, SequencedStream, Stream
+from pserver.wire_pb2 import Frame, Hello, Kind
+
+# ---- draining streams ----
+#
+# The tensor streams that a server has open, over all transports, and how they are drained.
+#
+# A transport's listener can only end streams.  This file also knows whether a stream is in the
+# middle of an answer or waits for its trainer, so that answers are finished before DRAIN is sent.
+
+
+log = logging.getLogger(__name__)
+
+
+class DrainingStreams:
+    """The open streams of all transports of one server.
+
+    Any thread may call it.
+
+    Args:
+        serve: serves one stream until it ends.
+        limits: how many streams may be open before their HELLO, and for how long.
+    """
+
+    def __init__(self, serve: Callable[[Stream], None], limits: Limits) -> None:
+        self._serve = serve
+        self._strangers = HalfOpen(limits.strangers, limits.hello_seconds)
+        # guards _open and each stream's ``idle``; nothing blocks under it
+        self.condition = Condition()
+        self._open: set[_WatchedStream] = set()
+
+    def handle(self, stream: Stream) -> None:
+        """Serves one stream, in its transport's thread."""
+        number = self._strangers.begin(address_of(stream.peer), stream.cancel)
+        known = partial(self._strangers.over, number)
+        watched = _WatchedStream(stream, self.condition, known)
+        with self.condition:
+            self._open.add(watched)
+        try:
+            self._serve(watched)
+        finally:
+            known()
+            with self.condition:
+                self._open.discard(watched)
+                self.condition.notify_all()
+
+    def end_late(self) -> None:
+        """Breaks streams that have said no HELLO in time; somebody calls it now and then."""
+        self._strangers.end_late()
+
+    def end_revoked(self, revoked: Set[int]) -> None:
+        """Breaks the streams whose peers had certificates of these serial numbers."""
+        if not revoked:
+            return
+        with self.condition:
+            streams = [each for each in self._open if each.bearer and each.bearer.serial in revoked]
+        for stream in streams:
+            log.warning("the stream of %s ends: its key is revoked", stream.bearer)
+            stream.cancel()
+
+    def drain(self, grace_seconds: float) -> None:
+        """Waits until no stream is in the middle of an answer, then sends DRAIN on each.
+
+        Args:
+            grace_seconds: the longest wait; streams that still answer get DRAIN, too.
+        """
+        with self.condition:
+            self.condition.wait_for(
+                lambda: all(stream.idle for stream in self._open), grace_seconds
+            )
+            streams = list(self._open)
+        # a thread for each: a peer that does not read must not keep the others waiting
+        threads = [Thread(target=_send_drain, args=(stream,), daemon=True) for stream in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.5)
+
+
+class _WatchedStream:
+    """A stream that knows whether it waits for its peer (``idle``), and says when that is
+    ``known``.
+    """
+
+    def __init__(self, stream: Stream, condition: Condition, known: Callable[[], object]) -> None:
+        self.transport, self.peer, self.bearer = stream.transport, stream.peer, stream.bearer
+        self.offer = stream.offer
+        self.idle = False
+        self._stream, self._condition = stream, condition
+        self._known = known
+        self.send, self.close, self.cancel = stream.send, stream.close, stream.cancel
+
+    def receive(self, land: Land | None = None) -> tuple[Frame, memoryview] | None:
+        self._set_idle(True)
+        try:
+            return self._stream.receive(land)
+        finally:
+            self._set_idle(False)
+
+    def admit(self) -> None:
+        self._known()
+        self._stream.admit()
+
+    def _set_idle(self, idle: bool) -> None:
+        with self._condition:
+            self.idle = idle
+            if idle:
+                self._condition.notify_all()
+
+
+def _send_drain(stream: _WatchedStream) -> None:
+    payload: Sequence[Buffer] = ()
+    try:
+        stream.send(Frame(kind=Kind.DRAIN), payload)
+    except PServerError:
+        return  # it has ended in the meantime
+
+
+# ---- stream handler ----
 
 
 def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPEN_GUARD) -> None:

@@ -1,17 +1,123 @@
-"""A stream's frames as the server reads them, and the first one, which says whose stream it is."""
+"""The frames of a server's streams: the first one, the values of an answer, the end of one."""
 
 from __future__ import annotations
 
-from pserver.errors import CorruptFrame, GarbledStream, NotAllowed, Refused, Unreachable
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+
+import torch
+
+from pserver.errors import (
+    CorruptFrame,
+    GarbledStream,
+    NotAllowed,
+    PServerError,
+    Refused,
+    Unprepared,
+    Unreachable,
+)
+from pserver.finite import NonFiniteStep
 from pserver.job.job import Job
 from pserver.job.membership import Member
+from pserver.job.outcome import Outcome
+from pserver.onlookers import onlooker
 from pserver.security.guard import Guard
 from pserver.security.nonces import Stale
 from pserver.security.permissions import role_for_frame
 from pserver.security.proof import Proof, hello_bytes
 from pserver.security.role import Role
-from pserver.transport.stream import Land, Stream
-from pserver.wire_pb2 import Frame, Hello, Kind
+from pserver.table.gradient import RowGradient
+from pserver.tracing.spans import Fact, Spans, now
+from pserver.transport import frames as codec
+from pserver.transport.arrays import MOST_ROWS
+from pserver.transport.arrays import PushNorm as Norm
+from pserver.transport.memory import IN_ORDER, Segment
+from pserver.transport.stream import Land, SequencedStream, Stream
+from pserver.wire_pb2 import (
+    Commit,
+    Done,
+    Failure,
+    Frame,
+    Hello,
+    Kind,
+    NonFinite,
+    OutlierPush,
+    PushNorm,
+)
+from transpiler.plan.plan import Plan
+
+# ---- answers ----
+#
+# The frames that end an answer, and what steps say of values that are not finite, and of norms.
+
+
+def done_of(outcome: Outcome) -> Done:
+    """What DONE says of a step."""
+    return Done(
+        version=outcome.version,
+        committed=outcome.committed,
+        overflow=outcome.overflow,
+        refused=outcome.refused,
+        nonfinite=[
+            NonFinite(trainer_id=each.trainer, step=each.step, variables=each.variables)
+            for each in outcome.nonfinite
+        ],
+        outliers=[
+            OutlierPush(
+                trainer_id=each.trainer,
+                step=each.step,
+                norm=PushNorm(variable=each.variable, norm=each.norm.norm, rows=each.norm.rows),
+                history=each.history,
+            )
+            for each in outcome.outliers
+        ],
+    )
+
+
+def nonfinite_steps(
+    trainer: int, step: int, variables: Collection[str]
+) -> tuple[NonFiniteStep, ...]:
+    """The step, if values of some variables in it are not finite."""
+    return (NonFiniteStep(trainer, step, tuple(sorted(variables))),) if variables else ()
+
+
+def nonfinite_rows(gradients: Mapping[str, RowGradient]) -> set[str]:
+    """The tables whose gradients have a value that is not finite."""
+    return {name for name, gradient in gradients.items() if not gradient.is_finite()}
+
+
+def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
+    """How large a step is, by parameter and table, as its trainer says; of all servers' variables.
+
+    Raises:
+        Unprepared: the plan has no such parameter or table.
+    """
+    norms = {each.variable: Norm(each.norm, tuple(each.rows[:MOST_ROWS])) for each in commit.norms}
+    if norms:
+        known = {each.name for each in plan.placements} | {each.name for each in plan.tables}
+        if unknown := norms.keys() - known:
+            raise Unprepared(f"a norm of {min(unknown)!r}, which the plan does not have")
+    return norms
+
+
+def tell(stream: Stream, error: PServerError) -> None:
+    """Sends an error to the peer, if it is still there."""
+    try:
+        stream.send(
+            Frame(
+                kind=Kind.FAILURE, failure=Failure(error=type(error).__name__, message=str(error))
+            )
+        )
+    except PServerError:
+        pass  # the peer is gone
+
+
+# ---- first frame ----
+#
+# A stream's frames as the server reads them, and the first one, which says whose stream it is.
+
 
 EXPECTED = "GRADIENT, COMMIT, VALUE, PULL or BYE"
 
@@ -89,3 +195,154 @@ def next_frame(
 def kind_of(header: Frame) -> str:
     """A frame's kind, for messages."""
     return Kind.Name(header.kind) if header.kind in Kind.values() else f"kind {header.kind}"
+
+
+# ---- stream times ----
+#
+# The spans of one stream: what its trainer's requests take on the server.
+
+
+OF_STEPS = (Kind.GRADIENT, Kind.ROWS, Kind.ASSIGN, Kind.COMMIT)
+
+
+class StreamTimes:
+    """When a step began to arrive on a stream, and what answers took.
+
+    One thread uses it, while a trace is under way.
+
+    Args:
+        spans: of the server.
+        trainer, lane: whose stream it is.
+    """
+
+    def __init__(self, spans: Spans, trainer: int, lane: int) -> None:
+        self.spans = spans
+        self._facts: dict[str, Fact] = {"trainer": trainer, "lane": lane}
+        self._step, self._since = 0, 0.0  # of what arrives
+        self._answers = "answer"
+
+    @onlooker("the trace")
+    def got(self, header: Frame) -> None:
+        """A frame arrives, or has arrived: a step's first one begins what its COMMIT ends."""
+        if header.kind == Kind.PULL:
+            self._answers = "pull"
+        if header.kind not in OF_STEPS or not header.step:
+            return
+        if header.step != self._step:
+            self._step, self._since = header.step, now()
+        if header.kind == Kind.COMMIT:
+            self._add("receive", self._since, header.step)
+            self._step, self._answers = 0, "answer"
+
+    @onlooker("the trace")
+    def answered(self, since: float, step: int) -> None:
+        """The answer to a step, or to a pull, has been on its way since then."""
+        self._add(self._answers, since, step)
+
+    def _add(self, name: str, since: float, step: int) -> None:
+        self.spans.add(name, since, now(), **self._facts, step=step)
+
+
+# ---- value frames ----
+#
+# The values of one stream's answers as frames: they travel, or their names do, where the trainer
+# reads them in the server's memory.
+
+
+# of the values that one frame names: the server goes on while the trainer reads them
+NAMED_BYTES = 2**22
+
+
+class ValueFrames:
+    """Makes VALUE frames for one stream.  One thread uses it.
+
+    See [Note: values that change] in pserver/transport/zones.py.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._shared: Segment | None = None  # in which the trainer reads
+
+    def share(self, segment: Segment | None) -> bool:
+        """Whether the trainer reads the values of a segment where they are; it is told of the
+        segment the first time.
+
+        Raises:
+            Unreachable: the peer is gone.
+        """
+        if segment is None or self._stream.offer is None:
+            return False
+        if self._shared is None:
+            self._stream.offer(Kind.VALUE, segment)
+            self._shared = segment
+        return self._shared is segment
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a value may change while the trainer reads it."""
+        return IN_ORDER and self._shared is not None and name in self._shared.zones
+
+    def apart(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The same value outside of what is shared."""
+        return tensor.clone() if self._lies(name, tensor) else tensor
+
+    def _lies(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether it is the shared memory itself."""
+        if self._shared is None or name not in self._shared.zones:
+            return False
+        return self._shared.address(name) == tensor.data_ptr()
+
+    def frames(
+        self, step: int, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[codec.Packed]:
+        """All frames of these values, each as soon as it is full."""
+        named, whole = codec.Packer(2**62, NAMED_BYTES, NAMED_BYTES), codec.Packer()
+        for name, tensor in tensors:
+            packer = named if self._lies(name, tensor) else whole
+            yield from packer.add(Kind.VALUE, step, [(name, tensor)])
+        yield from named.flush()
+        yield from whole.flush()
+
+
+# ---- working streams ----
+#
+# Streams on whose requests the server works: each is told once a second that it does.
+#
+# A trainer that hears nothing takes the connection for dead, and opens another: see [Note: sending
+# again] in :mod:`pserver.client.stream`.  The thread that serves a stream answers PROBE only
+# between two requests.  While it waits for other trainers or for a long update, this file says
+# PROBE in its place.
+
+
+PROBE_SECONDS = 1.0
+
+
+class WorkingStreams:
+    """The streams that are being worked on, and since when.  Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the next; nothing blocks under it
+        self._since: dict[SequencedStream, float] = {}
+
+    def works(self, stream: SequencedStream) -> None:
+        """A request of this stream is being worked on from now on."""
+        with self._lock:
+            self._since[stream] = time.monotonic()
+
+    def rests(self, stream: SequencedStream) -> None:
+        """This stream waits for its trainer, or has ended."""
+        with self._lock:
+            self._since.pop(stream, None)
+
+    def probe_until(self, stopping: threading.Event) -> None:
+        """Says PROBE where it is due; ends with the event.
+
+        A thread of its own runs it, which a trainer that does not read may hold up.
+        """
+        while not stopping.wait(PROBE_SECONDS / 2):
+            due = time.monotonic() - PROBE_SECONDS
+            with self._lock:
+                streams = [stream for stream, since in self._since.items() if since <= due]
+            for stream in streams:
+                # broken: its own thread sees that; busy: it is just sending something
+                with suppress(PServerError, OSError):
+                    stream.send_if_free(Frame(kind=Kind.PROBE))

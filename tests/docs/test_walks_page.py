@@ -110,7 +110,7 @@ def test_a_step_calls_all_that_the_walks_name(
         fleet.finish()
     walks = PAGE.read_text(encoding="utf-8").partition("## Where the walks differ")[0]
     # the thread of a stream has been in there since before the step
-    before = "pserver/service/tensor_service.py: TensorService.serve"
+    before = "pserver/service/tensors.py: TensorService.serve"
     expected = {f"{file}: {name}" for file, name in named(walks) if name} - {before}
 
     assert sorted(expected - seen.keys()) == []

@@ -17,8 +17,8 @@ from pserver.errors import PServerError
 from pserver.job.job import Job
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.repeated_lines import LimitedLog
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
+from pserver.service.handler import handle
+from pserver.service.streams import WorkingStreams
 from pserver.transport import frames as codec
 from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import (

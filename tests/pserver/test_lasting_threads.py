@@ -32,7 +32,7 @@ from pserver.limits import Limits
 from pserver.link.follower_link import FollowerLink
 from pserver.metrics.exposition import Exposition
 from pserver.ray import captured_output
-from pserver.service import working_streams
+from pserver.service import streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
 from pserver.transport.stream import AcceptLoop
@@ -281,8 +281,8 @@ def clocks_of_servers() -> None:
 
 def probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A word to a trainer that waits for long."""
-    monkeypatch.setattr(working_streams, "PROBE_SECONDS", 0.002)
-    working, send, stop = working_streams.WorkingStreams(), Refusing(), threading.Event()
+    monkeypatch.setattr(streams, "PROBE_SECONDS", 0.002)
+    working, send, stop = streams.WorkingStreams(), Refusing(), threading.Event()
     stream = Nothing()
     stream.send_if_free = send  # type: ignore[attr-defined]
     working.works(cast(Any, stream))
@@ -431,7 +431,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     # one connection, or one call
     ("pserver/security/enrolment.py", "self._meet"): "one peer",
     ("pserver/security/enrolment.py", "_end"): "ends one connection",
-    ("pserver/service/draining_streams.py", "_send_drain"): "one stream",
+    ("pserver/service/handler.py", "_send_drain"): "one stream",
     ("pserver/transport/stream.py", "self._serve"): "one connection",
     ("pserver/transport/stream.py", "stream.cancel"): "ends one stream",
     ("pserver/transport/grpc_stream.py", "call.cancel"): "ends one call",

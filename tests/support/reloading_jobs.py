@@ -14,8 +14,8 @@ import torch
 from pserver.config import ServerConfig
 from pserver.job import job_files
 from pserver.job.job import Job
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
+from pserver.service.handler import handle
+from pserver.service.streams import WorkingStreams
 from pserver.transport import inprocess
 from pserver.wire_pb2 import Frame, Hello, InstallRequest, JoinReply, Kind
 from tests.support.job_frames import DEADLINE, Clock, Trainer

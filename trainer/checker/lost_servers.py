@@ -21,8 +21,7 @@ from pserver.client import client
 from pserver.errors import PServerError
 from pserver.job.installed_program import InstalledProgram
 from pserver.link.follower_link import FollowerLink
-from pserver.service.server import Server
-from pserver.service.server_links import ServerLinks
+from pserver.service.server import Server, ServerLinks
 from trainer.checker.history import History, Stood
 from trainer.checker.server_lives import Life, ServerLives
 from trainer.checker.trial import TwinServer

@@ -19,7 +19,7 @@ from pserver.client import stream
 from pserver.client.client import Client
 from pserver.config import ServerConfig
 from pserver.errors import ServerLost
-from pserver.service import working_streams
+from pserver.service import streams
 from pserver.service.server import Server
 from pserver.testing.network_path import NetworkPath
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow  # each waits for a part of the heartbeat timeout
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(stream, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(working_streams, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "PROBE_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable, from_wire
 from pserver.job.job import Job
 from pserver.job.job_identity import PROTOCOL
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
+from pserver.service.handler import handle
+from pserver.service.streams import WorkingStreams
 from pserver.transport import frames, inprocess
 from pserver.transport.stream import SequencedStream, Stream
 from pserver.wire_pb2 import (

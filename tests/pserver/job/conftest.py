@@ -8,8 +8,8 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.job.job import Job
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
+from pserver.service.handler import handle
+from pserver.service.streams import WorkingStreams
 from pserver.transport import inprocess
 from tests.support.job_frames import DEADLINE, Clock
 

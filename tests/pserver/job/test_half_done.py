@@ -16,7 +16,7 @@ import torch
 
 import pserver.job.background_saves
 import pserver.job.update_tasks
-import pserver.service.tensor_service
+import pserver.service.tensors
 from pserver.checkpoint.checkpoint import Writer
 from pserver.config import ServerConfig
 from pserver.dense.slice_copies import SliceCopies
@@ -35,8 +35,8 @@ from pserver.job.locked_table import LockedTable
 from pserver.job.membership import Membership
 from pserver.job.recording import Recording
 from pserver.metrics.job_steps import LaneSteps
-from pserver.service.stream_handler import handle
-from pserver.service.working_streams import WorkingStreams
+from pserver.service.handler import handle
+from pserver.service.streams import WorkingStreams
 from pserver.table.sparse_table import SparseTable
 from pserver.table.table_cut import TableCut
 from pserver.transport import frames, inprocess
@@ -96,7 +96,7 @@ PLACES: list[tuple[Any, str]] = [
     (LaneSteps, "updated"),
     (LockedTable, "update"),
     (pserver.job.update_tasks, "UpdateTask"),
-    (pserver.service.tensor_service, "done_of"),
+    (pserver.service.tensors, "done_of"),
     (SliceCopies, "take"),
     (LockedTable, "cut"),
     (LockedCut, "__init__"),

@@ -13,7 +13,7 @@ import torch
 
 from pserver.dense.compression import encode
 from pserver.errors import CorruptFrame
-from pserver.service.gradient_assembler import GradientAssembler
+from pserver.service.tensors import GradientAssembler
 from pserver.transport import frames
 from pserver.transport.stream import LANDED
 from pserver.wire_pb2 import Kind

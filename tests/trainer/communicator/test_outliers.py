@@ -15,7 +15,7 @@ import torch
 from pserver.errors import JobFailed, Outlier, Refused, Unprepared
 from pserver.job.norm_history import RENEWED, WARM_UP
 from pserver.launcher.status import ask
-from pserver.service.answers import norms_of
+from pserver.service.streams import norms_of
 from pserver.wire_pb2 import Commit, PushNorm
 from tests.support import one_parameter
 from tests.support.outlier_jobs import (
