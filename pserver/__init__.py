@@ -66,29 +66,30 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
     hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
-7.  ``job/lane_executor.py``, ``commit``: the trainer's watermark (``job/watermark.py``) tells
+7.  ``lane/lane.py``, ``commit``: the trainer's watermark (``membership/watermark.py``) tells
     whether the step is new, in progress, or applied already.  A new step continues:
 
-    - *sync* and *diloco*: it joins the lane's ``job/sync_round.py``.  The thread waits
-      (``job/blocking_waits.py``) until the round has its record; the thread with whose step it
+    - *sync* and *diloco*: it joins the lane's ``lane/rounds.py``.  The thread waits
+      (``membership/members.py``) until the round has its record; the thread with whose step it
       stands, or one that waits, begins the update, and the others wake when it has ended.  Where
       norms clip, that thread merges first, every stream sends NORMS to its trainer, and the
       trainers answer SCALE.
     - *the other modes*: it is an update of its own, in the order of the log
-      (``job/staged_steps.py``).
+      (``lane/lane.py``).
 
-    Either way it is staged first, and ``job/decisions.py`` tells the job's log
+    Either way it is staged first, and ``membership/decisions.py`` tells the job's log
     (``job_log/coordinator.py``, on server 0): a step counts on all servers or on none.
 
-8.  ``job/update_task.py`` holds the update's batches.  ``job/workers.py`` runs them for a large
-    step, this thread for a small one.  ``job/quiesce.py`` keeps a save from running meanwhile.
+8.  ``lane/tasks.py`` holds the update's batches.  ``lane/tasks.py`` runs them for a large
+    step, this thread for a small one.  ``membership/decisions.py`` keeps a save from running
+    meanwhile.
 9.  A batch assigns what scripts have written, merges (``dense/merge.py``: the mean in trainer
     order) and runs the optimizer blocks (``dense/slice_update.py``, ``dense/slice_optimizer.py``).
-    For tables it is ``job/locked_table.py``, then ``table/sparse_table.py``.
+    For tables it is ``lane/tables.py``, then ``table/sparse_table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
 11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
-    returns the memory itself in sync mode, and a copy (``job/snapshot.py``) in the others.  VALUE
+    returns the memory itself in sync mode, and a copy (``lane/values.py``) in the others.  VALUE
     frames leave, then DONE with the outcome.  Over shared memory large values stay: the frame names
     them, and the trainer copies them from where they are (``transport/zones.py``).
 12. On the trainer the channel's inbox thread copies each value to its destination and resolves the
@@ -181,36 +182,36 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
     ByteCounters._lock      the counts
     JobTrace._lock          what trainers leave of a trace; taken by itself
 
-Each wait of a job's thread has an event of its own (``job/waits.py``): the record of a step, its
-turn, a round, an update.  Whoever makes it come true tells it.  A failure, a loss, a server that
-drains and a trainer that comes or leaves wake all, and each asks ``Lifecycle.check_running``.
+Each wait of a job's thread has an event of its own (``membership/waits.py``): the record of a step,
+its turn, a round, an update.  Whoever makes it come true tells it.  A failure, a loss, a server
+that drains and a trainer that comes or leaves wake all, and each asks ``Lifecycle.check_running``.
 
 
 State machines
 --------------
 
-A server's job (``job/lifecycle.py``)::
+A server's job (``membership/lifecycle.py``)::
 
     EMPTY --trainer 0 joins--> INSTALLING --its values arrive--> SERVING --all have left--> EMPTY
                                     |                               |
                                     `---------- a failure ----------+--> FAILED ------------> EMPTY
                                                                              reset, or a later Join
 
-A trainer, as a server sees it (``job/membership.py``)::
+A trainer, as a server sees it (``membership/members.py``)::
 
     (absent) --join--> JOINED --finish--> JOINED, finished --leave--> LEFT
                           |--leave----------------------------------> LEFT    (with success, or not)
                           `----heartbeat timeout--------------------> LOST
 
 The others go on, at once or, where they step together, when the time of its place is over; see
-[Note: kept places] in ``job/membership.py``.
+[Note: kept places] in ``membership/members.py``.
 
 A step, as the job's log sees it (``job_log/coordinator.py``)::
 
     STAGED on some servers --on all--> DECIDED --in its turn--> applied
          `--its trainer is lost--> dropped
 
-A sync round (``job/sync_round.py``)::
+A sync round (``lane/rounds.py``)::
 
     COLLECTING --its record stands---------------------> APPLYING --> APPLIED
          |                                                  ^
@@ -305,54 +306,41 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     dense/slice_optimizer.py         ends of tensors
     dense/slice_update.py            what arrives
     finite.py                        one sum
-    job/announcements.py             whose end it is
-    job/applied_rounds.py            norms again
     job/averaged_steps.py            averages of a lost trainer
     job/barriers.py                  barriers of the past
     job/barriers.py                  a save that is put off
-    job/blocking_waits.py            trainers that wait for each other
     job/coordination.py              a coordinator that comes back
     job/coordination.py              between a record and its samples
-    job/decisions.py                 who decides
-    job/decisions.py                 an awaited server
     job/gatherings.py                gatherings
-    job/held_values.py               a server's file
-    job/lane_executor.py             who updates
-    job/lane_executor.py             answers begin early
-    job/lane_updates.py              a record is all
-    job/lifecycle.py                 kept values
-    job/lifecycle.py                 the job's lock
-    job/locked_cut.py                a reader that keeps up
-    job/locked_cut.py                a reader that rests
-    job/locked_table.py              the table's lock
-    job/logged_calls.py              a call's turn
-    job/membership.py                kept places
-    job/nonfinite_steps.py           NaN
-    job/norm_history.py              far beyond its history
-    job/observations.py              one moment
-    job/outlier_pushes.py            outliers
-    job/outlier_pushes.py            one measure
-    job/recorded_steps.py            layouts
-    job/recorder.py                  what a recording may cost
-    job/recording.py                 the order of a recorded log
-    job/reloading.py                 what is lost
+    job/job.py                       what is lost
+    job/program.py                   a server's file
+    job/program.py                   one moment
     job/script_position.py           where the others are
     job/server_cut.py                a cut
-    job/shared_buffers.py            whose buffers
-    job/snapshot.py                  reading beside an update
-    job/staged_steps.py              turns
-    job/stragglers.py                a straggler
-    job/update_task.py               going on
-    job/wait_table.py                rings
-    job/waits.py                     one wake for one waiter
-    job/watermark.py                 exactly once
-    job/workers.py                   torch's threads
     job_log/coordinator.py           the job's log
     job_log/coordinator.py           calls in the log
     job_log/coordinator.py           a server that comes back
     job_log/coordinator.py           a coordinator that comes back
     job_log/entries.py               a torn end
     job_log/write_ahead_log.py       what a process leaves behind
+    lane/judge.py                    NaN
+    lane/judge.py                    outliers
+    lane/judge.py                    one measure
+    lane/lane.py                     who updates
+    lane/lane.py                     answers begin early
+    lane/lane.py                     a record is all
+    lane/lane.py                     turns
+    lane/lane.py                     norms again
+    lane/recorded_steps.py           layouts
+    lane/recorder.py                 what a recording may cost
+    lane/recording.py                the order of a recorded log
+    lane/rounds.py                   whose buffers
+    lane/tables.py                   the table's lock
+    lane/tables.py                   a reader that keeps up
+    lane/tables.py                   a reader that rests
+    lane/tasks.py                    going on
+    lane/tasks.py                    torch's threads
+    lane/values.py                   reading beside an update
     launcher/planning/__init__.py    what a probe measures
     launcher/planning/candidates.py  other modes from a sync probe
     launcher/planning/cost.py        the cost model
@@ -366,6 +354,19 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     leases/lease_table.py            calls that come twice
     link/link_end.py                 exactly once and in order
     link/link_end.py                 whoever sends takes all
+    membership/decisions.py          who decides
+    membership/decisions.py          an awaited server
+    membership/decisions.py          a call's turn
+    membership/lifecycle.py          kept values
+    membership/lifecycle.py          the job's lock
+    membership/members.py            whose end it is
+    membership/members.py            a straggler
+    membership/members.py            trainers that wait for each other
+    membership/members.py            kept places
+    membership/waits.py              one wake for one waiter
+    membership/waits.py              rings
+    membership/watermark.py          far beyond its history
+    membership/watermark.py          exactly once
     memory/garbage_collector.py      frozen modules
     memory/malloc.py                 warm buffers
     memory/malloc.py                 holes

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pserver.errors import Refused
-from pserver.job.events import EventLog, Events
-from pserver.job.membership import Member
 from pserver.job_log.records import Process
+from pserver.membership.lifecycle import EventLog, Events
+from pserver.membership.members import Member
 from pserver.metrics.job_steps import JobSteps
 from pserver.onlookers import onlooker
 from transpiler.plan.plan import Plan

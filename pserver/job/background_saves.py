@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pserver.errors import Busy, PServerError, Refused
-from pserver.job.events import EventLog
 from pserver.job.job_files import Saving
-from pserver.job.waits import patience
+from pserver.membership.lifecycle import EventLog
+from pserver.membership.waits import patience
 from pserver.memory.malloc import trim_memory
 from pserver.undone import or_undone
 from transpiler.files.local_path import shown

@@ -7,9 +7,9 @@ is told what the others told there, so that its script decides as theirs did.  W
 is bounded: of barriers that are forgotten it is told what it said itself.
 
 [Note: a save that is put off]  Trainers meet in an automatic save at a barrier of the save's own
-name.  Where it would stand for ever (see [Note: rings] in wait_table.py) it is put off: who waits
-there is told so, and so is who comes later, so that all of them leave this save out.  Nobody has
-passed it then, and a barrier that somebody has passed is never put off.
+name.  Where it would stand for ever (see [Note: rings] in membership/waits.py) it is put off: who
+waits there is told so, and so is who comes later, so that all of them leave this save out.  Nobody
+has passed it then, and a barrier that somebody has passed is never put off.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from typing import Any
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps
-from pserver.job.blocking_waits import BARRIER, wait_until_done
 from pserver.job.gatherings import Gatherings
 from pserver.job.kept_texts import KeptTexts
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, Wait
-from pserver.job.reports import roll
-from pserver.job.wait_table import Kind
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import (
+    BARRIER,
+    Member,
+    Membership,
+    TrainerWait,
+    roll,
+    wait_until_done,
+)
+from pserver.membership.waits import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
 MOST_PUT_OFF = (
@@ -137,7 +142,7 @@ class Barriers:
 
             kind = Kind.SAVE if apart else Kind.BARRIER
             what = name if apart else f"barrier {name!r}"
-            wait = Wait(
+            wait = TrainerWait(
                 member,
                 BARRIER,
                 f"barrier {name!r}",

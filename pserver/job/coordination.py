@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Consumed, Process
 from pserver.job_log.write_ahead_log import WriteAheadLog, read
 

@@ -21,14 +21,20 @@ from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.job.averaged_steps import AveragedSteps, Averages
-from pserver.job.blocking_waits import GATHERING, wait_until_done
-from pserver.job.decisions import process_of
 from pserver.job.kept_texts import KeptTexts
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, MemberState, Wait
-from pserver.job.reports import roll
-from pserver.job.wait_table import Kind
 from pserver.job_log.records import Process
+from pserver.membership.decisions import process_of
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import (
+    GATHERING,
+    Member,
+    Membership,
+    MemberState,
+    TrainerWait,
+    roll,
+    wait_until_done,
+)
+from pserver.membership.waits import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
 
@@ -116,7 +122,7 @@ class Gatherings:
                     return self._was_in(member, request.after) or time.monotonic() >= end
 
                 what, missing = "the gathering of all trainers", self._missing
-                wait = Wait(member, GATHERING, what, done, deadline=end, missing=missing)
+                wait = TrainerWait(member, GATHERING, what, done, deadline=end, missing=missing)
                 waits = self._members.waits
                 with waits.held(member.trainer, Kind.GATHERING, what, missing) as held:
                     wait_until_done(self._job, self._members, wait, missing)

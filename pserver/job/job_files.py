@@ -13,11 +13,10 @@ from typing import TypeVar
 
 from pserver.checkpoint import checkpoint, manifest
 from pserver.errors import FingerprintMismatch, Refused
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.last_save import LastSave
-from pserver.job.membership import Membership
-from pserver.job.quiesce import CUT_SECONDS
+from pserver.job.program import InstalledProgram, LastSave
 from pserver.job.server_cut import ServerCut
+from pserver.membership.decisions import CUT_SECONDS
+from pserver.membership.members import Membership
 from pserver.storage.place import place_at
 from pserver.undone import or_undone
 from transpiler.files.local_path import is_url, local_path, shown

@@ -1,12 +1,26 @@
 """What a server holds while it has a job: the slices, the tables, and a lane executor for each lane
 that updates them.
+
+[Note: a server's file]  A pserver program with these values is all that a job needs of its server:
+slices, optimizer states, rows, hyper-parameters, and how many steps each trainer has taken.  A
+server that starts with such a file begins where that one ended, and a trainer that joins it counts
+its steps from there, whatever process it is.  The checkpoints of job_files.py differ: they go back
+into a job whose trainers live, and know these by their incarnation.
+
+[Note: one moment]  An observer asks for a pause, in which no step changes a value, and reads slices
+and rows while it lasts.  A pause ends when the observer says so, or when it has been silent for the
+heartbeat timeout: an operator's process that dies does not stop the job for longer.
+
+No clock: time is an argument.  The caller holds the job's lock but where a method says otherwise.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,41 +28,116 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pserver.checkpoint.checkpoint import Saved
 from pserver.dense.slice_store import SliceStore
 from pserver.dense.slice_update import SliceUpdate
-from pserver.errors import Refused, Unprepared
+from pserver.errors import Busy, Refused, Unprepared
 from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.barriers import Barriers
-from pserver.job.decisions import Decisions
-from pserver.job.job_leases import JobLeases
 from pserver.job.kept_texts import KeptTexts
-from pserver.job.lane_executor import LaneExecutor
-from pserver.job.last_save import LastSave
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.logged_calls import LoggedCalls
-from pserver.job.membership import Member, Membership
-from pserver.job.memory_budget import MemoryBudget
-from pserver.job.partial_steps import partial_steps
-from pserver.job.quiesce import Quiesce
-from pserver.job.recording import Recording
 from pserver.job.rings import Rings
 from pserver.job.script_position import ScriptPosition
 from pserver.job.topics import Topics
-from pserver.job.workers import Workers
 from pserver.job_log.standing import Loss
+from pserver.lane.lane import LaneExecutor, partial_steps
+from pserver.lane.leases import JobLeases
+from pserver.lane.recording import Recording
+from pserver.lane.tasks import Workers
 from pserver.limits import Limits
+from pserver.membership.decisions import Decisions, LoggedCalls, Quiesce
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 from pserver.metrics.job_steps import JobSteps
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import Spans
-from transpiler.ir.graph import Role
+from transpiler.ir.graph import Role, Storage
 from transpiler.ir.schema import DTYPES
+from transpiler.ir.served import HeldRows, Served
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
 from transpiler.verify.untrusted_program import check_server_program
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import LockedTable
+    from pserver.lane.tables import LockedTable
+
+
+# ---- last save ----
+#
+# The last save that a later one may continue.
+
+
+@dataclass(frozen=True, slots=True)
+class LastSave:
+    """A save that was written, and what says whether all changes since are known.
+
+    Attributes:
+        saved: the save.
+        epochs: by table: how often its changes had been counted as saved, with this save.
+    """
+
+    saved: Saved
+    epochs: Mapping[str, int]
+
+
+# ---- memory budget ----
+#
+# The memory of a server that a job's slices leave to its tables.
+
+
+class MemoryBudget:
+    """Says no before rows take more memory than the server may have.
+
+    A row is made by the first push to it, so a table's size is not known when its program comes.
+
+    Args:
+        limit_bytes: that slices and tables may take together.
+        slices_bytes: that the slices and their optimizer states take.
+        tables: the server's, by name.
+        texts: gives the bytes of what trainers have told one another.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        slices_bytes: int,
+        tables: Mapping[str, LockedTable],
+        texts: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._limit, self._slices, self._tables = limit_bytes, slices_bytes, tables
+        self._texts = texts
+
+    def has_room(self, arriving: Mapping[str, int]) -> bool:
+        """Whether there is room for so many new rows, by table."""
+        return self._growth(arriving) <= self.left
+
+    @property
+    def left(self) -> int:
+        """The bytes that the server may still take."""
+        held = sum(table.bytes_held for table in self._tables.values())
+        return self._limit - self._slices - held - self._texts()
+
+    def _growth(self, arriving: Mapping[str, int]) -> int:
+        return sum(self._tables[name].growth(count) for name, count in arriving.items())
+
+    def check(self, arriving: Mapping[str, int]) -> None:
+        """Returns if there is room for so many new rows, by table.
+
+        Raises:
+            Refused: there is not.
+        """
+        left, more = self.left, self._growth(arriving)
+        if more > left:
+            names = ", ".join(map(repr, arriving))
+            raise Refused(
+                f"expected rows for {left / 1e6:.1f} MB or less, "
+                f"got new ones of table {names} for {more / 1e6:.1f} MB: this server takes "
+                f"{self._limit / 1e9:.1f} GB (--max-memory); use more servers, a capacity, or "
+                "memory_bytes with the rest on disk"
+            )
+
+
+# ---- installed program ----
 
 
 CHUNK_ROWS = 65536  # rows that a table loads at a time
@@ -411,10 +500,187 @@ def _open_tables(plan: Plan, server: int, scratch: str | None) -> dict[str, Lock
     if not plan.tables:
         return {}
     # here, because the import compiles the rows' kernels or loads them, which takes a while
-    from pserver.job.locked_table import LockedTable
+    from pserver.lane.tables import LockedTable
 
     place = None if scratch is None else Path(scratch)
     try:
         return {table.name: LockedTable(table, plan, server, place) for table in plan.tables}
     except (ImportError, OSError) as error:
         raise Refused(f"the tables of this program: {error}") from error
+
+
+# ---- held values ----
+#
+# What a server holds as a program's values: given to a server that starts, taken from one that
+# ends.
+
+
+def check_values(program: Program, values: Storage) -> None:
+    """Returns if a server may start with these values of its program.
+
+    Raises:
+        Refused: a slice has none, or the values are of another job.
+    """
+    for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER):
+        if variable.name not in values.tensors:
+            raise Refused(
+                f"expected a pserver program with its values, as Executor.save writes it; got no "
+                f"value of {variable.name!r}"
+            )
+    assert program.deployment is not None, "a pserver program"
+    plan = program.deployment.plan
+    if values.served is not None and (
+        len(values.served.versions) != len(plan.lanes)
+        or values.served.tables.keys() != {table.name for table in plan.tables}
+    ):
+        raise Refused("how far the job had come: expected the lanes and tables of the program's")
+
+
+def give(values: Storage, installed: InstalledProgram, members: Membership) -> None:
+    """A server that starts takes over copies of these values.
+
+    Raises:
+        Refused: a table's rows are of another table.
+    """
+    installed.slices.load(values.tensors)
+    for name, (ids, rows) in values.rows.items():
+        _give_rows(installed, name, ids, rows)
+    if values.served is None:
+        return
+    for name, held in values.served.tables.items():
+        installed.restore_table(name, held.metadata)
+        installed.load_rows(name, {key: array.numpy() for key, array in held.arrays.items()})
+    for lane, version in zip(installed.lanes, values.served.versions, strict=True):
+        lane.version = version
+        lane.hparams = values.served.hparams
+    members.begin_at(values.served.steps)
+
+
+def _give_rows(
+    installed: InstalledProgram, name: str, ids: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """The first rows of a table, of which this server takes its own."""
+    for begin in range(0, len(ids), CHUNK_ROWS):
+        chunk = RowGradient(ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS])
+        own = installed.own_rows(chunk)
+        installed.load_rows(name, {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()})
+
+
+def take(values: Storage, installed: InstalledProgram, members: Membership) -> None:
+    """Puts copies of all that a server holds into ``values``, of one moment between two steps."""
+    with installed.quiesce.paused():
+        values.tensors = {name: held.clone() for name, held in installed.slices.tensors()}
+        values.rows = {}
+        values.served = Served(
+            [lane.version for lane in installed.lanes],
+            members.steps(len(installed.lanes)),
+            {group: held for lane in installed.lanes for group, held in lane.hparams.items()},
+            {name: _rows(table) for name, table in installed.tables.items()},
+        )
+        values.steps = values.served.step
+
+
+def _rows(table: LockedTable) -> HeldRows:
+    chunks, cursor = [], 0
+    while cursor >= 0:
+        chunk, cursor = table.scan(cursor, 0, changed_since_save=False, materialized=False)
+        chunks.append(chunk)
+    arrays = {
+        name: torch.from_numpy(np.concatenate([chunk[name] for chunk in chunks]))
+        for name in chunks[0]
+    }
+    return HeldRows(arrays, table.metadata())
+
+
+# ---- observations ----
+#
+# Who reads what a job holds without taking part in it: ``pserver save``.
+
+
+@dataclass(slots=True)
+class Observation:
+    """One observer's look at what a job holds, which outlives the job.
+
+    Attributes:
+        installed: what it reads.
+        last_heard: in seconds of the job's clock.
+        session: the secret that its calls and its stream repeat.
+        paused: its pause lasts.
+        wanted: it has asked for one, and not for its end.
+        ended: it reads no more, and pauses nothing from here on.
+        end_stream: breaks its stream; a later one replaces it.
+    """
+
+    installed: InstalledProgram
+    last_heard: float
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    paused: bool = False
+    wanted: bool = False
+    ended: bool = False
+    end_stream: Callable[[], None] = lambda: None
+
+    def set_pause(self, paused: bool) -> None:
+        """Begins or ends its pause; waits for the steps that run, and gives up the job's lock
+        meanwhile.  A pause that was ended before it has begun does not begin.
+        """
+        quiesce = self.installed.quiesce
+        with quiesce.condition:
+            self.wanted = paused and not self.ended
+            quiesce.rested.tell()  # for a pause that is not wanted any more
+            if not paused and self.paused:
+                self.paused = False
+                quiesce.resume()
+            elif self.wanted and quiesce.pause(lambda: self.paused or not self.wanted):
+                self.paused = self.wanted
+                if not self.wanted:
+                    quiesce.resume()
+
+
+class Observations:
+    """The observers of one server."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[str, Observation] = {}
+
+    def begin(self, installed: InstalledProgram, now: float) -> Observation:
+        """A new observer."""
+        observation = Observation(installed, now)
+        self._by_session[observation.session] = observation
+        return observation
+
+    def check_room(self, most: int) -> None:
+        """Returns if there may be another observer.
+
+        Raises:
+            Busy: there are as many as there may be.
+        """
+        if len(self._by_session) >= most:
+            raise Busy(f"{most} observers read what this server holds: ask again when one has left")
+
+    def find(self, session: str) -> Observation | None:
+        """The observer that holds a session."""
+        return self._by_session.get(session)
+
+    def of_session(self, session: str, now: float) -> Observation:
+        """The observer that holds a session, and is heard.
+
+        Raises:
+            Refused: there is none.
+        """
+        observation = self.find(session)
+        if observation is None:
+            raise Refused("this session of an observer is not known here: it was silent too long")
+        observation.last_heard = now
+        return observation
+
+    def end(self, observation: Observation) -> None:
+        """It reads no more."""
+        observation.ended = True
+        if self._by_session.pop(observation.session, None) is not None:
+            observation.set_pause(False)
+
+    def lose_silent(self, now: float, timeout: float) -> None:
+        """Ends those that have been silent for longer than the heartbeat timeout."""
+        for observation in list(self._by_session.values()):
+            if now - observation.last_heard > timeout:
+                self.end(observation)

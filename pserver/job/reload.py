@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver.errors import UnknownSession
-from pserver.job.membership import Watermarks
 from pserver.job_log.records import Process
 from pserver.job_log.standing import Applied, Loss, Standing, losses
+from pserver.membership.members import Watermarks
 
 
 @dataclass(slots=True)

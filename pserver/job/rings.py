@@ -1,14 +1,14 @@
 """Breaks rings of trainers that wait for one another, on server 0: see [Note: rings] in
-wait_table.py.
+membership/waits.py.
 """
 
 from __future__ import annotations
 
 from pserver.errors import JobFailed
 from pserver.job.barriers import Barriers
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Membership
-from pserver.job.wait_table import in_words, saves_of
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Membership
+from pserver.membership.waits import in_words, saves_of
 
 
 class Rings:

@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
-from pserver.job.wait_table import Kind
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
+from pserver.membership.waits import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a question waits
 MOST = 2**20  # characters of a position

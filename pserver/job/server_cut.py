@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pserver.checkpoint.checkpoint import Writer
 from pserver.dense.slice_copies import SliceCopies
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.membership import Membership
+from pserver.job.program import InstalledProgram
+from pserver.membership.members import Membership
 from pserver.undone import or_undone
 
 if TYPE_CHECKING:
-    from pserver.job.locked_cut import LockedCut
+    from pserver.lane.tables import LockedCut
 
 
 class ServerCut:

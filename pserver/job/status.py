@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.job.background_saves import SaveProgress
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.membership import Membership
+from pserver.job.program import InstalledProgram
 from pserver.job.reload import Reload
-from pserver.job.stragglers import stragglers
 from pserver.leases.epoch import Account
+from pserver.membership.members import Membership, stragglers
 from transpiler.files.local_path import shown
 from transpiler.formats.plan_message import hparams_to_proto
 

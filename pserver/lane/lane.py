@@ -3,10 +3,10 @@ one update; in the other modes each trainer's step is an update of its own, as i
 
 [Note: who updates]  A step is applied when its record stands: see [Note: the job's log] in
 pserver/job_log/coordinator.py.  A sync step is merged and applied once: one thread leads the round,
-and moves its phase under the job's lock (``sync_round.py`` draws the phases).
+and moves its phase under the job's lock (``rounds.py`` draws the phases).
 After that no slice changes until every trainer has committed again, so replies are sent straight
 from the slices' memory.  In async mode an update holds its slice's lock, so that updates of one
-slice never race, and readers get a copy (``snapshot.py``), or notice that a value has changed while
+slice never race, and readers get a copy (``values.py``), or notice that a value has changed while
 they read it where it is (:mod:`pserver.transport.zones`).
 
 [Note: answers begin early]  Nothing is applied before a step is complete: what a lost trainer had
@@ -17,49 +17,774 @@ threads that answer update: a trainer that reads values where they are is told o
 updated, and reads them while the server goes on.  Where values travel, all are updated before the
 first is sent: taking turns was measured to cost more than it saved.  Who answers updates the rest
 also where its stream breaks.
+
+[Note: a record is all]  Two servers that apply the same steps in the same order hold the same bits,
+and so does one that reads them from a recorded log.  So an update reads nothing but its steps and
+what the server holds: what a trainer had read, and what the other trainers' buffers are, is taken
+into the steps before the update begins (:meth:`LaneUpdates.take`).
+
+[Note: turns]  Two servers that apply the same records hold the same bits.  So the updates of a lane
+begin in the order of the log, and none begins a batch before the one before it is done; a thread
+that waits for an earlier update helps with it (tasks.py).  A staged step always has a thread
+that waits here, so every turn is taken.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from pserver.dense.slice_update import SliceUpdate
-from pserver.errors import FingerprintMismatch, Refused, TrainerLost
-from pserver.job.applied_rounds import AppliedRounds
-from pserver.job.async_slices import AsyncSlices, Writing
-from pserver.job.decided_steps import DecidedSteps
-from pserver.job.decisions import Decisions
-from pserver.job.job_leases import JobLeases
-from pserver.job.lane_updates import LaneUpdates, Taken
-from pserver.job.lane_waits import LaneWaits
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
-from pserver.job.nonfinite_steps import NonFiniteSteps
-from pserver.job.outcome import Outcome
-from pserver.job.outlier_pushes import OutlierPushes
-from pserver.job.partial_steps import count_decided
-from pserver.job.quiesce import Quiesce
-from pserver.job.recording import Recording
-from pserver.job.shared_buffers import SharedBuffers
-from pserver.job.staged_steps import StagedStep, StagedSteps, waiting
-from pserver.job.step_checks import StepChecks
-from pserver.job.sync_round import Clipping, Contribution, Hparams, Phase, SyncRound
-from pserver.job.update_batches import UpdateBatches
-from pserver.job.update_task import Batch, UpdateTask
-from pserver.job.update_tasks import UpdateTasks
-from pserver.job.workers import Workers
-from pserver.job_log.records import ProcessStep
-from pserver.metrics.job_steps import JobSteps
+from pserver.errors import FingerprintMismatch, PServerError, Refused, TrainerLost, Unprepared
+from pserver.job_log.records import Process, ProcessStep
+from pserver.lane.judge import NonFiniteSteps, OutlierPushes
+from pserver.lane.leases import JobLeases
+from pserver.lane.recorder import Kept
+from pserver.lane.recording import Recording
+from pserver.lane.rounds import (
+    Clipping,
+    Contribution,
+    DecidedSteps,
+    Hparams,
+    Phase,
+    SharedBuffers,
+    SyncRound,
+)
+from pserver.lane.tasks import Batch, UpdateBatches, UpdateTask, Workers
+from pserver.lane.values import AsyncSlices, Writing
+from pserver.membership.decisions import Decisions, Quiesce, process_of
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership, TrainerWait, wait_until_done
+from pserver.membership.waits import Event
+from pserver.membership.watermark import Outcome, Watermark
+from pserver.metrics.job_steps import JobSteps, LaneSteps
 from pserver.tracing.spans import now
+from pserver.undone import or_undone
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import LockedTable
+    from pserver.lane.tables import LockedTable
+
+
+# ---- applied rounds ----
+#
+# The sync rounds of one lane that are applied: what they leave behind, and what a trainer is told
+# that asks again.
+
+
+class AppliedRounds:
+    """The caller holds the job's lock.
+
+    [Note: norms again]  Where norms clip, each trainer gets every server's part of them, and tells
+    all servers the coefficient.  A server that has it from one trainer applies the round, while
+    another one may have lost its connection before it heard the norms.  So the last round's are
+    told again: a coefficient of some servers' norms alone would be another one, and the rest of the
+    servers might hear it first.
+
+    Args:
+        index: of the lane.
+        members: the job's trainers.
+        leases: of the samples that steps consume.
+        steps: what is measured of the lane's.
+    """
+
+    def __init__(
+        self, index: int, members: Membership, leases: JobLeases, steps: LaneSteps
+    ) -> None:
+        self._index, self._members, self._leases, self._steps = index, members, leases, steps
+        self._clipped: Clipping | None = None
+
+    def add(self, current: SyncRound) -> None:
+        """A round has been applied: moves the watermark of every trainer in it."""
+        for trainer, contribution in current.contributions.items():
+            member = self._members.by_trainer[trainer]
+            refuses = current.refuses(trainer)
+            self._steps.pushed(refused=refuses or current.overflow)
+            member.watermark(self._index).apply(
+                current.committed, current.overflow, refuses, current.nonfinite, current.outliers
+            )
+            self._leases.decided(trainer, member.incarnation, contribution.leases)
+        done = SyncRound(steps=current.steps)
+        self._clipped = Clipping(done, current.norms, scaled=True) if current.norms else None
+
+    def again(self, member: Member, step: int) -> UpdateTask | Clipping:
+        """For a trainer whose step has been applied, and comes again."""
+        self._steps.repeated()
+        clipped, this = self._clipped, ProcessStep(process_of(member), step)
+        return clipped if clipped is not None and this in clipped.round.steps else UpdateTask()
+
+
+# ---- lane updates ----
+#
+# What the decided steps of one lane change: a function of the records, and of what is in them.
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Decided steps with all that their update reads.
+
+    Attributes:
+        kept: what is recorded of them; None: nothing is.
+    """
+
+    steps: DecidedSteps
+    recording: Recording
+    kept: Kept | None
+
+    @property
+    def record(self) -> int:
+        """That decides them."""
+        return self.steps.record
+
+    def begins(self) -> None:
+        """Their update begins; the caller holds the job's lock."""
+        self.recording.applied(self.kept, self.steps.coefficients)
+
+
+class LaneUpdates:
+    """Changes the slices and tables of one lane.  One update at a time, its batches in any threads.
+
+    Args:
+        lane: whose steps they are.
+        updates: how its slices are updated, by slice name.
+        variables: what a step may assign, by slice.
+        locks: one for each slice of the server.
+        writing: marks slices whose values change while it lasts.
+        tables: the tables of the lane, by name.
+        buffers: of models, which trainers share.
+        one_by_one: the lane's slices, where each trainer's step is an update of its own.
+        recording: of the job's log.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        updates: Mapping[str, SliceUpdate],
+        variables: Mapping[str, torch.Tensor],
+        locks: Mapping[str, threading.Lock],
+        writing: Writing,
+        tables: Mapping[str, LockedTable],
+        buffers: SharedBuffers,
+        one_by_one: AsyncSlices,
+        recording: Recording,
+    ) -> None:
+        self._lane, self._updates, self._variables = lane, updates, variables
+        self._locks, self._writing, self._tables = locks, writing, tables
+        self._buffers, self._one_by_one = buffers, one_by_one
+        self._recording = recording
+
+    def new_round(self) -> SyncRound:
+        """A round of the lane, before anything of it has come."""
+        return SyncRound(self._lane.kind.outer_optimizer, self._lane.averages)
+
+    def take_round(self, lane: int, current: SyncRound) -> Taken:
+        """See :meth:`take`; before anything of the round is merged.
+
+        Args:
+            lane: the index of this one.
+        """
+        decided = current.record, current.time, current.steps
+        return self.take(DecidedSteps(lane, *decided, current.contributions))
+
+    def take(self, steps: DecidedSteps) -> Taken:
+        """Takes into steps what else their update reads.  Once, in the order of the updates, and
+        not under the job's lock.
+        """
+        self._complete(steps)
+        return Taken(steps, self._recording, self._recording.kept(steps))
+
+    def takes_nothing(self, own: Contribution) -> bool:
+        """Whether one trainer's step has all that its update reads: no values are copied."""
+        reads = own.buffers or own.row_gradients or self._one_by_one.compensates
+        return not reads and self._recording.recorder is None
+
+    def _complete(self, steps: DecidedSteps) -> None:
+        sent = {trainer: each.buffers for trainer, each in steps.contributions.items()}
+        names = sorted({name for each in sent.values() for name in each})
+        steps.buffers = self._buffers.gathered(
+            {name: {trainer: each.get(name) for trainer, each in sent.items()} for name in names}
+        )
+        if self._lane.kind.waits_for_all or steps.own.skipped:
+            return
+        ((trainer, own),) = steps.contributions.items()
+        own.before = self._one_by_one.last_read(trainer, own.gradients)
+        for name, gradient in own.row_gradients.items():
+            before = self._tables[name].read_before(gradient, trainer)
+            if before is not None:
+                own.rows_before[name] = before
+
+    def update(self, steps: DecidedSteps, batch: Batch) -> None:
+        """One trainer's step, of these slices and tables."""
+        own = steps.own
+        for name in batch:
+            if name in steps.buffers:
+                self._buffers.assign(name, steps.buffers[name])
+            elif name not in self._tables:
+                self._one_by_one.update(name, own)
+            elif (rows := own.row_gradients.pop(name, None)) is not None and not own.skipped:
+                before = own.rows_before.pop(name, None)
+                self._tables[name].update(rows, own.hparams, {}, steps.time, before)
+
+    def update_round(self, current: SyncRound, steps: DecidedSteps, batch: Batch) -> None:
+        """A round of which the gradients of these slices and tables are merged."""
+        with self._writing(batch):
+            for name in current.assignments.keys() & batch:
+                with self._locks[name]:
+                    current.assignments[name].write(self._variables[name])
+            for name in steps.buffers.keys() & batch:
+                self._buffers.assign(name, steps.buffers[name])
+            current.apply(batch, self._updates, steps.coefficients)
+        current.apply_rows(batch, self._tables, steps.coefficients)
+
+    def replay(self, steps: DecidedSteps, batches: UpdateBatches) -> bool:
+        """Applies complete steps in this thread.
+
+        Returns:
+            Whether they count: False where they were skipped.
+
+        Raises:
+            PServerError: they do not fit what the server holds.
+        """
+        if not self._lane.kind.waits_for_all:
+            for batch in batches.with_held(steps.own.assigned):
+                self.update(steps, batch)
+            return not steps.own.skipped
+        current = self.new_round()
+        current.contributions = dict(steps.contributions)
+        current.decide(steps.steps, steps.time, steps.record)
+        current.agree(self._variables, self._tables)
+        counts = bool(current.counted)
+        for batch in batches.with_held((*current.assignments, *steps.buffers)):
+            current.merge(batch)
+            self.update_round(current, steps, batch)
+        return counts
+
+
+# ---- lane waits ----
+#
+# For whom a lane's steps wait: for all trainers of a sync round, or for the slowest one.
+
+
+class LaneWaits:
+    """The waits of trainers for one another in one lane.  The caller holds the job's lock.
+
+    Args:
+        index: of the lane.
+        members: the job's trainers.
+        job: for its lock and its end.
+        steps: what is measured of them.
+    """
+
+    def __init__(self, index: int, members: Membership, job: Lifecycle, steps: LaneSteps) -> None:
+        self._index, self._members, self._job, self._steps = index, members, job, steps
+        self._nearer = job.waits.event()  # the slowest trainer has taken a step
+        # a round's record stands, or it is merged, or updated
+        self.moved = job.waits.event()
+
+    def slowest(self) -> int:
+        """The least step among the trainers that have not left; one that has not joined yet has
+        taken none.
+        """
+        steps = [
+            self._members.step(trainer, self._index)
+            for trainer in self._members.awaited(self._index)
+        ]
+        return min(steps, default=2**63)
+
+    def wait_for_slowest(self, member: Member, step: int, staleness: int) -> None:
+        """Waits until no trainer is more steps behind than that; the log says for whom when that
+        takes long.
+
+        Raises:
+            PServerError: what ended the job meanwhile.
+        """
+
+        def missing() -> list[int]:
+            awaited = self._members.awaited(self._index)
+            return [
+                trainer for trainer in awaited if self._members.step(trainer, self._index) < step
+            ]
+
+        least = step - staleness
+        self._wait(member, step, lambda: self.slowest() >= least, missing, self._nearer)
+
+    def took(self, step: int) -> None:
+        """A trainer has taken a step: perhaps it was the slowest one."""
+        if self._nearer.standing and self.slowest() >= step:
+            self._nearer.tell()
+
+    def wait_for_record(self, member: Member, step: int, current: SyncRound) -> None:
+        """Waits until a round's record stands, or the trainer is lost, as
+        :meth:`wait_for_slowest` does.
+        """
+
+        def missing() -> list[int]:
+            needed = self._members.awaited_together(self._index)
+            return [trainer for trainer in needed if trainer not in current.contributions]
+
+        self._wait(member, step, lambda: bool(current.time or member.fenced), missing, self.moved)
+
+    def wait_for_leader(self, current: SyncRound, done: Callable[[], bool]) -> None:
+        """Waits for the thread that leads a round.
+
+        Raises:
+            PServerError: what ended the job before the round's update began.
+        """
+
+        def check() -> None:
+            if current.task is None:  # otherwise it ends, or has failed
+                self._job.check_running()
+
+        self._job.waits.wait(self.moved, done, check=check)
+
+    def _wait(
+        self,
+        member: Member,
+        step: int,
+        done: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        event: Event,
+    ) -> None:
+        since = self._steps.traced_since
+        wait = TrainerWait(member, f"lane {self._index}", f"step {step}", done, missing=missing)
+        wait_until_done(self._job, self._members, wait, missing, event)
+        self._steps.waited(member.trainer, step, since)
+
+
+# ---- partial steps ----
+#
+# Steps of a lost trainer of which some lanes have their part, and others don't.
+#
+# In a job of several lanes each lane's step is a record of its own, as lanes never hold up one
+# another.  The samples count with the step of the first lane.  What a trainer's death leaves
+# undecided of the others' is counted here, and said. What trainers average among themselves is no
+# lane: averaged_steps.py counts what is only there.
+
+
+def count_decided(members: Membership, lane: int, decided: Mapping[int, Contribution]) -> None:
+    """The record of these steps of a lane stands.
+
+    Args:
+        decided: by trainer.
+    """
+    for trainer, step in decided.items():
+        watermark = members.by_trainer[trainer].watermark(lane)
+        watermark.script_steps += 0 if step.overflow else step.steps
+
+
+def partial_steps(watermarks: Mapping[int, Watermark], lanes: Sequence[Lane]) -> int:
+    """How many steps of a trainer's script are decided in a lane, and not in another one of the
+    same optimizer.
+
+    Args:
+        watermarks: of the trainer, by lane, when its staged steps were dropped.
+        lanes: of the plan.
+    """
+    decided: dict[int, list[int]] = {}  # by optimizer: in each of its lanes
+    for index, lane in enumerate(lanes):
+        watermark = watermarks.get(index, Watermark())
+        decided.setdefault(lane.optimizer, []).append(watermark.script_steps)
+    return sum(max(each) - min(each) for each in decided.values())
+
+
+# ---- staged steps ----
+#
+# The staged steps of one lane whose updates come one by one: each waits for its record, and for its
+# turn.
+
+
+@dataclass(slots=True)
+class StagedStep:
+    """One trainer's step that has come whole.
+
+    Attributes:
+        event: that its turn has come, or it is applied.
+        time: of its record, in seconds since 1970.
+        record: the record's number.
+        turn: its place among the lane's updates; -1: it has no record.
+        dropped: its trainer was lost before it had one.
+    """
+
+    member: Member
+    step: int
+    contribution: Contribution
+    event: Event
+    time: float = 0.0
+    record: int = 0
+    turn: int = -1
+    dropped: bool = False
+
+    def decided(self, lane: int) -> DecidedSteps:
+        """It and its record, as an update of its own."""
+        process = Process(self.member.trainer, self.member.incarnation)
+        return DecidedSteps(
+            lane,
+            self.record,
+            self.time,
+            (ProcessStep(process, self.step),),
+            {self.member.trainer: self.contribution},
+        )
+
+
+class StagedSteps:
+    """The staged steps of one lane.  The caller holds the job's lock.  See [Note: turns].
+
+    Args:
+        job: for its lock and its end.
+    """
+
+    def __init__(self, job: Lifecycle) -> None:
+        self._job = job
+        self._waiting: dict[int, StagedStep] = {}  # by trainer
+        self._deciding: dict[int, StagedStep] = {}  # by trainer: with a record, and not applied
+        self._turns: dict[int, StagedStep] = {}  # with a record, and not begun
+        self._decided = self._begun = 0  # updates
+        # one that waits until another may be staged
+        self.placed = job.waits.event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def check(self, member: Member) -> None:
+        """Returns if a trainer's step can count.
+
+        Raises:
+            TrainerLost: the trainer was lost.
+            PServerError: what has ended the job.
+        """
+        self._job.check_running()
+        if member.fenced:
+            raise TrainerLost(member.fenced)
+
+    def add(self, member: Member, step: int, contribution: Contribution) -> StagedStep:
+        """A step has come; before its record can."""
+        staged = StagedStep(member, step, contribution, self._job.waits.event())
+        self._waiting[member.trainer] = staged
+        return staged
+
+    def decide(
+        self, steps: Iterable[ProcessStep], time: float, record: int
+    ) -> dict[int, Contribution]:
+        """The record of these steps stands.
+
+        Returns:
+            Them, by trainer.
+        """
+        found = {}
+        for step in steps:
+            staged = self._waiting.pop(step.process.trainer)
+            staged.time, staged.record, staged.turn = time, record, self._decided
+            self._turns[self._decided] = staged
+            self._decided += 1
+            self._deciding[staged.member.trainer] = staged
+            found[staged.member.trainer] = staged.contribution
+        self._tell_next()
+        return found
+
+    def _tell_next(self) -> None:
+        if (following := self._turns.get(self._begun)) is not None:
+            following.event.tell()
+
+    @property
+    def waiting(self) -> list[tuple[Member, int, int]]:
+        """The steps that have no record: trainer, number, and rows of tables that they change."""
+        return [(s.member, s.step, s.contribution.rows) for s in self._waiting.values()]
+
+    @property
+    def unapplied(self) -> dict[int, Contribution]:
+        """By trainer, the step that has its record and is not applied."""
+        return {trainer: each.contribution for trainer, each in self._deciding.items()}
+
+    def have_applied(self, record: int) -> bool:
+        """Whether each step is applied whose record stands before this one."""
+        return all(each.record > record for each in self._deciding.values())
+
+    def applied(self, staged: StagedStep) -> None:
+        """A step has been applied."""
+        del self._deciding[staged.member.trainer]
+        staged.event.tell()
+
+    def drop(self, member: Member) -> bool:
+        """A trainer is lost; what it has staged never counts.
+
+        Returns:
+            Whether it had staged a step.
+        """
+        staged = self._waiting.get(member.trainer)
+        if staged is not None and staged.member is member:
+            del self._waiting[member.trainer]
+            staged.dropped = True
+            return True
+        return False
+
+    def wait_for_turn(self, staged: StagedStep) -> None:
+        """Waits until a step has its record, and the lane's earlier updates have begun.
+
+        Raises:
+            TrainerLost: its trainer was lost before.
+            PServerError: what ended the job meanwhile.
+        """
+        self._wait(staged.event, staged.member, lambda: staged.turn == self._begun, staged)
+
+    def wait_until_applied(self, member: Member, step: int, watermark: Watermark) -> None:
+        """Waits for a step that runs in another thread, from an earlier stream.
+
+        Args:
+            watermark: of the trainer, in this lane.
+
+        Raises:
+            TrainerLost, PServerError: as :meth:`wait_for_turn`.
+        """
+        trainer = member.trainer
+        staged = self._waiting.get(trainer) or self._deciding.get(trainer)
+        event = self._job.changed if staged is None else staged.event
+        self._wait(event, member, lambda: watermark.applied >= step)
+
+    def wait_for_place(
+        self, member: Member, watermark: Watermark, again: bool, done: Callable[[], bool]
+    ) -> None:
+        """Waits until a step may be staged: one who has just joined may be here before the round of
+        the others is applied.
+
+        Args:
+            watermark: of the trainer, in this lane.
+            again: it is staged already.
+            done: whether another one may be.
+
+        Raises:
+            TrainerLost: the trainer was lost, and its step has come after the record of that:
+                nothing of it stays, so that another process may take its number.
+            PServerError: what ended the job meanwhile.
+        """
+        try:
+            self._wait(self.placed, member, lambda: again or done())
+            if member.fenced and not again:
+                raise TrainerLost(member.fenced)
+        except PServerError:
+            watermark.taking = watermark.applied
+            raise
+
+    def _wait(
+        self,
+        event: Event,
+        member: Member,
+        done: Callable[[], bool],
+        staged: StagedStep | None = None,
+    ) -> None:
+        """Waits until ``done``, for a trainer.
+
+        Args:
+            staged: what has its record is done whatever happens to its trainer.
+
+        Raises:
+            TrainerLost: the trainer was lost before.
+            PServerError: what ended the job meanwhile.
+        """
+
+        def check() -> None:
+            if member.fenced and (staged is None or staged.dropped):
+                raise TrainerLost(member.fenced)
+            self._job.check_running()
+
+        self._job.waits.wait(event, done, check=check)
+
+    def begin(self) -> None:
+        """The update whose turn it is has begun."""
+        del self._turns[self._begun]
+        self._begun += 1
+        self._tell_next()
+
+
+def waiting(current: SyncRound, members: Membership, lane: int) -> list[tuple[Member, int, int]]:
+    """What :attr:`StagedSteps.waiting` is in other lanes, of a round of all trainers' steps."""
+    found = {} if current.time else current.contributions
+    staged = [(members.by_trainer[trainer], each.rows) for trainer, each in found.items()]
+    return [(member, member.watermark(lane).taking, rows) for member, rows in staged]
+
+
+# ---- step checks ----
+#
+# What a committed step must say before it is taken.  Pure checks.
+
+
+class StepChecks:
+    """The checks of one lane's steps.
+
+    Args:
+        lane: whose steps they are.
+        updates: how the lane's slices are updated, by slice name.
+        variables: what a step may assign: those slices, and the ones that nobody updates.
+        tables: of the lane, by name.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        updates: Mapping[str, SliceUpdate],
+        variables: Collection[str],
+        tables: Mapping[str, LockedTable],
+    ) -> None:
+        self._lane, self._updates = lane, updates
+        self._known = {*variables, *tables}
+        self._groups = {update.group for update in updates.values()}.union(
+            *(table.groups for table in tables.values())
+        )
+
+    def check(self, step: int, trainer: int, contribution: Contribution) -> None:
+        """Returns if a step may be taken.
+
+        Args:
+            step: its number in the lane.
+            trainer: whose.
+
+        Raises:
+            Unprepared: it writes a slice that is not here.
+            Refused: hyper-parameters or norms are missing, or what it writes has another form than
+                the lane takes.
+        """
+        who = f"step {step} of trainer {trainer}"
+        missing = self._groups - contribution.hparams.keys()
+        if missing:
+            raise Refused(f"{who} has no hyper-parameters for group {min(missing)}")
+        self._check_written(who, contribution)
+        self._check_norms(who, contribution)
+
+    def _check_norms(self, who: str, contribution: Contribution) -> None:
+        """A step says how large everything is that it brings, where its lane decides by that."""
+        if self._lane.outlier_push in ("off", "apply") or contribution.overflow:
+            return
+        brought = {self._updates[name].parameter for name in contribution.gradients}
+        brought.update(n for n, rows in contribution.row_gradients.items() if len(rows.ids))
+        if missing := brought - contribution.norms.keys():
+            raise Refused(
+                f"{who}: expected the norm of what it brings of {min(missing)!r}, as outlier_push "
+                f"is {self._lane.outlier_push!r}, got none"
+            )
+
+    def _check_written(self, who: str, contribution: Contribution) -> None:
+        """What a step says of its script's writing is of the form that its lane takes: where
+        trainers wait for one another with its checksum, otherwise without.
+        """
+        unknown = contribution.written.keys() - self._known
+        if unknown:
+            raise Unprepared(
+                f"{who}: {min(unknown)!r} cannot be written in this lane of this server"
+            )
+        waits = self._lane.kind.waits_for_all
+        if contribution.written and not waits:
+            raise Refused(
+                f"{who}: expected no checksums in a lane whose steps wait for nobody, got one of "
+                f"{min(contribution.written)!r}"
+            )
+        if not waits or not contribution.assignments:
+            return
+        assigned = contribution.assignments.keys() & self._updates.keys()
+        if unsaid := assigned - contribution.written.keys():
+            raise Refused(f"{who} assigns {min(unsaid)!r}, and does not say its checksum")
+
+
+# ---- update tasks ----
+#
+# The updates of one lane that have begun: each is a task of batches, during which no save, load or
+# shrink runs.
+
+
+class UpdateTasks:
+    """Begins the updates of one lane.  Any thread may call it.
+
+    Args:
+        batches: of every update.
+        job: for its lock, and its end where an update fails.
+        quiesce: keeps steps from changing values during a save or a load.
+        workers: the threads that update large steps.
+        steps: what is measured of the lane's.
+
+    Attributes:
+        running: updates that have begun and not ended; the job's lock guards it.
+    """
+
+    def __init__(
+        self,
+        batches: UpdateBatches,
+        job: Lifecycle,
+        quiesce: Quiesce,
+        workers: Workers,
+        steps: LaneSteps,
+    ) -> None:
+        self.running = 0
+        self._batches, self._job, self._quiesce = batches, job, quiesce
+        self._workers, self._steps = workers, steps
+
+    def begin(
+        self,
+        version: int,
+        update: Callable[[Batch], None],
+        applied: Callable[[], None],
+        assigned: Iterable[str],
+        after: UpdateTask | None = None,
+        taken: Taken | None = None,
+    ) -> UpdateTask:
+        """A task that updates every batch and then calls ``applied``, which moves watermarks.  A
+        large one begins in the workers; others run in the threads that wait for them.  See [Note:
+        answers begin early] in lane.py.
+
+        No save, load or shrink runs from here until it ends.
+
+        Args:
+            version: of the lane, before it.
+            assigned: the slices that the step assigns; those that are never updated are a batch.
+            after: the update before, if they come one by one.
+            taken: what it applies, which is told when no save, load or shrink can come before it
+                any more, under the job's lock.
+
+        Raises:
+            PServerError: the job ended while a save, a load or a shrink ran.
+        """
+        update = self._steps.traced("update", update, version + 1)
+        with self._job.lock:
+            self._quiesce.begin_step(0 if taken is None else taken.record)
+        began = now()
+
+        def end(failure: BaseException | None) -> None:
+            self.running -= 1
+            self._steps.updated(began)
+            if failure is None:
+                applied()
+            else:
+                self._job.wake_all()  # who waits for the end of it
+
+        def on_end(failure: BaseException | None) -> None:
+            try:
+                self._job.or_fail(lambda: end(failure))
+            finally:  # the step ends, whatever happens here
+                self._quiesce.end_step()
+
+        def task() -> UpdateTask:
+            if taken is not None:
+                taken.begins()
+            task = UpdateTask(
+                self._job.waits,
+                self._batches.with_held(assigned),
+                lambda batch: self._job.or_fail(lambda: update(batch)),
+                on_end,
+                after,
+            )
+            if self._workers.threads > 1 and self._batches.large:
+                task.in_workers = True
+                self._workers.start(task.advance_all, self._batches.sizes)
+            self.running += 1  # a worker ends it under the lock, so later
+            return task
+
+        with self._job.lock, or_undone(self._quiesce.end_step):
+            return self._job.or_fail(task)  # it is decided: it is applied, or the job ends
+
+
+# ---- lane executor ----
 
 
 class LaneExecutor:
@@ -188,7 +913,7 @@ class LaneExecutor:
             return self._commit_sync(member, step, current)
         return self._commit_async(staged)
 
-    # ---- the job's log: see decisions.py; the caller holds the job's lock ----
+    # ---- the job's log: see membership/decisions.py; the caller holds the job's lock ----
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
         """The record of these steps stands: they are applied."""

@@ -16,13 +16,13 @@ from typing import Any
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused, TrainerLost
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, MemberState
-from pserver.job.sync_round import Contribution
-from pserver.job.wait_table import Held, Kind
 from pserver.job_log.records import Process
+from pserver.lane.rounds import Contribution
 from pserver.leases.epoch import Account, Epoch, Lease
 from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership, MemberState
+from pserver.membership.waits import Held, Kind
 from transpiler.files import bounded_json
 
 WAIT_SECONDS = 1.0  # the longest that a request for a lease waits

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from pserver.job.decided_steps import DecidedSteps
-from pserver.job.recorder import Kept
-from pserver.job.sync_round import Contribution, Hparams
 from pserver.job_log.entries import Damaged
 from pserver.job_log.records import Process, ProcessStep
 from pserver.job_log_pb2 import AppliedStep, AppliedSteps, Array, Entry, RecordedHparams
+from pserver.lane.recorder import Kept
+from pserver.lane.rounds import Contribution, DecidedSteps, Hparams
 from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.transport import frames
 from pserver.transport.arrays import Assignment

@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.job.events import EventLog
-from pserver.job.waits import patience
 from pserver.job_log.entries import MAGIC, head_of
 from pserver.job_log_pb2 import Closing, Entry
+from pserver.membership.lifecycle import EventLog
+from pserver.membership.waits import patience
 from pserver.storage import plain_file
 
 MOST_BYTES = 2**28  # of copies that are not written

@@ -6,15 +6,28 @@ processor: with many trainers that takes longer than a small update.  So a threa
 update goes on with those behind it, for an instant, and tells their threads in the end: a thread
 that wakes wants a processor.  It does so before it answers its own trainer, which is why it takes
 ``GO_ON_SECONDS`` at most: none that is as large as that.
+
+[Note: torch's threads]  Torch can divide one operation among threads, which synchronize after each
+operation.  Slices that are updated side by side need no synchronization, so each worker sets
+torch's own number of threads to 1.  Where one slice is most of the work, torch divides its
+operations as usual.  Never more threads compute than torch was told to use.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
-from pserver.job.waits import ALL, Event, Waits
+import torch
+
+from pserver.dense.slice_update import SliceUpdate, batches
+from pserver.membership.waits import ALL, Event, Waits
+
+# ---- update task ----
+
 
 Batch = tuple[str, ...]  # names of slices and tables that one call updates
 GO_ON_SECONDS = 0.002  # see [Note: going on]
@@ -33,7 +46,7 @@ class UpdateTask:
         on_end: called under the lock, once: when every batch is updated (with None), or when one
             has failed and none runs any more (with what it raised).
         after: the update before; no batch begins before that one is finished.  See [Note: turns]
-            in staged_steps.py.  The caller holds the lock.
+            in lane.py.  The caller holds the lock.
 
     Attributes:
         updated: names of the slices and tables that have their new values.
@@ -158,7 +171,7 @@ class UpdateTask:
     def wait_for(self, name: str = "", helpers: int = 1) -> None:
         """Updates, or waits for, a slice or table; without a name all of them, and ``on_end``.
 
-        See [Note: answers begin early] in lane_executor.py.
+        See [Note: answers begin early] in lane.py.
 
         Args:
             helpers: threads that may update at once, this one included.
@@ -288,3 +301,107 @@ class UpdateTask:
                     event.tell(1)
                     return
             task = task._behind
+
+
+# ---- update batches ----
+#
+# What of a lane one call updates, and how large that is.
+
+
+# a lane whose slices have fewer bytes is updated in one thread: see [Note: answers begin early] in
+# lane.py
+LARGE_BYTES = 2**20
+
+
+class UpdateBatches:
+    """The batches of every update of one lane.
+
+    Args:
+        updates: how its slices are updated, by slice name.
+        tables: the names of its tables.
+        together: slices with the same rule are updated by one call; otherwise each by itself.
+        threads: that may update at once; one updates all tables one after the other.
+
+    Attributes:
+        sizes: bytes of each.  A table counts as 0: how many rows a step touches is not known
+            before.
+    """
+
+    def __init__(
+        self,
+        updates: Mapping[str, SliceUpdate],
+        tables: Collection[str],
+        together: bool,
+        threads: int,
+    ) -> None:
+        self._updates = updates
+        self._batches: list[Batch] = batches(updates) if together else [(n,) for n in updates]
+        if threads > 1:
+            self._batches += [(name,) for name in tables]
+        elif tables:
+            self._batches.append(tuple(tables))
+        self.sizes = [
+            sum(updates[name].value.nbytes for name in batch if name in updates)
+            for batch in self._batches
+        ]
+
+    @property
+    def large(self) -> bool:
+        """Whether several threads are worth their while."""
+        return sum(self.sizes) >= LARGE_BYTES
+
+    def with_held(self, assigned: Iterable[str]) -> list[Batch]:
+        """The batches of a step that assigns these slices: those that nobody updates are one."""
+        held = tuple(name for name in assigned if name not in self._updates)
+        return [*self._batches, held] if held or not self._batches else self._batches
+
+
+# ---- workers ----
+#
+# The worker threads that update large steps, several slices at a time, where a server may use more
+# than one thread.
+
+
+# torch divides a batch of more than this part of a step's bytes; see [Note: torch's threads]
+DIVIDED = 0.5
+
+
+class Workers:
+    """The worker threads of one installed program.
+
+    They start when there is work for them, and end when nothing refers to this object.
+
+    Args:
+        threads: how many may compute at once.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._single = ThreadPoolExecutor(1, "update")
+        self._parallel = ThreadPoolExecutor(
+            threads, "update", initializer=_use_one_thread, initargs=(torch.get_num_threads(),)
+        )
+
+    def start(self, task: Callable[[int], None], sizes: Sequence[int]) -> None:
+        """Calls ``task(n)`` in each of n threads; returns at once.
+
+        Args:
+            sizes: bytes of each batch of the task.  See [Note: torch's threads].
+        """
+        if max(sizes) > DIVIDED * sum(sizes):
+            self._single.submit(task, 1)
+        else:
+            for _ in range(self.threads):
+                self._parallel.submit(task, self.threads)
+
+
+def _use_one_thread(others: int) -> None:
+    """From here on torch does not divide the operations of this thread; new threads begin with
+    ``others``, as they did.
+    """
+    # a thread's first call takes over the process's number: so read it before setting it
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = Thread(target=torch.set_num_threads, args=(others,))
+    other.start()
+    other.join()

@@ -12,18 +12,24 @@ stands, and then of each record; trainers send it their steps again.
 Where server 0 itself is lost, the others keep what they have staged, and follow it again: they say
 which record was their last, are sent those behind it, and tell it again what is staged, and who is
 silent.
+
+[Note: a call's turn]  What such a call reads or changes depends on steps, so it has a place among
+them that is the same on all servers: steps whose records stand before it are applied, and steps
+behind it wait.  The thread that brings a call waits for its turn and carries it out.  [Note: calls
+in the log] in pserver/job_log/coordinator.py says when it gets there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from pserver.errors import Draining, JobFailed, PServerError, ServerLost
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
+from pserver.errors import Busy, Draining, JobFailed, PServerError, Refused, ServerLost, TrainerLost
 from pserver.job_log.coordinator import Coordinator
 from pserver.job_log.records import (
     Call,
@@ -44,9 +50,388 @@ from pserver.job_log.records import (
     resumes,
 )
 from pserver.job_log.standing import Standing
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 from pserver.transport.stream import SequencedStream
+from pserver.undone import or_undone
 from pserver.wire_pb2 import FollowRequest, Hello
 from transpiler.plan.plan import Deployment
+
+# ---- quiesce ----
+#
+# Quiescing a server: no step changes a value while a save, a load or a shrink runs.
+#
+# A step counts as running from the first change of a tensor to the change of its watermark.  A
+# pause waits until no step runs, and no step begins before the pause ends.  Values and watermarks
+# are then of one moment, between two steps.
+#
+# A save pauses for its cut only (server_cut.py), which it reads while steps go on.
+#
+# A call that has a place in the job's log holds the steps whose records stand behind it, until it
+# has been carried out (decisions.py).
+
+
+CUT_SECONDS = 600.0  # for which a load or a shrink waits for a save that is being written
+
+
+class Quiesce:
+    """Counts the steps that run, and knows of a pause that keeps new ones from beginning.
+
+    Any thread may use it.  Both are guarded by the job's lock, which is not held while a
+    step or a pause lasts.
+
+    Args:
+        job: for its lock.
+        paused: told the seconds that each pause has lasted.
+
+    Attributes:
+        condition: the job's.
+        rested: the event that a step has ended, or that what holds steps has: for who waits until
+            none runs, or until certain ones are applied.
+    """
+
+    def __init__(
+        self, job: Lifecycle, paused: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        self._job, self.condition = job, job.condition
+        self._told = paused
+        self.rested = job.waits.event()
+        self._goes_on = job.waits.event()  # steps may begin
+        self._since = 0.0  # when the pause began
+        self._running = 0
+        self._paused = False
+        self._cut = self._reading = False  # one is to be taken; it is taken, and read
+        self._held = deque[int]()  # records behind which steps wait
+
+    @contextmanager
+    def updating(self, record: int = 0) -> Iterator[None]:
+        """While it lasts a step changes tensors, and then its watermark.
+
+        Args:
+            record: of the step.
+
+        Raises:
+            PServerError: the job ended during a pause.
+        """
+        with self._job.lock:
+            self.begin_step(record)
+        try:
+            yield
+        finally:
+            with self._job.lock:
+                self.end_step()
+
+    # ---- the caller holds the job's lock ----
+
+    def begin_step(self, record: int) -> None:
+        """Begins what :meth:`updating` does; :meth:`end_step` ends it."""
+        if self._is_held(record):
+            self._job.wait(self._goes_on, lambda: not self._is_held(record))
+        self._running += 1
+
+    def _is_held(self, record: int) -> bool:
+        return self._paused or (bool(self._held) and record > self._held[0])
+
+    def end_step(self) -> None:
+        """A step has changed all that it changes."""
+        self._running -= 1
+        self.rested.tell()
+
+    def hold_behind(self, record: int) -> None:
+        """Steps whose records stand behind this one wait until :meth:`let_go`."""
+        self._held.append(record)
+
+    @property
+    def held_behind(self) -> int:
+        """The first record behind which steps wait; 0: none does."""
+        return self._held[0] if self._held else 0
+
+    def let_go(self, record: int) -> None:
+        """Steps do not wait behind this record any more."""
+        if record in self._held:
+            self._held.remove(record)
+            self._let_on()
+
+    def _let_on(self) -> None:
+        """Tells held steps, and whoever holds them next, that they are held no more."""
+        self._goes_on.tell()
+        self.rested.tell()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While it lasts no step changes anything, and no other pause begins: a save that is asked
+        again over another connection waits for the one under way.
+        """
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def begin_cut(self, seconds: float = 0.0) -> None:
+        """From here on until :meth:`end_cut` a cut is to be taken, and nobody begins another.
+
+        Args:
+            seconds: for how long to wait for one that is not at its end.
+
+        Raises:
+            Busy: it still is not.
+        """
+        with self._job.lock:
+            self._await(lambda: self._cut, seconds)
+            self._cut = True
+
+    def read_cut(self) -> None:
+        """It is taken, and read from here on."""
+        with self._job.lock:
+            self._reading = True
+
+    def end_cut(self) -> None:
+        """The cut is not read any more."""
+        with self._job.lock:
+            self._cut = self._reading = False
+            self.rested.tell()
+
+    def await_cut(self, seconds: float = CUT_SECONDS) -> None:
+        """Returns when no cut is read: for who changes more than a step does, of which a cut would
+        have to copy all.  One that is to be taken may stand behind that in the job's log, so it is
+        not waited for.
+
+        Raises:
+            Busy: one is read still, after so many seconds.
+        """
+        with self._job.lock:
+            self._await(lambda: self._reading, seconds)
+
+    def _await(self, busy: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        if not self._job.waits.wait(self.rested, lambda: not busy(), deadline=end):
+            raise Busy("a save is being written here: ask again when it is done")
+
+    def pause(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Begins what :meth:`paused` does; :meth:`resume` ends it.
+
+        Args:
+            given_up: asked while another pause lasts, under the job's lock: no more is wanted.
+                Whoever gives up tells ``rested``.
+
+        Returns:
+            Whether it has begun.
+        """
+        with self._job.lock:
+            self._job.waits.wait(self.rested, lambda: not self._paused or given_up())
+            if self._paused:
+                return False
+            self._paused, self._since = True, time.monotonic()
+            with or_undone(self.resume):
+                self._job.waits.wait(self.rested, lambda: not self._running)
+            return True
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        with self._job.lock:
+            self._paused, seconds = False, time.monotonic() - self._since
+            self._job.wake_all()  # watermarks may have been loaded
+        self._told(seconds)
+
+
+# ---- logged calls ----
+#
+# The control calls that have a place in the job's log: the moment of a save, a shrink.
+#
+# ::
+#
+#   a trainer's call ---> ready --all servers are--> in the log --its turn--> carried out
+#                           |
+#                           `--withdrawn, or its trainer is lost--> given up
+
+
+MOST_AHEAD = 2**20  # numbers that a trainer may pass over: of calls that have failed before
+
+T = TypeVar("T")
+
+
+class Lane(Protocol):
+    """A lane, as far as calls concern it."""
+
+    def has_applied(self, record: int) -> bool:
+        """Whether each decided step is applied whose record stands before this one."""
+
+
+@dataclass(slots=True, eq=False)
+class LoggedCall:
+    """One call on this server.
+
+    Attributes:
+        record: its number in the log; 0: it is not there.
+        given_up: why it never will be.
+        done: it has been carried out, or has failed.
+        result, failure: what came of it.
+    """
+
+    call: Call
+    record: int = 0
+    given_up: PServerError | None = None
+    done: bool = False
+    result: Any = None
+    failure: BaseException | None = None
+
+
+class LoggedCalls:
+    """Carries out calls, each once and at its place.  See [Note: a call's turn].
+
+    Any thread may call it; methods without a wait are called under the job's lock.
+
+    Args:
+        job: for its lock and its end.
+        quiesce: keeps the steps behind a call from beginning.
+        lanes: whose steps come before.
+        ready: tells the coordinator that this server is ready for a call.
+    """
+
+    def __init__(
+        self,
+        job: Lifecycle,
+        quiesce: Quiesce,
+        lanes: Sequence[Lane],
+        ready: Callable[[Call], None],
+    ) -> None:
+        self._job, self._quiesce, self._lanes, self._ready = job, quiesce, lanes, ready
+        self._calls: dict[tuple[Process, str], LoggedCall] = {}  # the last of each kind
+        self._logged: dict[tuple[Process, str], int] = {}  # its number in the log
+
+    def carry_out(
+        self, member: Member, kind: str, number: int, run: Callable[[int], T]
+    ) -> T | None:
+        """Carries out a call when its turn comes; a call that comes twice, once.
+
+        Args:
+            member: the trainer that calls.
+            number: of its calls of this kind, from 1.
+            run: does it; is given the number of the call's record.
+
+        Returns:
+            What ``run`` did; None where the call was in the log before this server came back.
+
+        Raises:
+            Refused: a later call of this kind has come, or this one was withdrawn; or the number is
+                that of no call of this trainer's.
+            TrainerLost: the trainer was lost before the call was in the log.
+            PServerError: what ended the job meanwhile; and what ``run`` raises.
+        """
+        process = Process(member.trainer, member.incarnation)
+        with self._job.lock:
+            self._job.check_running()
+            present, logged = self._present(process, kind, number)
+            if present is None and number == logged:
+                return None
+            own = present or LoggedCall(Call(process, kind, number))
+            with nullcontext() if present else or_undone(partial(self._never_runs, own)):
+                if present is None:
+                    self._calls[process, kind] = own
+                    self._ready(own.call)  # it may be in the log when this returns
+                self._wait(own, lambda: own.done if present else self._is_due(own))
+        if present is None:
+            self._run(own, run)
+        if own.failure is not None:
+            raise own.failure
+        result: T = own.result
+        return result
+
+    def withdraw(self, member: Member, kind: str, number: int) -> None:
+        """Another server cannot carry out a call: it is given up, unless it is in the log.  It may
+        come after that.
+
+        Raises:
+            Refused: the number is that of no call of this trainer's.
+        """
+        key = process, _ = Process(member.trainer, member.incarnation), kind
+        own, last = self._calls.get(key), self._last(process, kind)
+        if number > last:
+            self._expect(kind, number, last)
+            self._calls[key] = own = LoggedCall(Call(process, kind, number))
+        if own is not None and own.call.number == number:
+            self._give_up(own, Refused(f"the {kind} with number {number} was withdrawn"))
+
+    def drop(self, member: Member) -> None:
+        """A trainer is lost: what is not in the log never will be."""
+        for own in list(self._calls.values()):
+            if own.call.process == Process(member.trainer, member.incarnation):
+                self._give_up(own, TrainerLost(member.fenced))
+
+    def logged(self, call: Call, record: int) -> None:
+        """The record of a call stands."""
+        self._logged[call.process, call.kind] = call.number
+        own = self._calls.get((call.process, call.kind))
+        if own is not None and own.call == call and own.given_up is None:
+            own.record = record
+            self._quiesce.hold_behind(record)
+            self._quiesce.rested.tell()
+
+    def stands(self, process: Process, calls: Mapping[str, int]) -> None:
+        """On a server that comes back: the calls of a process that are in the log."""
+        self._logged.update({(process, kind): number for kind, number in calls.items()})
+
+    @property
+    def waiting(self) -> list[Call]:
+        """Those that this server is ready for, and that are not in the log."""
+        waits = (each for each in self._calls.values() if not each.record and not each.given_up)
+        return [each.call for each in waits]
+
+    def _present(self, process: Process, kind: str, number: int) -> tuple[LoggedCall | None, int]:
+        """The same call, if it has come before; and the number of the last one in the log."""
+        own, last = self._calls.get((process, kind)), self._last(process, kind)
+        self._expect(kind, number, last)
+        present = own if own is not None and own.call.number == number else None
+        return present, self._logged.get((process, kind), 0)
+
+    def _last(self, process: Process, kind: str) -> int:
+        """The number of the last call of a kind, in the log or not."""
+        own = self._calls.get((process, kind))
+        return max(self._logged.get((process, kind), 0), 0 if own is None else own.call.number)
+
+    def _expect(self, kind: str, number: int, last: int) -> None:
+        """A number far ahead would make all that follow it older ones."""
+        if not max(last, 1) <= number <= last + MOST_AHEAD:
+            raise Refused(f"expected the number of a new {kind} or of the last one, got {number}")
+
+    def _is_due(self, own: LoggedCall) -> bool:
+        first = bool(own.record) and self._quiesce.held_behind == own.record
+        return first and all(lane.has_applied(own.record) for lane in self._lanes)
+
+    def _wait(self, own: LoggedCall, done: Callable[[], bool]) -> None:
+        def check() -> None:
+            if own.given_up is not None:
+                raise own.given_up
+            self._job.check_running()
+
+        self._job.waits.wait(self._quiesce.rested, done, check=check)
+
+    def _never_runs(self, own: LoggedCall) -> None:
+        """The thread that was to carry it out has failed before its turn: nobody waits for it."""
+        if own.record:
+            self._quiesce.let_go(own.record)
+        text = f"the {own.call.kind} with number {own.call.number} failed before its turn"
+        own.given_up = own.given_up or JobFailed(text)
+        self._quiesce.rested.tell()
+
+    def _run(self, own: LoggedCall, run: Callable[[int], Any]) -> None:
+        try:
+            own.result = run(own.record)
+        except BaseException as error:
+            own.failure = error
+        with self._job.lock:
+            own.done = True
+            self._quiesce.let_go(own.record)
+            self._quiesce.rested.tell()
+
+    def _give_up(self, own: LoggedCall, error: PServerError) -> None:
+        if not own.record and own.given_up is None:
+            own.given_up = error
+            self._quiesce.rested.tell()
+
+
+# ---- decisions ----
 
 
 class Link(Protocol):

@@ -7,6 +7,29 @@ A member's states::
 
     (absent) --join--> JOINED --leave----------------> LEFT
                           `----heartbeat timeout-----> LOST
+
+[Note: whose end it is]  A server learns of a job from trainer 0's Join.  Before that it cannot tell
+which announcements belong together, and trainers of the next job may wait while one runs.  So the
+end of an announced trainer counts at once for those trainers that were there when it became known.
+For one that came within a heartbeat timeout after that it counts when another heartbeat timeout has
+passed, in which no other process of that number came: trainers of one job start at about the same
+time, and so do those of a job that is started again.  For later ones it does not count.  And it
+counts for nobody while another process of the same number is there.
+
+[Note: a straggler]  What counts is a trainer's own time: from one step's close to the next one's,
+without what its script waited in steps.  So in a sync job, where all steps take equally long, the
+one for which the others wait is named, and not those that wait.  The time is the mean over the
+steps of the last ``REPORTS`` heartbeats that brought some, so that one long step, as after a
+checkpoint, names nobody for long.
+
+No clock: heartbeats say what trainers have measured.
+
+[Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
+barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
+barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
+where all wait at barriers, but not at the same one.  The job then fails and tells them so.  Not
+where one waits in a save of the job's own, which gives way, nor where they wait for samples: see
+[Note: rings] in waits.py.  To a gathering they come from everywhere.
 """
 
 from __future__ import annotations
@@ -14,19 +37,262 @@ from __future__ import annotations
 import enum
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pserver import wire_pb2 as wire
-from pserver.errors import UnknownSession
-from pserver.job.stragglers import Pace
-from pserver.job.wait_table import WaitTable
-from pserver.job.watermark import Watermark
+from pserver.errors import JobFailed, PServerError, TrainerLost, UnknownSession
 from pserver.job_log.records import Process
 from pserver.job_log.standing import Applied
+from pserver.limits import Limits
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.waits import Event, Wait, WaitTable
+from pserver.membership.watermark import Watermark
 from pserver.metrics.labels import public_name
+from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
+from pserver.tracing.spans import clock_ns
+
+# ---- announcements ----
+#
+# Trainers that have started and have not joined yet: they say so as often as they send heartbeats,
+# so that the end of one is known although it was never a member.
+#
+# No locks and no clock: time is an argument, and the caller holds the job's lock.
+
+
+@dataclass(slots=True)
+class Announced:
+    """One process that has announced itself.
+
+    Attributes:
+        trainer: its number.
+        first, last: when it was heard first, and last, in seconds of the job's clock.
+    """
+
+    trainer: int
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of an announced trainer.
+
+    Attributes:
+        known: since when, in seconds of the job's clock.
+        reason: what the others are told.
+    """
+
+    known: float
+    reason: str
+
+
+class Announcements:
+    """The announced processes of one server, and those of them that ended without joining."""
+
+    def __init__(self) -> None:
+        self._announced: dict[str, Announced] = {}  # by incarnation
+        self._ended: dict[int, Ended] = {}  # by trainer
+
+    @property
+    def any(self) -> bool:
+        """Whether a process has announced itself and neither joined nor ended."""
+        return bool(self._announced)
+
+    def heard(self, trainer: int, incarnation: str, now: float, most: int) -> bool:
+        """A trainer says that it is there.
+
+        Args:
+            most: processes; of more, the one that was silent for longest is forgotten.
+
+        Returns:
+            Whether it is new.
+        """
+        new = incarnation not in self._announced
+        if new and len(self._announced) >= most:
+            del self._announced[min(self._announced, key=lambda one: self._announced[one].last)]
+        known = self._announced.setdefault(incarnation, Announced(trainer, now, now))
+        known.last = now
+        self._ended.pop(trainer, None)
+        return new
+
+    def first_heard(self, incarnation: str, now: float) -> float:
+        """Since when a process has been there; ``now`` for one that was never announced."""
+        known = self._announced.get(incarnation)
+        return now if known is None else known.first
+
+    def joined(self, trainer: int, incarnation: str) -> None:
+        """A trainer has joined, or stays away in good order."""
+        self._announced.pop(incarnation, None)
+        self._ended.pop(trainer, None)
+
+    def failed(self, trainer: int, incarnation: str, reason: str, now: float) -> None:
+        """A trainer says that it will never come; or, without an incarnation, whoever has started
+        it does.
+        """
+        if not incarnation:
+            for other, known in list(self._announced.items()):
+                if known.trainer == trainer:
+                    del self._announced[other]
+            self._end(trainer, reason, now)
+        elif self._announced.pop(incarnation, None) is not None:
+            self._end(trainer, reason, now)
+
+    def lose_silent(self, now: float, timeout: float) -> None:
+        """Takes those for lost that have been silent for longer than the heartbeat timeout.
+
+        Args:
+            now: in seconds of the job's clock.
+            timeout: in seconds.
+        """
+        for incarnation, known in list(self._announced.items()):
+            silence = now - known.last
+            if silence > timeout:
+                del self._announced[incarnation]
+                reason = (
+                    f"it has shown no heartbeat for {silence:.1f} s (heartbeat timeout {timeout:g} "
+                    "s)"
+                )
+                self._end(known.trainer, reason, now)
+
+    def lost(self, trainer: int, since: float, now: float, timeout: float) -> TrainerLost | None:
+        """What a trainer is to be told that needs another one; None while that one may come.  See
+        [Note: whose end it is].
+
+        Args:
+            trainer: the one that is needed.
+            since: when the one that asks was heard first, in seconds of the job's clock.
+            now: likewise.
+            timeout: the heartbeat timeout, in seconds.
+        """
+        ended = self._ended.get(trainer)
+        if ended is None or since - ended.known > timeout:
+            return None
+        if ended.known < since and now - since <= timeout:
+            return None  # it may belong to a job before
+        return TrainerLost(f"trainer {trainer} ended before it joined: {ended.reason}")
+
+    def _end(self, trainer: int, reason: str, now: float) -> None:
+        if all(known.trainer != trainer for known in self._announced.values()):
+            self._ended[trainer] = Ended(now, reason)
+
+
+# ---- stragglers ----
+#
+# Trainers that compute far longer in a step than the others.
+
+
+REPORTS = 8
+LEAST_SECONDS = 0.005  # of a step: what takes less is nobody's trouble, and mostly noise
+
+
+class PacedMember(Protocol):
+    """A trainer that takes part."""
+
+    trainer: int
+    pace: Pace
+
+
+@dataclass
+class Pace:
+    """How long a trainer's own part of a step takes.
+
+    Attributes:
+        named: it has been named as a straggler.
+
+    Example:
+        >>> pace = Pace()
+        >>> for steps, seconds in ((10, 1.0), (20, 3.0)):
+        ...     lane = wire.LaneReport(steps=steps, step_seconds=seconds)
+        ...     pace.heard(wire.TrainerReport(lanes=[lane]))
+        >>> pace.seconds
+        0.2
+    """
+
+    named: bool = False
+    _heard: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REPORTS))
+
+    @onlooker("the watch for stragglers")
+    def heard(self, report: wire.TrainerReport) -> None:
+        """A heartbeat has come: steps and seconds count of the lane that takes most of the time."""
+        lane = max(report.lanes, key=lambda each: each.step_seconds, default=wire.LaneReport())
+        if not self._heard or lane.steps > self._heard[-1][0]:
+            own = max(0.0, lane.step_seconds - lane.blocked_seconds)
+            self._heard.append((lane.steps, own))
+
+    @property
+    def seconds(self) -> float:
+        """Of a step; 0.0 where it is not known yet."""
+        if len(self._heard) < 2:
+            return 0.0
+        (first, before), (last, after) = self._heard[0], self._heard[-1]
+        return max(0.0, after - before) / (last - first)
+
+
+def ratios(seconds: Mapping[int, float]) -> dict[int, float]:
+    """By trainer, its own time over the median of the others'; those of which nothing is known are
+    left out, and one alone is.
+
+    Args:
+        seconds: of a step, by trainer; 0.0: not known.
+
+    Example:
+        >>> ratios({0: 0.1, 1: 0.1, 2: 0.5, 3: 0.0})[2]
+        5.0
+    """
+    known = {trainer: each for trainer, each in seconds.items() if each > 0}
+    ordered = sorted(known.values())
+    found = {}
+    for trainer, own in known.items():
+        others = _median_without(ordered, own)
+        if others > 0:
+            found[trainer] = own / others
+    return found
+
+
+def _median_without(ordered: Sequence[float], own: float) -> float:
+    """The median of all but one of them; 0.0 where there are no others."""
+    count, place = len(ordered) - 1, bisect_left(ordered, own)
+    if not count:
+        return 0.0
+    middle = ((count - 1) // 2, count // 2)  # among the others
+    low, high = (ordered[each + (each >= place)] for each in middle)
+    return (low + high) / 2
+
+
+def stragglers(members: Iterable[PacedMember], factor: float) -> dict[int, float]:
+    """Those who compute so many times as long as the others, with how many times.
+
+    Args:
+        members: who take part.
+        factor: from which ratio on a trainer is named; 0: none is.
+    """
+    seconds = {member.trainer: member.pace.seconds for member in members}
+    return {
+        trainer: ratio
+        for trainer, ratio in (ratios(seconds) if factor else {}).items()
+        if ratio > factor and seconds[trainer] > LEAST_SECONDS
+    }
+
+
+def news(members: Sequence[PacedMember], factor: float) -> Iterator[tuple[int, str]]:
+    """Of each straggler that has not been named before: its number, and a sentence."""
+    slow = stragglers(members, factor)
+    for member in members:
+        if member.trainer in slow and not member.pace.named:
+            member.pace.named = True
+            yield (
+                member.trainer,
+                f"trainer {member.trainer} is slow: it computes {member.pace.seconds:.3g} s a "
+                f"step, {slow[member.trainer]:.1f} times the median of the others",
+            )
+
+
+# ---- membership ----
 
 
 class MemberState(enum.Enum):
@@ -42,7 +308,7 @@ Watermarks = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class TrainerWait:
     """One wait of a trainer for the others.
 
     Attributes:
@@ -78,7 +344,7 @@ class Member:
         watermarks: by lane.
         activity: what it says that it does ("step 12", "saving").
         report: what it says of its training.
-        waits: what it waits for, by place; see blocking_waits.py.
+        waits: what it waits for, by place; see members.py.
         leaving: the lanes of which its last step has come; it leaves when all are applied.
         finished: it takes no further step, and waits for the others to say the same.
         returns: it has left to join again, with another plan.
@@ -100,7 +366,7 @@ class Member:
     watermarks: dict[int, Watermark] = field(default_factory=dict)
     activity: str = ""
     report: wire.TrainerReport = field(default_factory=wire.TrainerReport)
-    waits: dict[str, Wait] = field(default_factory=dict)
+    waits: dict[str, TrainerWait] = field(default_factory=dict)
     leaving: set[int] = field(default_factory=set)
     finished: bool = False
     returns: bool = False
@@ -267,7 +533,7 @@ class Membership:
 
     def begin_at(self, steps: Mapping[int, Sequence[int]]) -> None:
         """Trainers that join go on from these steps, whatever processes they are; see [Note: a
-        server's file] in held_values.py.
+        server's file] in job/program.py.
 
         Args:
             steps: as :meth:`steps` gives them.
@@ -511,3 +777,171 @@ class Membership:
     def deserted(self) -> bool:
         """Whether trainers have joined, and none takes part now."""
         return bool(self.by_trainer) and not (self.joined() or self.away)
+
+
+# ---- blocking waits ----
+#
+# Waits of one trainer for the others, under the job's lock.
+#
+# A wait ends when the job ends.  One that lasts long is logged, with the trainers that are missing.
+
+
+BARRIER = "barrier"  # the place of such a wait
+GATHERING = "gathering"  # likewise: see gatherings.py
+
+
+def wait_until_done(
+    job: Lifecycle,
+    members: Membership,
+    wait: TrainerWait,
+    missing: Callable[[], list[int]],
+    event: Event | None = None,
+) -> None:
+    """Blocks until ``wait`` is done.  The caller holds the job's lock, which is free meanwhile.
+
+    Args:
+        missing: the trainers that are waited for, for the log.
+        event: tells when it may be done; None: that of control calls does.
+
+    Raises:
+        PServerError: what ended the job meanwhile.
+    """
+    if wait.done():
+        return
+
+    def waiting() -> str:
+        for_whom = ", ".join(map(str, missing()))
+        return f"trainer {wait.member.trainer} waits at {wait.what} for trainer {for_whom}"
+
+    def check() -> None:
+        job.check_running()
+        _check_deadlock(job, members)
+
+    wait.member.waits[wait.place] = wait
+    try:
+        job.waits.wait(event or job.changed, wait.done, waiting, wait.deadline, check)
+    finally:
+        # the same step may have come again over another stream, with a wait of its own
+        if wait.member.waits.get(wait.place) is wait:
+            del wait.member.waits[wait.place]
+
+
+def _check_deadlock(job: Lifecycle, members: Membership) -> None:
+    """See [Note: trainers that wait for each other]."""
+    if not any(BARRIER in member.waits for member in members.by_trainer.values()):
+        return
+    joined = {member.trainer: member for member in members.joined()}
+    awaited = members.awaited()
+    blocked = [
+        joined[trainer] for trainer in awaited if trainer in joined and joined[trainer].waits
+    ]
+    waits = [wait for member in blocked for wait in member.waits.values()]
+    if any(wait.place == GATHERING or wait.apart for wait in waits):
+        return
+    if len(blocked) < len(awaited) or any(wait.done() for wait in waits):
+        return
+    barriers = {wait.what for wait in waits if wait.place == BARRIER}
+    at_barrier = [BARRIER in member.waits for member in blocked]
+    if any(at_barrier) and (not all(at_barrier) or len(barriers) > 1):
+        said = ", ".join(f"trainer {each.trainer} waits at {each.waiting}" for each in blocked)
+        job.fail(
+            JobFailed(
+                f"the trainers wait for one another ({said}): they have taken different numbers "
+                "of steps, or only some of them save, load, meet at a barrier or ask for values of "
+                "all trainers"
+            )
+        )
+        job.check_running()
+
+
+# ---- reports ----
+#
+# Heartbeats: what a server keeps of what a trainer says of itself, and what it answers.
+
+
+ACTIVITY_LENGTH = 200  # characters of what a trainer says that it does
+VALUES = 64  # numbers of a script
+LANES = 256
+
+
+def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.TrainerReport]:
+    """A heartbeat's activity and report, cut to what is kept: the first 64 values by name, each
+    name to the bytes that a name may have.
+    """
+    said = request.report
+    report = wire.TrainerReport(
+        samples=said.samples,
+        values={
+            _cut(name, limits.name_bytes): said.values[name]
+            for name in sorted(said.values)[:VALUES]
+        },
+        memory_bytes=said.memory_bytes,
+        lanes=said.lanes[:LANES],
+        bytes_in=said.bytes_in,
+        bytes_out=said.bytes_out,
+        reconnects=said.reconnects,
+        saves=said.saves,
+        since_save_seconds=said.since_save_seconds,
+        passes=said.passes,
+        batch=said.batch,
+        batches=said.batches,
+    )
+    return request.activity[:ACTIVITY_LENGTH], report
+
+
+def reply(
+    failure: PServerError | None,
+    members: Membership,
+    position_asked: int = 0,
+    waits: Iterable[Wait] = (),
+) -> wire.HeartbeatReply:
+    """What a trainer is told of the job.
+
+    Args:
+        failure: what has ended it.
+        members: its trainers.
+        position_asked: the number of a question that this trainer is to answer.
+        waits: of this trainer, those that have lasted for a while.
+    """
+    told = wire.HeartbeatReply(
+        clock_ns=clock_ns(),
+        roll=roll(members),
+        position_asked=position_asked,
+        waits=wait_statuses(waits, members.waits.now),
+    )
+    if failure is not None:
+        told.failure, told.error = str(failure), type(failure).__name__
+    return told
+
+
+def roll(members: Membership) -> wire.Roll:
+    """Which trainers are there.  The caller holds the job's lock."""
+    return wire.Roll(
+        changes=members.changes,
+        absent=members.absent,
+        preempted=dict(members.preempted),
+        first=members.first,
+    )
+
+
+def wait_statuses(waits: Iterable[Wait], now: float) -> list[wire.WaitStatus]:
+    """Waits, as they travel.
+
+    Args:
+        now: by the table's clock.
+    """
+    return [
+        wire.WaitStatus(
+            trainer_id=wait.trainer,
+            kind=wait.kind.value,
+            what=wait.what,
+            number=wait.number,
+            seconds=max(0.0, now - wait.since),
+            for_whom=sorted(wait.for_whom),
+        )
+        for wait in waits
+    ]
+
+
+def _cut(name: str, most: int) -> str:
+    return name.encode()[:most].decode(errors="ignore")

@@ -11,12 +11,12 @@ import torch
 from pserver.client.observer import Progress
 from pserver.config import ServerConfig
 from pserver.errors import Refused
-from pserver.job.decisions import Decisions
-from pserver.job.installed_program import InstalledProgram, check_program
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Membership
-from pserver.job.recorded_steps import arrays_of, hparams_of, steps_of
+from pserver.job.program import InstalledProgram, check_program
 from pserver.job_log.entries import Place
+from pserver.lane.recorded_steps import arrays_of, hparams_of, steps_of
+from pserver.membership.decisions import Decisions
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Membership
 from pserver.operations.recorded_part import RecordedPart, standing_of
 from transpiler.files import bounded_json
 

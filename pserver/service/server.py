@@ -33,10 +33,10 @@ from pserver.config import ServerConfig, is_loopback, metrics_place, split_endpo
 from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError, UnknownSession
 from pserver.job import job_files
-from pserver.job.decisions import Decisions, Link
 from pserver.job.job import Job
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.link.follower_link import FollowerLink
+from pserver.membership.decisions import Decisions, Link
 from pserver.memory.malloc import keep_memory
 from pserver.metrics.exposition import Exposition
 from pserver.metrics.json_log import LINES

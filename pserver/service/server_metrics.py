@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from pserver import wire_pb2 as wire
 from pserver.job.background_saves import BackgroundSaves
-from pserver.job.installed_program import InstalledProgram
 from pserver.job.job import Job
-from pserver.job.lifecycle import JobState
+from pserver.job.program import InstalledProgram
+from pserver.membership.lifecycle import JobState
 from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
 from pserver.security.keys import Keys
 

@@ -20,8 +20,8 @@ from pserver.errors import (
 )
 from pserver.finite import NonFiniteStep
 from pserver.job.job import Job
-from pserver.job.membership import Member
-from pserver.job.outcome import Outcome
+from pserver.membership.members import Member
+from pserver.membership.watermark import Outcome
 from pserver.onlookers import onlooker
 from pserver.security.guard import Guard
 from pserver.security.nonces import Stale

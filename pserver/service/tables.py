@@ -14,8 +14,8 @@ import torch
 
 from pserver.errors import Refused, Unprepared
 from pserver.job.job import Job
-from pserver.job.membership import Member
-from pserver.job.observations import Observation
+from pserver.job.program import Observation
+from pserver.membership.members import Member
 from pserver.service.streams import kind_of
 from pserver.tracing.spans import now
 from pserver.transport import frames
@@ -24,7 +24,7 @@ from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Done, Frame, Kind, Scan
 
 if TYPE_CHECKING:
-    from pserver.job.locked_table import LockedTable
+    from pserver.lane.tables import LockedTable
 
 
 # ---- reading service ----

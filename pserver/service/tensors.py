@@ -33,12 +33,12 @@ from pserver.errors import (
 )
 from pserver.finite import is_finite
 from pserver.job.job import Job
-from pserver.job.job_leases import ranges_of
-from pserver.job.lane_executor import LaneExecutor
-from pserver.job.membership import Member
-from pserver.job.outcome import Outcome
-from pserver.job.sync_round import Clipping, Contribution
-from pserver.job.update_task import UpdateTask
+from pserver.lane.lane import LaneExecutor
+from pserver.lane.leases import ranges_of
+from pserver.lane.rounds import Clipping, Contribution
+from pserver.lane.tasks import UpdateTask
+from pserver.membership.members import Member
+from pserver.membership.watermark import Outcome
 from pserver.memory.malloc import trim_memory
 from pserver.security.role import Role
 from pserver.service.streams import (

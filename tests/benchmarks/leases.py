@@ -15,11 +15,11 @@ from torch import nn
 
 from pserver import wire_pb2 as wire
 from pserver.client.client import LeaseCalls
-from pserver.job.job_leases import JobLeases, ranges_of
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
+from pserver.lane.leases import JobLeases, ranges_of
 from pserver.leases.epoch import Epoch
 from pserver.leases.lease_table import LeaseAsked
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 
 BATCH = 32  # samples of a step, as in the example of digits
 LEASES = Promise(

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from harness import Promise, Row
 
-from pserver.job.decisions import Decisions
-from pserver.job.installed_program import InstalledProgram
 from pserver.job.job_files import Saving
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Membership
+from pserver.job.program import InstalledProgram
 from pserver.limits import Limits
+from pserver.membership.decisions import Decisions
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Membership
 from pserver.memory.resident import resident_bytes
 from pserver.table.gradient import RowGradient
 from transpiler.distribute import plan_parameters, pserver_program

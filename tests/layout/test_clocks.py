@@ -17,11 +17,11 @@ WALL = {
 }
 # what only shows or names a time; or judges a certificate, whose validity is a time of the world
 WHY_WALL = {
-    "pserver/job/decisions.py": "stamps records: rows age in days, which checkpoints keep",
-    "pserver/job/events.py": "stamps what has happened",
+    "pserver/membership/decisions.py": "stamps records: rows age in days, which checkpoints keep",
+    "pserver/membership/lifecycle.py": "stamps what has happened",
     "pserver/job/job.py": "tells a status' own time, beside those of its events",
-    "pserver/job/locked_table.py": "rows age in days, which checkpoints keep",
-    "pserver/job/recorder.py": "names a recording",
+    "pserver/lane/tables.py": "rows age in days, which checkpoints keep",
+    "pserver/lane/recorder.py": "names a recording",
     "pserver/launcher/rescue.py": "names a folder",
     "pserver/launcher/status.py": "warns of certificates that end soon",
     "pserver/operations/from_page.py": "stamps a line",
@@ -60,19 +60,20 @@ def test_the_wall_clock_shows_and_decides_nothing(path: Path) -> None:
 WHY_MONOTONIC = {
     "pserver/client/client.py": "when a heartbeat is due: who was away sends one at once",
     "pserver/client/stream.py": "when a frame arrived, to be held against one's own last pause",
-    "pserver/job/attendance.py": "answers within a second",
+    "pserver/job/job.py": (
+        "answers within a second; how long a server that ends waits for its own disk"
+    ),
     "pserver/job/background_saves.py": "how long a server that ends waits for its own disk",
     "pserver/job/barriers.py": "answers within a second",
-    "pserver/job/filing.py": "how long a server that ends waits for its own disk",
     "pserver/job/gatherings.py": "answers within a second",
-    "pserver/job/job_leases.py": "answers within a second",
-    "pserver/job/lifecycle.py": "the job gives it its clock",
-    "pserver/job/locked_cut.py": "how long steps waited",
-    "pserver/job/quiesce.py": "how long steps waited",
+    "pserver/lane/leases.py": "answers within a second",
+    "pserver/membership/lifecycle.py": "the job gives it its clock",
+    "pserver/lane/tables.py": "how long steps waited",
+    "pserver/membership/decisions.py": "how long steps waited",
     "pserver/job/script_position.py": "answers within a second",
     "pserver/job/server_cut.py": "how long steps waited",
-    "pserver/job/update_task.py": "how long an update took",
-    "pserver/job/waits.py": "the end of a call that answers within a second",
+    "pserver/lane/tasks.py": "how long an update took",
+    "pserver/membership/waits.py": "the end of a call that answers within a second",
 }
 
 

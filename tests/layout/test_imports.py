@@ -39,7 +39,7 @@ EXCEPT = {
 LAZY = {
     "pserver/__init__.py": "torch, for `pserver --help`",
     "pserver/__main__.py": "torch, for `pserver --help`",
-    "pserver/job/installed_program.py": "the kernels of rows, for jobs without tables",
+    "pserver/job/program.py": "the kernels of rows, for jobs without tables",
     "pserver/launcher/planning/figures.py": "torch, for `pserver --help`",
     "pserver/launcher/planning/choice.py": "torch, for `pserver --help`",
     "pserver/security/key_folder.py": "torch, for `pserver --help`",

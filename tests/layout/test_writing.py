@@ -29,7 +29,7 @@ SYSTEM = {"write", "writev", "pwrite", "ftruncate", "fsync"}  # of os
 NAMES = {"naming", "whole_file", "written"}
 # files that write, and in which nothing has to name the file
 WHY_NOT = {
-    "pserver/job/recorder.py": "the failure that it keeps begins with the path",
+    "pserver/lane/recorder.py": "the failure that it keeps begins with the path",
     "pserver/launcher/log_file.py": "the warning names the file",
     "pserver/launcher/planning/probe.py": "what a probe says, in a folder that goes with it",
     "pserver/ray/role_actor.py": "opens /dev/null",

@@ -418,7 +418,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/launcher/web_page.py", "self._read"): "an onlooker",
     # what fails there is the work itself, and whoever waits for it is told
     ("pserver/job/background_saves.py", "self._write"): "the save has failed",
-    ("pserver/job/recorder.py", "self._write_all"): "the recording ends, and says so",
+    ("pserver/lane/recorder.py", "self._write_all"): "the recording ends, and says so",
     ("pserver/launcher/question.py", "self._read"): "the answer is: unknown",
     ("pserver/ray/role_actor.py", "self._call"): "the trainer has failed",
     ("trainer/collective/process_groups.py", "call"): "the group does not come up",
@@ -438,7 +438,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/grpc_stream.py", "self._streams.run"): "one stream",
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",
     ("pserver/web/acts.py", "self._do"): "one act",
-    ("pserver/job/workers.py", "torch.set_num_threads"): "one call",
+    ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
     ("trainer/communicator/departure.py", "client.tell"): "one call",
     ("trainer/communicator/position.py", "self._answer"): "one call",
     ("trainer/communicator/termination.py", "os.kill"): "one call",

@@ -12,8 +12,8 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.errors import TrainerLost
-from pserver.job.announcements import Announcements
 from pserver.link.coordinator_links import CoordinatorLinks
+from pserver.membership.members import Announcements
 from pserver.running_clock import (
     COUNTED_SECONDS,
     RUNNING,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.locked_table import LockedTable
-from pserver.job.membership import Membership
-from pserver.job.quiesce import Quiesce
+from pserver.lane.leases import JobLeases
+from pserver.lane.tables import LockedTable
+from pserver.membership.decisions import Quiesce
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Membership
 from pserver.table.gradient import RowGradient
 from pserver.table.ids import owners
 from transpiler.ir.rules import Rule

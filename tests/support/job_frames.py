@@ -12,8 +12,7 @@ import torch
 from pserver.errors import (
     from_wire,
 )
-from pserver.job.job import Job
-from pserver.job.job_identity import PROTOCOL
+from pserver.job.job import PROTOCOL, Job
 from pserver.transport import frames, inprocess
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import (

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from pserver.errors import ServerLost
-from pserver.job.decisions import Decisions, Link
+from pserver.membership.decisions import Decisions, Link
 from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import FollowRequest, Hello
 from transpiler.plan.plan import Deployment

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
-from pserver.job.decisions import Links
 from pserver.link.coordinator_links import CoordinatorLinks
 from pserver.link.follower_link import FollowerLink
+from pserver.membership.decisions import Links
 from pserver.security import token_files
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys

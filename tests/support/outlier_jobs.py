@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pserver.job.norm_history import WARM_UP
+from pserver.membership.watermark import WARM_UP
 from tests.support.table_trainers import Trainer
 
 MODES: dict[str, dict[str, Any]] = {

@@ -1,8 +1,8 @@
 """``--patient-waits``: no thread of a server asks again by itself, here and in other processes.
 
 A wait of a server's thread asks again after ``WAKE_SECONDS``, as a net: see [Note: one wake for one
-waiter] in pserver/job/waits.py.  With this option that is an hour, so a wake-up that was missed is
-a test that hangs, and not one that is slower.
+waiter] in pserver/membership/waits.py.  With this option that is an hour, so a wake-up that was
+missed is a test that hangs, and not one that is slower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.job import waits
+from pserver.membership import waits
 
 HOUR = 3600.0
 

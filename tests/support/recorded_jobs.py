@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
 from pserver.dense.merge import clip_coefficients
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.job import Job
-from pserver.job.job_identity import PROTOCOL
-from pserver.job.lane_executor import LaneExecutor
-from pserver.job.membership import Member
-from pserver.job.sync_round import Clipping, Contribution
+from pserver.job.job import PROTOCOL, Job
+from pserver.job.program import InstalledProgram
+from pserver.lane.lane import LaneExecutor
+from pserver.lane.rounds import Clipping, Contribution
+from pserver.membership.members import Member
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
 from tests.support.load import result

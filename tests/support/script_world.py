@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from pserver import wire_pb2 as wire
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership, MemberState
+from pserver.lane.leases import JobLeases
 from pserver.leases.epoch import Account, Epoch
 from pserver.leases.lease_table import LeaseTable
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership, MemberState
 from tests.support.lease_world import World
 from tests.support.memory_passes import memory_pass
 from tests.support.scripts import Desk, Script, Step, Waits, items_of

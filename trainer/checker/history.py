@@ -13,13 +13,13 @@ import torch
 
 from pserver.client.channel import Channel
 from pserver.client.replies import Reply
-from pserver.job.decisions import Decisions
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.job import Reloading
 from pserver.job.job_files import Saving
-from pserver.job.reloading import Reloading
+from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Lost, Process, Record
 from pserver.job_log.standing import Loss, Standing
 from pserver.leases.lease_table import EpochRange
+from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable
 from transpiler.ir.rules import Hparam

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.program import InstalledProgram
 from pserver.launcher import last_word
 from pserver.operations.replay import replay
 from pserver.security.access import OPEN

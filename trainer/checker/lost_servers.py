@@ -19,7 +19,7 @@ from typing import Any
 
 from pserver.client import client
 from pserver.errors import PServerError
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.program import InstalledProgram
 from pserver.link.follower_link import FollowerLink
 from pserver.service.server import Server, ServerLinks
 from trainer.checker.history import History, Stood

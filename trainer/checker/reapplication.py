@@ -14,7 +14,7 @@ import torch
 
 from pserver.checkpoint.checkpoint import Reader
 from pserver.dense.merge import clip_coefficients, squared_norm
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Decided, ProcessStep, Record
 from pserver.table.gradient import RowGradient, total_of
 from pserver.table.sparse_table import SparseTable

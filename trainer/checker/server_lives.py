@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.job.installed_program import InstalledProgram
+from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Decided, ProcessStep, Record
 from trainer.checker.history import Cut, History, Stood
 from trainer.checker.reapplication import JobReplica, ServerReplica

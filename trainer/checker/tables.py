@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from pserver.job.locked_table import LockedTable
+from pserver.lane.tables import LockedTable
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.checker.invariants import Invariant

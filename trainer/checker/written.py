@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from pserver.job.barriers import Barriers
 from pserver.job.coordination import Coordination
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Membership
+from pserver.job.program import InstalledProgram
 from pserver.job.topics import Topics
 from pserver.job_log.coordinator import Coordinator
+from pserver.lane.leases import JobLeases
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Membership
 from trainer.checker.worlds import World
 from transpiler.files import bounded_json
 

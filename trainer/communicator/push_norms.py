@@ -1,6 +1,6 @@
 """How large each step of a lane is, for servers that look for outliers; and what they say of them.
 
-See [Note: one measure] in pserver/job/outlier_pushes.py.
+See [Note: one measure] in pserver/lane/judge.py.
 """
 
 from __future__ import annotations

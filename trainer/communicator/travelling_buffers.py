@@ -1,7 +1,7 @@
 """The buffers of a model, which its forward changes: they leave with steps, and those that all
 trainers are to have come with the answers.
 
-See [Note: whose buffers] in pserver/job/shared_buffers.py.  What a step changes is found by
+See [Note: whose buffers] in pserver/lane/rounds.py.  What a step changes is found by
 comparing all of a buffer with what it was after the step before: buffers are small, and torch
 counts no write of a batch norm.  They land at ``step()``; between steps only where nothing has been
 written since, so that a buffer that was swapped for an evaluation stands.  Persistent or not makes

@@ -14,8 +14,7 @@ import torch
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError, Unreachable, from_wire
-from pserver.job.job import Job
-from pserver.job.job_identity import PROTOCOL
+from pserver.job.job import PROTOCOL, Job
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
 from pserver.transport import frames, inprocess

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pserver.job.applied_rounds import AppliedRounds
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
-from pserver.job.sync_round import Clipping, Contribution, SyncRound
 from pserver.job_log.records import Process, ProcessStep
+from pserver.lane.lane import AppliedRounds
+from pserver.lane.leases import JobLeases
+from pserver.lane.rounds import Clipping, Contribution, SyncRound
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 from pserver.metrics.job_steps import JobSteps
 
 NORMS = {"w": 4.0}

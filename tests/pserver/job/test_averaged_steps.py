@@ -8,9 +8,9 @@ import pytest
 
 from pserver.errors import Refused
 from pserver.job.averaged_steps import AveragedSteps, Averages
-from pserver.job.events import Events
-from pserver.job.membership import Member
 from pserver.job_log.records import Process
+from pserver.membership.lifecycle import Events
+from pserver.membership.members import Member
 from pserver.metrics.job_steps import JobSteps
 from tests.support.job_frames import plan_of
 from transpiler.plan.plan import Plan

@@ -15,8 +15,8 @@ import torch
 from pserver.errors import Busy, Refused
 from pserver.job import background_saves, job_files
 from pserver.job.background_saves import BackgroundSaves, SaveProgress
-from pserver.job.events import EventLog, Events
 from pserver.job.job_files import Saving
+from pserver.membership.lifecycle import EventLog, Events
 from pserver.storage import plain_file
 from tests.support.held_servers import MEMBERS, plan, read, server, train
 

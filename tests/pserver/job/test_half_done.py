@@ -15,25 +15,22 @@ import pytest
 import torch
 
 import pserver.job.background_saves
-import pserver.job.update_tasks
+import pserver.lane.lane
 import pserver.service.tensors
 from pserver.checkpoint.checkpoint import Writer
 from pserver.config import ServerConfig
 from pserver.dense.slice_copies import SliceCopies
 from pserver.dense.slice_store import SliceStore
 from pserver.errors import Busy, Refused, TimedOut, Unprepared, from_wire
-from pserver.job.async_slices import AsyncSlices
-from pserver.job.decisions import Decisions
-from pserver.job.installed_program import InstalledProgram
-from pserver.job.job import Job
-from pserver.job.job_identity import PROTOCOL, JobIdentity
-from pserver.job.job_leases import JobLeases
-from pserver.job.lane_executor import LaneExecutor
-from pserver.job.lane_updates import LaneUpdates, Taken
-from pserver.job.locked_cut import LockedCut
-from pserver.job.locked_table import LockedTable
-from pserver.job.membership import Membership
-from pserver.job.recording import Recording
+from pserver.job.job import PROTOCOL, Job, JobIdentity
+from pserver.job.program import InstalledProgram
+from pserver.lane.lane import LaneExecutor, LaneUpdates, Taken
+from pserver.lane.leases import JobLeases
+from pserver.lane.recording import Recording
+from pserver.lane.tables import LockedCut, LockedTable
+from pserver.lane.values import AsyncSlices
+from pserver.membership.decisions import Decisions
+from pserver.membership.members import Membership
 from pserver.metrics.job_steps import LaneSteps
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
@@ -95,7 +92,7 @@ PLACES: list[tuple[Any, str]] = [
     (LaneUpdates, "take"),
     (LaneSteps, "updated"),
     (LockedTable, "update"),
-    (pserver.job.update_tasks, "UpdateTask"),
+    (pserver.lane.lane, "UpdateTask"),
     (pserver.service.tensors, "done_of"),
     (SliceCopies, "take"),
     (LockedTable, "cut"),

@@ -18,7 +18,7 @@ from pserver.errors import (
     Refused,
     TrainerLost,
 )
-from pserver.job.job_identity import PROTOCOL
+from pserver.job.job import PROTOCOL
 from pserver.wire_pb2 import (
     BarrierRequest,
     Commit,

@@ -11,10 +11,10 @@ from pserver.errors import Refused
 from pserver.job import gatherings
 from pserver.job.barriers import Barriers
 from pserver.job.kept_texts import MOST_OF_ONE, KeptTexts
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
-from pserver.job.memory_budget import MemoryBudget
+from pserver.job.program import MemoryBudget
 from pserver.job.topics import Topics
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 
 LONG = "x" * 4_000_000
 TIMES = 100

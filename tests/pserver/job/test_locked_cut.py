@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.job import locked_cut, locked_table
+from pserver.lane import tables
 from tests.support.held_servers import plan, server, train
 
 SECONDS = 20.0
@@ -34,10 +34,10 @@ def test_threads_that_update_and_one_that_reads_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """The cut has every row of its moment, each once, while two threads change them."""
-    monkeypatch.setattr(locked_table, "KEPT_BYTES", most)
-    monkeypatch.setattr(locked_table, "KEPT_PART", 10**9)
-    monkeypatch.setattr(locked_cut, "READ_ROWS", 3)
-    monkeypatch.setattr(locked_cut, "FILE_BYTES", 400)
+    monkeypatch.setattr(tables, "KEPT_BYTES", most)
+    monkeypatch.setattr(tables, "KEPT_PART", 10**9)
+    monkeypatch.setattr(tables, "READ_ROWS", 3)
+    monkeypatch.setattr(tables, "FILE_BYTES", 400)
     held = server(plan(), tmp_path)
     train(held, 8)
     table = held.tables["emb"]
@@ -59,8 +59,8 @@ def test_a_step_waits_for_the_reader_for_an_instant_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody reads, steps go on all the same, and what they change is copied."""
-    monkeypatch.setattr(locked_table, "KEPT_BYTES", 1)
-    monkeypatch.setattr(locked_table, "KEPT_PART", 10**9)
+    monkeypatch.setattr(tables, "KEPT_BYTES", 1)
+    monkeypatch.setattr(tables, "KEPT_PART", 10**9)
     held = server(plan(), tmp_path)
     train(held, 3)
     expected = scanned(held.tables["emb"])

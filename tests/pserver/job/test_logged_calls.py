@@ -14,11 +14,10 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.errors import Draining, Refused, TrainerLost
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.logged_calls import LoggedCalls
-from pserver.job.membership import Member
-from pserver.job.quiesce import Quiesce
 from pserver.job_log.records import Call, Process
+from pserver.membership.decisions import LoggedCalls, Quiesce
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member
 from pserver.wire_pb2 import SaveReply, SaveRequest, ShrinkRequest
 from tests.support.job_frames import DEADLINE
 from tests.support.reloading_jobs import World, until

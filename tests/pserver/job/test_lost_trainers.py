@@ -12,8 +12,8 @@ import torch
 
 from pserver.errors import Busy, PServerError, TrainerLost
 from pserver.job.job import Job
-from pserver.job.sync_round import Contribution
 from pserver.job_log.records import Process
+from pserver.lane.rounds import Contribution
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     AnnounceRequest,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pserver.job.membership import Member, Membership, MemberState
+from pserver.membership.members import Member, Membership, MemberState
 
 
 def test_a_lane_waits_for_a_last_step_that_has_come_in_another() -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pserver.errors import Refused
-from pserver.job.installed_program import check_parts
-from pserver.job.memory_budget import MemoryBudget
+from pserver.job.program import MemoryBudget, check_parts
 from pserver.limits import Limits, machine_bytes
 from pserver.table.tiered_table import open_table
 from transpiler.ir.rules import Rule

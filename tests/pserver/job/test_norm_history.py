@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pserver.job.norm_history import RENEWED, WARM_UP, NormHistory
+from pserver.membership.watermark import RENEWED, WARM_UP, NormHistory
 
 
 def warm(norms: list[float], factor: float = 100.0) -> NormHistory:

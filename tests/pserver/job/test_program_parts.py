@@ -11,8 +11,8 @@ from pserver import limits
 from pserver.client import client
 from pserver.config import ServerConfig
 from pserver.errors import Refused
-from pserver.job import program_parts
-from pserver.job.program_parts import ProgramParts
+from pserver.job import job
+from pserver.job.job import ProgramParts
 from pserver.limits import Limits
 from pserver.service.server import Server
 from pserver.wire_pb2 import InstallRequest
@@ -24,7 +24,7 @@ from transpiler.plan.plan import Deployment
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part has 64 bytes."""
-    for module in (limits, program_parts, client):
+    for module in (limits, job, client):
         monkeypatch.setattr(module, "PART_BYTES", 64)
 
 

@@ -6,10 +6,10 @@ import json
 
 from pserver import wire_pb2 as wire
 from pserver.job.barriers import MOST_PUT_OFF, Barriers
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
 from pserver.job.rings import Rings
+from pserver.lane.leases import JobLeases
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
 
 NAME, WHY = "automatic save 1.4", "the trainers wait for one another (...)"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.job import recorder as writing
-from pserver.job.events import EventLog, Events
-from pserver.job.recorded_steps import arrays_of, entry_of_arrays
-from pserver.job.recorder import Recorder
 from pserver.job_log.entries import EntryReader, Place
 from pserver.job_log_pb2 import Entry, LoadedValues
+from pserver.lane import recorder as writing
+from pserver.lane.recorded_steps import arrays_of, entry_of_arrays
+from pserver.lane.recorder import Recorder
+from pserver.membership.lifecycle import EventLog, Events
 
 
 @pytest.fixture

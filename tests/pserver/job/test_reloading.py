@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pserver.errors import FingerprintMismatch, ServerLost, UnknownSession
-from pserver.job.decisions import process_of
+from pserver.membership.decisions import process_of
 from pserver.service.server_metrics import ServerMetrics
 from pserver.wire_pb2 import (
     HeartbeatRequest,

@@ -9,10 +9,10 @@ import pytest
 
 from pserver import wire_pb2 as wire
 from pserver.errors import Refused
-from pserver.job.events import KEPT, EventLog, Events
 from pserver.job.job import Job
-from pserver.job.reports import VALUES, kept
 from pserver.limits import Limits
+from pserver.membership.lifecycle import KEPT, EventLog, Events
+from pserver.membership.members import VALUES, kept
 from pserver.transport import inprocess
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of
 

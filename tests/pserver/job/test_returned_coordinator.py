@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pserver.errors import Refused, ServerLost, UnknownSession, Unprepared
-from pserver.job.decisions import process_of
 from pserver.job_log import write_ahead_log
+from pserver.membership.decisions import process_of
 from pserver.wire_pb2 import (
     AnnounceRequest,
     BarrierRequest,

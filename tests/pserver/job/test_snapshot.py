@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from pserver.job.snapshot import Snapshot
+from pserver.lane.values import Snapshot
 
 SECONDS = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
-from pserver.job.stragglers import LEAST_SECONDS, Pace, news, ratios, stragglers
+from pserver.membership.members import LEAST_SECONDS, Pace, news, ratios, stragglers
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pserver.job.wait_table import (
+from pserver.membership.waits import (
     ENDS_BY_ITSELF,
     LINGER_SECONDS,
     NOTICE_SECONDS,

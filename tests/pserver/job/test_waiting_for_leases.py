@@ -7,11 +7,11 @@ import json
 import pytest
 
 from pserver.errors import Refused
-from pserver.job.job_leases import JobLeases
-from pserver.job.lifecycle import Lifecycle
-from pserver.job.membership import Member, Membership
-from pserver.job.sync_round import Contribution
 from pserver.job_log.records import Process
+from pserver.lane.leases import JobLeases
+from pserver.lane.rounds import Contribution
+from pserver.membership.lifecycle import Lifecycle
+from pserver.membership.members import Member, Membership
 from pserver.wire_pb2 import LeaseEpoch, LeaseRequest
 
 STRIPES = LeaseEpoch(number=0, seed="0", samples=10, batch_size=1, stripes=2, unit="samples")

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from pserver.errors import JobFailed, PServerError
-from pserver.job import update_task
-from pserver.job.lifecycle import JobState, Lifecycle
-from pserver.job.update_task import Batch, UpdateTask
-from pserver.job.waits import Event, Waits
+from pserver.lane import tasks as update_task
+from pserver.lane.tasks import Batch, UpdateTask
+from pserver.membership.lifecycle import JobState, Lifecycle
+from pserver.membership.waits import Event, Waits
 from tests.support.waiting import eventually
 
 SECONDS = 20.0

@@ -13,10 +13,9 @@ from pserver.client.client import Client, Identity
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig
 from pserver.dense import slice_update
-from pserver.job import installed_program
-from pserver.job.update_task import Batch, UpdateTask
-from pserver.job.waits import Waits
-from pserver.job.workers import Workers
+from pserver.job import program
+from pserver.lane.tasks import Batch, UpdateTask, Workers
+from pserver.membership.waits import Waits
 from pserver.service.server import Server
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
@@ -86,7 +85,7 @@ def test_a_slice_leaves_while_another_is_updated(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second slice's update waits until the trainer has received the first one's new value."""
-    monkeypatch.setattr(installed_program, "Workers", lambda threads: Workers(2))
+    monkeypatch.setattr(program, "Workers", lambda threads: Workers(2))
     came, seen = threading.Event(), list[bool]()
     updates(monkeypatch, lambda name: name == "b" and seen.append(came.wait(SECONDS)))
 
@@ -102,7 +101,7 @@ def test_a_slice_leaves_while_another_is_updated(
 
 def test_slices_are_updated_side_by_side(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads each of two updates waits until the other one runs too."""
-    monkeypatch.setattr(installed_program, "Workers", lambda threads: Workers(2))
+    monkeypatch.setattr(program, "Workers", lambda threads: Workers(2))
     both = threading.Barrier(2)
     updates(monkeypatch, lambda name: both.wait(SECONDS))
 

@@ -3,6 +3,6 @@
 from contextlib import suppress
 
 with suppress(ImportError):
-    from pserver.job import waits
+    from pserver.membership import waits
 
     waits.WAKE_SECONDS = 3600.0

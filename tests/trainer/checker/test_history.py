@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pserver.dense import slice_update
-from pserver.job import installed_program, update_batches, workers
+from pserver.job import program
+from pserver.lane import tasks
 from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
 from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
@@ -51,10 +52,10 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     """The laws hold too where several threads update the slices, while others send those that are
     updated.
     """
-    monkeypatch.setattr(update_batches, "LARGE_BYTES", 0)
+    monkeypatch.setattr(tasks, "LARGE_BYTES", 0)
     monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
-    monkeypatch.setattr(workers, "DIVIDED", 1.0)
-    monkeypatch.setattr(installed_program, "Workers", lambda threads: workers.Workers(3))
+    monkeypatch.setattr(tasks, "DIVIDED", 1.0)
+    monkeypatch.setattr(program, "Workers", lambda threads: tasks.Workers(3))
     failed = [
         str(verdict)
         for verdict in map(play, map(of_seed, range(SEEDS, SEEDS + LARGE)))

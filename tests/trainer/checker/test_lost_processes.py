@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pserver.job.staged_steps import StagedSteps
 from pserver.job_log.coordinator import Coordinator
+from pserver.lane.lane import StagedSteps
 from tests.support.tiers import RARE
 from trainer.checker.losses import Loss, play
 

@@ -10,12 +10,11 @@ import torch
 
 from pserver.dense.slice_update import SliceUpdate
 from pserver.errors import Unreachable
-from pserver.job.lane_executor import LaneExecutor
-from pserver.job.lane_waits import LaneWaits
-from pserver.job.locked_table import LockedTable
-from pserver.job.membership import Member
-from pserver.job.sync_round import SyncRound
-from pserver.job.watermark import Watermark
+from pserver.lane.lane import LaneExecutor, LaneWaits
+from pserver.lane.rounds import SyncRound
+from pserver.lane.tables import LockedTable
+from pserver.membership.members import Member
+from pserver.membership.watermark import Watermark
 from pserver.table.gradient import RowGradient
 from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Frame

@@ -14,14 +14,13 @@ from pserver.client.stream import RetryingStream
 from pserver.dense.slice_store import SliceStore
 from pserver.errors import Refused
 from pserver.job import reload
-from pserver.job.decisions import Decisions, process_of
-from pserver.job.job_leases import JobLeases
-from pserver.job.locked_table import LockedTable
-from pserver.job.logged_calls import LoggedCalls
-from pserver.job.membership import Member, Membership
-from pserver.job.staged_steps import StagedSteps
 from pserver.job_log.coordinator import Coordinator
+from pserver.lane.lane import StagedSteps
+from pserver.lane.leases import JobLeases
+from pserver.lane.tables import LockedTable
 from pserver.leases.lease_table import EpochRange
+from pserver.membership.decisions import Decisions, LoggedCalls, process_of
+from pserver.membership.members import Member, Membership
 from pserver.table.gradient import RowGradient
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Kind

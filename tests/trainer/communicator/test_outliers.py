@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pserver.errors import JobFailed, Outlier, Refused, Unprepared
-from pserver.job.norm_history import RENEWED, WARM_UP
 from pserver.launcher.status import ask
+from pserver.membership.watermark import RENEWED, WARM_UP
 from pserver.service.streams import norms_of
 from pserver.wire_pb2 import Commit, PushNorm
 from tests.support import one_parameter
@@ -63,7 +63,7 @@ def test_a_refused_push_leaves_what_a_job_without_it_has(
     statuses = [ask(endpoint) for endpoint in endpoints.split(",")]
     assert [status.steps_refused_outlier for status in statuses] == [1, 1]
     text = _planted(mode)
-    of_servers = said(caplog, "pserver.job.outlier_pushes")
+    of_servers = said(caplog, "pserver.lane.judge")
     assert len(of_servers) == 2 and all(line.startswith(text) for line in of_servers)
     assert all("of 'w'" in line and line.endswith(": refused") for line in of_servers)
     (line,) = said(caplog, "trainer.communicator.push_norms")
@@ -102,7 +102,7 @@ def test_an_applied_push_changes_nothing_but_what_is_said(
     mine = trainer(endpoints, mode, outlier_push="apply")
     with caplog.at_level(logging.WARNING):
         play(mine, planted=PLANTED)
-    (line,) = said(caplog, "pserver.job.outlier_pushes")
+    (line,) = said(caplog, "pserver.lane.judge")
     assert line.startswith(_planted(mode)) and line.endswith(": applied")
     assert refused(mine) == 0
     assert _closed(mine) == _without(endpoints, mode, range(1, STEPS + 1), PLANTED)
@@ -185,7 +185,7 @@ def test_rows_of_tables_count_by_row_and_are_named(
     with caplog.at_level(logging.WARNING):
         add([41], HUGE)
     done = "refused" if action == "refuse" else "applied"
-    lines = said(caplog, "pserver.job.outlier_pushes")
+    lines = said(caplog, "pserver.lane.judge")
     assert len(lines) == 2
     assert all("of 'emb'" in line and line.endswith(f"(rows 41): {done}") for line in lines)
     if action == "refuse":

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from pserver.job import job, locked_table
+from pserver.job import job
+from pserver.lane import tables
 from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
 from tests.support.table_trainers import DIM, Net, Servers, sgd
 from trainer import CountFilterEntry, DistributedEmbedding, ProbabilityEntry, ShowClickEntry, fleet
@@ -130,7 +131,7 @@ def test_rows_outlive_their_time_by_the_servers_clock(
     and is counted.
     """
     now = [1000.0]
-    for room, name in ((locked_table, "LockedTable"), (job, "Decisions")):
+    for room, name in ((tables, "LockedTable"), (job, "Decisions")):
         timed = partial(getattr(room, name), clock=lambda: now[0])
         monkeypatch.setattr(room, name, timed)
     model, optimizer = alone(2, ttl=60.0)

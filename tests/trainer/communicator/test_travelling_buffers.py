@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pserver.errors import CorruptFrame, Refused
-from pserver.job.shared_buffers import SharedBuffers
+from pserver.lane.rounds import SharedBuffers
 from pserver.transport.arrays import Assignment, whole_values
 from tests.support.normed_jobs import (
     MODES,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pserver.errors import PServerError
-from pserver.job.job_leases import JobLeases
+from pserver.lane.leases import JobLeases
 from pserver.leases.lease_table import EpochRange
 from pserver.leases.segments import Segments, place_of
 from tests.support.script_world import ScriptWorld
@@ -86,7 +86,7 @@ def written_before_the_step(patch: pytest.MonkeyPatch) -> None:
 
 def given_away_while_a_step_is_decided(patch: pytest.MonkeyPatch) -> None:
     """A lost trainer's lease is dealt out again while a step of it is being applied."""
-    patch.setattr("pserver.job.job_leases._is_applied", lambda member: False)
+    patch.setattr("pserver.lane.leases._is_applied", lambda member: False)
 
 
 @pytest.mark.parametrize(("kind", "together"), WORLDS, ids=NAMES)
