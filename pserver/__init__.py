@@ -321,8 +321,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     job_log/coordinator.py           calls in the log
     job_log/coordinator.py           a server that comes back
     job_log/coordinator.py           a coordinator that comes back
-    job_log/entries.py               a torn end
-    job_log/write_ahead_log.py       what a process leaves behind
+    job_log/files.py                 a torn end
+    job_log/files.py                 what a process leaves behind
+    job_log/link.py                  exactly once and in order
+    job_log/link.py                  whoever sends takes all
     lane/judge.py                    NaN
     lane/judge.py                    outliers
     lane/judge.py                    one measure
@@ -352,8 +354,6 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     leases/__init__.py               trainers that step together
     leases/__init__.py               the end of an epoch
     leases/lease_table.py            calls that come twice
-    link/link_end.py                 exactly once and in order
-    link/link_end.py                 whoever sends takes all
     membership/decisions.py          who decides
     membership/decisions.py          an awaited server
     membership/decisions.py          a call's turn

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pserver.job.program import InstalledProgram
+from pserver.job_log.files import WriteAheadLog, read
 from pserver.job_log.records import Consumed, Process
-from pserver.job_log.write_ahead_log import WriteAheadLog, read
 
 log = logging.getLogger(__name__)
 

@@ -62,8 +62,7 @@ from pserver.job.status import (
     save_status,
     trainer_statuses,
 )
-from pserver.job_log.records import Process
-from pserver.job_log.standing import Applied, Loss, Standing
+from pserver.job_log.records import Applied, Loss, Process, Standing
 from pserver.lane.recorder import Recorder
 from pserver.limits import PART_BYTES, Limits
 from pserver.membership import members

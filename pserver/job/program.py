@@ -38,7 +38,7 @@ from pserver.job.kept_texts import KeptTexts
 from pserver.job.rings import Rings
 from pserver.job.script_position import ScriptPosition
 from pserver.job.topics import Topics
-from pserver.job_log.standing import Loss
+from pserver.job_log.records import Loss
 from pserver.lane.lane import LaneExecutor, partial_steps
 from pserver.lane.leases import JobLeases
 from pserver.lane.recording import Recording

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pserver.errors import UnknownSession
-from pserver.job_log.records import Process
-from pserver.job_log.standing import Applied, Loss, Standing, losses
+from pserver.job_log.records import Applied, Loss, Process, Standing, losses
 from pserver.membership.members import Watermarks
 
 

@@ -8,14 +8,18 @@ message for that; with several a step costs one small message each way.
 
 In reading order::
 
-    records          what the log has, and what servers tell the coordinator
-    standing         where it stands, for a server that comes back, and what is lost there
-    coordinator      appends records: a state machine, without clock and without network
-    write_ahead_log  the file to which server 0 writes what it alone knows
-    entries          the form of a recorded log, as a file
+    records      what the log has, and what servers tell the coordinator; where it stands, for a
+                 server that comes back, and what is lost there
+    coordinator  appends records: a state machine, without clock and without network
+    files        the form of a recorded log, as a file; the file to which server 0 writes what it
+                 alone knows
+    link         one end: messages leave on the present stream, and again on the next; numbers: what
+                 was said and not heard yet; pure
+    follower     the end that dials: servers 1, 2, ...
+    leader       the end that accepts: server 0
 
 Pure: no clock, no threads, no sockets; a write-ahead log writes a file.  ``pserver.job`` acts on
-the records, ``pserver.link`` carries them.
+the records, ``pserver.job_log`` carries them.
 
 May import: the generated messages.
 """

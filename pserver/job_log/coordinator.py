@@ -43,14 +43,15 @@ from pserver.job_log.records import (
     Joined,
     Lost,
     Process,
+    ProcessStanding,
     ProcessStep,
     Record,
     Staged,
+    Standing,
     What,
     records_bytes,
     records_of,
 )
-from pserver.job_log.standing import ProcessStanding, Standing
 
 RECENT = 8192  # records that are kept for a server that follows again
 

@@ -38,7 +38,7 @@ from pserver.errors import (
     Unreachable,
     from_wire,
 )
-from pserver.link.link_end import LinkEnd
+from pserver.job_log.link import LinkEnd
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access

@@ -26,7 +26,7 @@ from pserver.errors import (
     UnknownSession,
     Unreachable,
 )
-from pserver.link.link_end import LinkEnd
+from pserver.job_log.link import LinkEnd
 from pserver.running_clock import RUNNING
 from pserver.transport.stream import SequencedStream
 from pserver.undone import or_undone

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from pserver.job_log.entries import Damaged
+from pserver.job_log.files import Damaged
 from pserver.job_log.records import Process, ProcessStep
 from pserver.job_log_pb2 import AppliedStep, AppliedSteps, Array, Entry, RecordedHparams
 from pserver.lane.recorder import Kept

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.job_log.entries import MAGIC, head_of
+from pserver.job_log.files import MAGIC, head_of
 from pserver.job_log_pb2 import Closing, Entry
 from pserver.membership.lifecycle import EventLog
 from pserver.membership.waits import patience

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from pserver.dense.slice_store import SliceStore
-from pserver.job_log.records import Record, records_bytes
-from pserver.job_log.standing import Standing
+from pserver.job_log.records import Record, Standing, records_bytes
 from pserver.job_log_pb2 import Entry, LoadedRows, LoadedValues, Opening, Records, ShrunkTable
 from pserver.lane.recorded_steps import StepEntries, entry_of_arrays, hparams_message
 from pserver.lane.recorder import Kept, Recorder, kept_of

@@ -27,7 +27,7 @@ from pserver.checkpoint import manifest
 from pserver.checkpoint.listed import listed_in
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, TimedOut, Unreachable
-from pserver.job_log import write_ahead_log
+from pserver.job_log import files
 from pserver.polling import poll
 from pserver.security.access import Access
 from pserver.storage.place import place_at
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
 def _written(path: str) -> tuple[list[str], str]:
     """The fingerprint of the job's plan, as server 0 has written it; and why it has not."""
     try:
-        kind, fingerprint = next(write_ahead_log.read(path))
+        kind, fingerprint = next(files.read(path))
     except (OSError, ValueError, StopIteration):
         return [], "server 0 has written no log: all go back to a checkpoint"
     return [fingerprint], "" if kind == "plan" else f"{path} is no log of server 0"

@@ -43,13 +43,13 @@ from pserver.job_log.records import (
     Record,
     Silence,
     Staged,
+    Standing,
     notices_bytes,
     notices_of,
     records_bytes,
     records_of,
     resumes,
 )
-from pserver.job_log.standing import Standing
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 from pserver.transport.stream import SequencedStream
@@ -435,7 +435,7 @@ class LoggedCalls:
 
 
 class Link(Protocol):
-    """What carries messages between the servers of a job; see :mod:`pserver.link`."""
+    """What carries messages between the servers of a job; see :mod:`pserver.job_log`."""
 
     def send(self, data: bytes) -> None:
         """To the coordinator; to all other servers, where this is the coordinator.  Returns at

@@ -45,8 +45,7 @@ from typing import Any, Protocol
 
 from pserver import wire_pb2 as wire
 from pserver.errors import JobFailed, PServerError, TrainerLost, UnknownSession
-from pserver.job_log.records import Process
-from pserver.job_log.standing import Applied
+from pserver.job_log.records import Applied, Process
 from pserver.limits import Limits
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.waits import Event, Wait, WaitTable

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from pserver.finite import NonFiniteStep
-from pserver.job_log.standing import Applied
+from pserver.job_log.records import Applied
 from pserver.transport.arrays import OutlierPush
 
 # ---- norm history ----

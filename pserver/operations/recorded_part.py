@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pserver.errors import Refused
-from pserver.job_log.entries import Damaged, EntryReader, Place
-from pserver.job_log.records import Decided, Joined, records_of
-from pserver.job_log.standing import Standing
+from pserver.job_log.files import Damaged, EntryReader, Place
+from pserver.job_log.records import Decided, Joined, Standing, records_of
 from pserver.storage import plain_file
 from transpiler.program import Program
 

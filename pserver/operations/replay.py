@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from pserver.checkpoint.manifest import present
 from pserver.checkpoint.strangers import some, strangers
 from pserver.errors import FingerprintMismatch, Refused
-from pserver.job_log.entries import Damaged, Place
+from pserver.job_log.files import Damaged, Place
 from pserver.operations.held_job import HeldJob
 from pserver.operations.recorded_log import RecordedLog, recorded_log
 from pserver.operations.recorded_part import RecordedPart

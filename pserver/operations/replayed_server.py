@@ -12,7 +12,7 @@ from pserver.client.observer import Progress
 from pserver.config import ServerConfig
 from pserver.errors import Refused
 from pserver.job.program import InstalledProgram, check_program
-from pserver.job_log.entries import Place
+from pserver.job_log.files import Place
 from pserver.lane.recorded_steps import arrays_of, hparams_of, steps_of
 from pserver.membership.decisions import Decisions
 from pserver.membership.lifecycle import Lifecycle

@@ -34,8 +34,8 @@ from pserver.control.control_server import ControlServer
 from pserver.errors import Draining, PServerError, UnknownSession
 from pserver.job import job_files
 from pserver.job.job import Job
-from pserver.link.coordinator_links import CoordinatorLinks
-from pserver.link.follower_link import FollowerLink
+from pserver.job_log.follower import FollowerLink
+from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.decisions import Decisions, Link
 from pserver.memory.malloc import keep_memory
 from pserver.metrics.exposition import Exposition

@@ -15,7 +15,7 @@ from pserver.config import ServerConfig
 from pserver.control.calls import CALLS
 from pserver.errors import PServerError
 from pserver.job.job import Job
-from pserver.link.coordinator_links import CoordinatorLinks
+from pserver.job_log.leader import CoordinatorLinks
 from pserver.repeated_lines import LimitedLog
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams

@@ -32,7 +32,7 @@ EXCEPT = {
     "transpiler/files/whole_file.py": {"os"},  # what is saved is synced and renamed
     "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn
     "pserver/table/disk_tier.py": {"os", "threading"},  # rows in RocksDB
-    "pserver/job_log/write_ahead_log.py": {"os"},  # an entry is one write
+    "pserver/job_log/files.py": {"os"},  # an entry is one write
     "pserver/table/memory.py": {"os"},  # how much memory the machine has
 }
 # Files with imports of our own inside functions, and what is spared by each until it is needed.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.job_log.write_ahead_log import WriteAheadLog
+from pserver.job_log.files import WriteAheadLog
 from pserver.launcher.planning.choice import Choice
 from pserver.security import token_files
 from pserver.security.key_folder import write_private

@@ -25,11 +25,11 @@ from pserver.client import announcement
 from pserver.client import stream as retrying_stream
 from pserver.client.client import Heartbeating, Report, ServerReturn
 from pserver.client.observer import Observer
+from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.process import Group, Process
 from pserver.launcher.terminal import Terminal
 from pserver.limits import Limits
-from pserver.link.follower_link import FollowerLink
 from pserver.metrics.exposition import Exposition
 from pserver.ray import captured_output
 from pserver.service import streams
@@ -397,7 +397,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/observer.py", "self._beat"): observers,
     ("pserver/client/stream.py", "target"): outboxes,
     ("pserver/launcher/process.py", "self._read"): "a test above",
-    ("pserver/link/follower_link.py", "target"): followers,
+    ("pserver/job_log/follower.py", "target"): followers,
     ("pserver/metrics/exposition.py", "self._server.serve_forever"): pages_of_metrics,
     ("pserver/ray/captured_output.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,

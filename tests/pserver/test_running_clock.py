@@ -12,7 +12,7 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.errors import TrainerLost
-from pserver.link.coordinator_links import CoordinatorLinks
+from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.members import Announcements
 from pserver.running_clock import (
     COUNTED_SECONDS,

@@ -15,7 +15,7 @@ from transpiler.plan.plan import Deployment
 
 class Wire:
     """Carries what servers say to each other, in order, in a thread; it stands for
-    :mod:`pserver.link`.
+    :mod:`pserver.job_log`.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
-from pserver.link.coordinator_links import CoordinatorLinks
-from pserver.link.follower_link import FollowerLink
+from pserver.job_log.follower import FollowerLink
+from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.decisions import Links
 from pserver.security import token_files
 from pserver.security.access import OPEN, Access

@@ -22,7 +22,7 @@ from pserver.client import client
 from pserver.client import stream as retrying_stream
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
-from pserver.link import follower_link
+from pserver.job_log import follower
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
 from pserver.transport import frames
@@ -210,9 +210,9 @@ def written(transcript: Transcript) -> Iterator[Transcript]:
     """While it lasts, what clients of this process say and hear is written down."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrying_stream, "PROBE_SECONDS", NEVER_SECONDS)
-        patch.setattr(follower_link, "BEAT_SECONDS", NEVER_SECONDS)
+        patch.setattr(follower, "BEAT_SECONDS", NEVER_SECONDS)
         patch.setattr(client, "ControlClient", partial(_WrittenControl, transcript))
-        patch.setattr(follower_link, "ControlClient", partial(_WrittenControl, transcript))
+        patch.setattr(follower, "ControlClient", partial(_WrittenControl, transcript))
         faithful = TRANSPORTS["inprocess"]
         patch.setitem(TRANSPORTS, "inprocess", _WrittenTransport(faithful, transcript))
         yield transcript

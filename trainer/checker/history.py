@@ -16,8 +16,7 @@ from pserver.client.replies import Reply
 from pserver.job.job import Reloading
 from pserver.job.job_files import Saving
 from pserver.job.program import InstalledProgram
-from pserver.job_log.records import Lost, Process, Record
-from pserver.job_log.standing import Loss, Standing
+from pserver.job_log.records import Loss, Lost, Process, Record, Standing
 from pserver.leases.lease_table import EpochRange
 from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient

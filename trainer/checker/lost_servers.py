@@ -20,7 +20,7 @@ from typing import Any
 from pserver.client import client
 from pserver.errors import PServerError
 from pserver.job.program import InstalledProgram
-from pserver.link.follower_link import FollowerLink
+from pserver.job_log.follower import FollowerLink
 from pserver.service.server import Server, ServerLinks
 from trainer.checker.history import History, Stood
 from trainer.checker.server_lives import Life, ServerLives

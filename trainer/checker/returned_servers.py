@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from pserver.job_log.standing import Loss
+from pserver.job_log.records import Loss
 from trainer.checker.history import History, Message
 from trainer.checker.server_lives import LaneStep, Life
 

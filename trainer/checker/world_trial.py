@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from pserver.config import ServerConfig, split_endpoint
 from pserver.errors import ServerLost
+from pserver.job_log.follower import FollowerLink
 from pserver.job_log.records import Process as LogProcess
 from pserver.launcher import last_word
-from pserver.link.follower_link import FollowerLink
 from pserver.membership.decisions import Decisions
 from pserver.security.access import OPEN
 from pserver.testing.rpc_faults import CallInjector, faulty_calls

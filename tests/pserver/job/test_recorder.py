@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.job_log.entries import EntryReader, Place
+from pserver.job_log.files import EntryReader, Place
 from pserver.job_log_pb2 import Entry, LoadedValues
 from pserver.lane import recorder as writing
 from pserver.lane.recorded_steps import arrays_of, entry_of_arrays

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pserver.errors import Refused, ServerLost, UnknownSession, Unprepared
-from pserver.job_log import write_ahead_log
+from pserver.job_log import files
 from pserver.membership.decisions import process_of
 from pserver.wire_pb2 import (
     AnnounceRequest,
@@ -178,13 +178,13 @@ def test_leases_stay_with_their_trainers(world: World, tmp_path: Path) -> None:
     world.step(0, 1)
     log = tmp_path / "log"
     kind, text, rows, _ = next(
-        each for each in reversed(list(write_ahead_log.read(str(log)))) if each[0] == "record"
+        each for each in reversed(list(files.read(str(log)))) if each[0] == "record"
     )
     lines = log.read_text().splitlines(keepends=True)
     incarnation = world.trainers[0][0].incarnation
     world.lose(0)
     said = [kind, text, rows, [[0, incarnation, [[0, *each] for each in mine]]]]
-    lines[-1] = write_ahead_log._line(said).decode()
+    lines[-1] = files._line(said).decode()
     log.write_text("".join(lines))
     back(world, path)
     account = world.zero.job.installed().leases.accounts[0]

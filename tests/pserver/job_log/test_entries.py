@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pserver.job_log.entries import HEAD_BYTES, MAGIC, Damaged, EntryReader, Place, head_of
+from pserver.job_log.files import HEAD_BYTES, MAGIC, Damaged, EntryReader, Place, head_of
 from pserver.job_log_pb2 import Closing, Entry, ShrunkTable
 
 PAYLOADS = (b"", b"abc", b"x" * 5000)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pserver.job_log.coordinator import Coordinator
-from pserver.job_log.records import Decided, Process, ProcessStep, Record, Staged, records_bytes
-from pserver.job_log.standing import Applied, Loss, ProcessStanding, Standing, losses
+from pserver.job_log.records import (
+    Applied,
+    Decided,
+    Loss,
+    Process,
+    ProcessStanding,
+    ProcessStep,
+    Record,
+    Staged,
+    Standing,
+    losses,
+    records_bytes,
+)
 
 FIRST, SECOND, AGAIN, THIRD = Process(0, "a"), Process(1, "b"), Process(0, "c"), Process(2, "d")
 

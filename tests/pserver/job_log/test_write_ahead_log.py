@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pserver.job_log import write_ahead_log
-from pserver.job_log.write_ahead_log import WriteAheadLog
+from pserver.job_log import files
+from pserver.job_log.files import WriteAheadLog
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -20,13 +20,13 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'["said","tor')
 
-    assert list(write_ahead_log.read(str(path))) == [["plan", "f"], ["said", "topic", "a\nb"]]
+    assert list(files.read(str(path))) == [["plan", "f"], ["said", "topic", "a\nb"]]
     assert (path.stat().st_mode & 0o777) == 0o600
 
 
 def test_it_begins_anew_where_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one step: who reads it meanwhile reads the former one."""
-    monkeypatch.setattr(write_ahead_log, "SHORT", 3)
+    monkeypatch.setattr(files, "SHORT", 3)
     path = str(tmp_path / "log")
     log = WriteAheadLog(path)
     log.begin([["plan"]])
@@ -34,14 +34,14 @@ def test_it_begins_anew_where_it_is_long(tmp_path: Path, monkeypatch: pytest.Mon
         assert not log.is_long
         log.append(["said", number])
     assert log.is_long
-    former = write_ahead_log.read(path)
+    former = files.read(path)
     assert next(former) == ["plan"]
     log.begin([["plan"], ["log", 7]])
 
     assert not log.is_long
     assert [entry[1] for entry in former] == [0, 1, 2, 3, 4]
     log.append(["said", 8])
-    assert list(write_ahead_log.read(path)) == [["plan"], ["log", 7], ["said", 8]]
+    assert list(files.read(path)) == [["plan"], ["log", 7], ["said", 8]]
 
 
 @pytest.mark.parametrize("text", [b"hello\n", b"{}\n", b"[]\n", b"[1]\n"])
@@ -50,4 +50,4 @@ def test_another_file_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "log").write_bytes(text)
 
     with pytest.raises(ValueError):
-        list(write_ahead_log.read(str(tmp_path / "log")))
+        list(files.read(str(tmp_path / "log")))

@@ -12,8 +12,7 @@ from queue import Queue
 import pytest
 
 from pserver.errors import CorruptFrame, GarbledStream, Unreachable
-from pserver.link.link_end import LinkEnd
-from pserver.link.messages import WINDOW_BYTES, WINDOW_MESSAGES, Messages
+from pserver.job_log.link import WINDOW_BYTES, WINDOW_MESSAGES, LinkEnd, Messages
 from pserver.transport import inprocess
 from pserver.transport.stream import SequencedStream, Stream
 from pserver.wire_pb2 import Frame, Kind

@@ -11,7 +11,7 @@ import pytest
 
 from pserver.config import split_endpoint
 from pserver.errors import ServerLost
-from pserver.link import follower_link
+from pserver.job_log import follower as follower_link
 from pserver.testing.network_path import Flips, NetworkPath
 from pserver.testing.stream_faults import ACTIONS, Injector, Point, injected
 from pserver.wire_pb2 import Kind

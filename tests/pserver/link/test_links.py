@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pserver.errors import FingerprintMismatch, Refused, ServerLost
-from pserver.link.messages import MOST_BYTES
+from pserver.job_log.link import MOST_BYTES
 from pserver.wire_pb2 import FollowRequest
 from tests.support.links import EVERY_TRANSPORT, PLAN, SECONDS, Coordinator, Follower, access_of
 from tests.support.waiting import eventually

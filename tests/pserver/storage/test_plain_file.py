@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.job_log import write_ahead_log
-from pserver.job_log.write_ahead_log import WriteAheadLog
+from pserver.job_log import files
+from pserver.job_log.files import WriteAheadLog
 from pserver.storage import plain_file
 from pserver.storage.local_place import LocalPlace
 from pserver.storage.plain_file import NotPlain
@@ -116,9 +116,9 @@ def test_a_coordinators_log_follows_no_link(tmp_path: Path, victim: Path) -> Non
     (tmp_path / "log").symlink_to(victim)
     log = WriteAheadLog(str(tmp_path / "log"))
     with pytest.raises(NotPlain):
-        list(write_ahead_log.read(str(tmp_path / "log")))
+        list(files.read(str(tmp_path / "log")))
     log.begin([["plan", 1]])
     log.append(["x"])
     log.close()
-    assert list(write_ahead_log.read(str(tmp_path / "log"))) == [["plan", 1], ["x"]]
+    assert list(files.read(str(tmp_path / "log"))) == [["plan", 1], ["x"]]
     assert victim.read_bytes() == PRECIOUS
