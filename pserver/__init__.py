@@ -83,8 +83,8 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 8.  ``lane/tasks.py`` holds the update's batches.  ``lane/tasks.py`` runs them for a large
     step, this thread for a small one.  ``membership/decisions.py`` keeps a save from running
     meanwhile.
-9.  A batch assigns what scripts have written, merges (``dense/merge.py``: the mean in trainer
-    order) and runs the optimizer blocks (``dense/slice_update.py``, ``dense/slice_optimizer.py``).
+9.  A batch assigns what scripts have written, merges (``dense/update.py``: the mean in trainer
+    order) and runs the optimizer blocks (``dense/update.py``, ``dense/update.py``).
     For tables it is ``lane/tables.py``, then ``table/sparse_table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
@@ -299,12 +299,12 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     client/stream.py                 sending again
     control/control_client.py        dialling again
     dense/compression.py             error feedback
-    dense/merge.py                   merge order
-    dense/merge.py                   sums of halves
-    dense/slice_copies.py            memory that is there before
-    dense/slice_optimizer.py         chunks
-    dense/slice_optimizer.py         ends of tensors
-    dense/slice_update.py            what arrives
+    dense/slices.py                  memory that is there before
+    dense/update.py                  chunks
+    dense/update.py                  ends of tensors
+    dense/update.py                  merge order
+    dense/update.py                  sums of halves
+    dense/update.py                  what arrives
     finite.py                        one sum
     job/averaged_steps.py            averages of a lost trainer
     job/barriers.py                  barriers of the past
@@ -353,7 +353,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     leases/__init__.py               the life of a position
     leases/__init__.py               trainers that step together
     leases/__init__.py               the end of an epoch
-    leases/lease_table.py            calls that come twice
+    leases/table.py                  calls that come twice
     membership/decisions.py          who decides
     membership/decisions.py          an awaited server
     membership/decisions.py          a call's turn

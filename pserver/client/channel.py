@@ -19,7 +19,7 @@ import torch
 from pserver import wire_pb2 as wire
 from pserver.client.replies import Reply
 from pserver.client.stream import NamedTensors, RetryingStream
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import SPANS, Fact, now

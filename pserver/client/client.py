@@ -79,7 +79,7 @@ from pserver.errors import (
     from_wire,
 )
 from pserver.leases.epoch import Lease
-from pserver.leases.lease_table import EpochRange, LeaseAsked
+from pserver.leases.table import EpochRange, LeaseAsked
 from pserver.limits import PART_BYTES
 from pserver.polling import poll
 from pserver.running_clock import RUNNING

@@ -2,18 +2,17 @@
 work on slices.
 
 A program cuts parameters into slices and places them on servers.  A server holds the memory of its
-slices; each has a :class:`~pserver.dense.slice_update.SliceUpdate`, made from an optimize block of
+slices; each has a :class:`~pserver.dense.update.SliceUpdate`, made from an optimize block of
 the server's program.
 
 The files, in reading order::
 
-    compression      a gradient with fewer bits: encoded by trainers, decoded by servers
-    merge            the mean over trainers, and clipping coefficients of merged gradients
-    slice_optimizer  torch's optimizers over slices, equal to the bit to those over whole parameters
-    slice_update     the update of one slice by its lane's mode; updates of small slices in one call
-    slice_store      all slices of one server, and their states by variable name
-    slice_copies     copies of all slices and states, as of one moment
-    unmerged_states  the states that a checkpoint of whole tensors does not have
+    compression  a gradient with fewer bits: encoded by trainers, decoded by servers
+    update       torch's optimizers over slices, equal to the bit to those over whole parameters;
+                 the mean over trainers, and clipping coefficients of merged gradients
+    slices       all slices of one server, and their states by variable name; copies of all slices
+                 and states, as of one moment; the states that a checkpoint of whole tensors does
+                 not have
 
 This room is pure: no thread, lock, socket, clock or environment.  It imports torch, ``transpiler``,
 ``pserver.errors``, and of ``pserver.transport`` the codec's names of dtypes.

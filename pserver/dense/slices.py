@@ -1,21 +1,15 @@
-"""The dense slices that one server holds, with their update rules.
-
-A :class:`SliceStore` is made from a pserver program.  Each optimize block becomes a
-:class:`~pserver.dense.slice_update.SliceUpdate`: the slice's memory, the rule that updates it, and
-what is done to the merged gradient before.
-"""
+"""The dense slices of one server: their store, copies of one moment, states of checkpoints."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from pserver.dense.slice_optimizer import SliceUpdater
-from pserver.dense.slice_update import OuterSliceUpdate, SliceUpdate, join_small
+from pserver.dense.update import OuterSliceUpdate, SliceUpdate, SliceUpdater, join_small
 from pserver.errors import CorruptFrame, Unprepared
 from pserver.transport.frames import DTYPES, NAMES
 from pserver.transport.memory import ZONE_BYTES, Segment
@@ -24,6 +18,15 @@ from transpiler.ir.ops import rule_of_op, states_of_op
 from transpiler.ir.rules import is_dense
 from transpiler.program import Program
 from transpiler.verify.invariants import table_of_block
+
+# ---- slice store ----
+#
+# The dense slices that one server holds, with their update rules.
+#
+# A :class:`SliceStore` is made from a pserver program.  Each optimize block becomes a
+# :class:`~pserver.dense.update.SliceUpdate`: the slice's memory, the rule that updates it, and what
+# is done to the merged gradient before.
+
 
 log = logging.getLogger(__name__)
 
@@ -291,3 +294,78 @@ def _some(names: Mapping[str, object]) -> str:
         if listed
         else "nothing"
     )
+
+
+# ---- slice copies ----
+#
+# Copies of all slices and optimizer states of a server, as of one moment.
+
+
+class SliceCopies:
+    """Memory for copies of all that a store holds, which :meth:`take` fills.
+
+    [Note: memory that is there before]  A copy into memory that no process has touched takes two to
+    three times as long, as the system finds each page when it is first written to.  So the memory
+    is touched when this is made, while steps go on, and the copies are made while they wait.
+
+    One caller at a time.
+
+    Args:
+        store: may be updated while this is made.  A state that comes into being meanwhile is copied
+            into memory of its own.
+
+    Attributes:
+        taken: the copies by name; who writes them takes them out one by one, so that their memory
+            is free again.
+    """
+
+    def __init__(self, store: SliceStore) -> None:
+        self._store = store
+        self._room = {
+            name: torch.zeros(shape, dtype=dtype).fill_(0) for name, shape, dtype in store.shapes()
+        }
+        self.taken: dict[str, torch.Tensor] = {}
+
+    def take(self) -> None:
+        """Copies every slice, and every state that exists, as it is now; nothing is updated
+        meanwhile.
+        """
+        for name, _, _ in self._store.shapes():
+            self.taken[name] = self._store.copy(name, self._room.pop(name, None))
+        self._room.clear()
+
+
+# ---- unmerged states ----
+#
+# The states of servers that a checkpoint of whole tensors does not have.
+#
+# Whole tensors are those of the script's optimizers: the states of an outer optimizer are not among
+# them, and a number that every slice has, the count of its steps, is there once.  After a server
+# was lost and has come back, its slices have taken fewer steps than those of the others.
+
+
+PREFIX = "server/"  # in a checkpoint, before the variable's name
+
+
+def unmerged_states(
+    slices: Sequence[Mapping[str, str]], held: Mapping[str, torch.Tensor], outer: bool
+) -> dict[str, torch.Tensor]:
+    """Those states of one parameter that whole tensors do not have, as a checkpoint names them.
+
+    Args:
+        slices: of each slice the variables of its states, by the state's name.
+        held: the states that servers have made, by variable.
+        outer: they are an outer optimizer's, and the script's has others.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for own in slices:
+        for state, variable in own.items():
+            tensor = held.get(variable)
+            if tensor is not None and (outer or _apart(tensor, held.get(slices[0][state]))):
+                found[f"{PREFIX}{variable}"] = tensor
+    return found
+
+
+def _apart(tensor: torch.Tensor, first: torch.Tensor | None) -> bool:
+    """Whether a number is not that of the first slice."""
+    return tensor.dim() == 0 and (first is None or not torch.equal(tensor, first))

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from pserver.checkpoint.checkpoint import Saved
-from pserver.dense.slice_store import SliceStore
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.slices import SliceStore
+from pserver.dense.update import SliceUpdate
 from pserver.errors import Busy, Refused, Unprepared
 from pserver.job.averaged_steps import AveragedSteps
 from pserver.job.barriers import Barriers

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pserver.checkpoint.checkpoint import Writer
-from pserver.dense.slice_copies import SliceCopies
+from pserver.dense.slices import SliceCopies
 from pserver.job.program import InstalledProgram
 from pserver.membership.members import Membership
 from pserver.undone import or_undone

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.errors import FingerprintMismatch, PServerError, Refused, TrainerLost, Unprepared
 from pserver.job_log.records import Process, ProcessStep
 from pserver.lane.judge import NonFiniteSteps, OutlierPushes

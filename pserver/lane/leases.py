@@ -19,7 +19,7 @@ from pserver.errors import Refused, TrainerLost
 from pserver.job_log.records import Process
 from pserver.lane.rounds import Contribution
 from pserver.leases.epoch import Account, Epoch, Lease
-from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, MemberState
 from pserver.membership.waits import Held, Kind

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from pserver.dense.slice_store import SliceStore
+from pserver.dense.slices import SliceStore
 from pserver.job_log.records import Record, Standing, records_bytes
 from pserver.job_log_pb2 import Entry, LoadedRows, LoadedValues, Opening, Records, ShrunkTable
 from pserver.lane.recorded_steps import StepEntries, entry_of_arrays, hparams_message

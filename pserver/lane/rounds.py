@@ -30,13 +30,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pserver.dense.merge import mean, squared_norm
-from pserver.dense.slice_update import SliceUpdate, update_all
+from pserver.dense.update import SliceUpdate, mean, squared_norm, update_all
 from pserver.errors import CorruptFrame, FingerprintMismatch, Refused
 from pserver.finite import NonFiniteStep
 from pserver.job_log.records import ProcessStep
 from pserver.lane.tasks import UpdateTask
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient, RowsBefore, total_of
 from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, checksum
 from transpiler.ir.rules import Hparam

@@ -23,7 +23,7 @@ from threading import Thread
 
 import torch
 
-from pserver.dense.slice_update import SliceUpdate, batches
+from pserver.dense.update import SliceUpdate, batches
 from pserver.membership.waits import ALL, Event, Waits
 
 # ---- update task ----

@@ -17,7 +17,7 @@ from threading import Lock
 
 import torch
 
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.lane.rounds import Contribution
 
 # ---- snapshot ----

@@ -2,19 +2,16 @@
 
 In reading order::
 
-    intervals     sets of positions, kept as disjoint intervals
-    stripes       the order in which trainers that step together divide an epoch
-    segments      runs of positions of unknown lengths: iterable data, pieces of files
-    epoch         what an epoch is; a lease; what has become of an epoch
-    epoch_leases  who has which positions of one epoch
-    lease_table   the epochs of a job, and its trainers
+    epoch  what an epoch is; a lease; what has become of an epoch; sets of positions, kept as
+           disjoint intervals; the order in which trainers that step together divide an epoch
+    table  the epochs of a job, and its trainers
 
 An epoch is a sequence that every trainer has alike: a permutation of a data set's samples, drawn
 from the epoch's seed; the batches that a sampler of the script's draws, or an iterable gives; or
 the samples of files.  The table deals out positions of it; it never sees a sample.
 
 [Note: epochs of unknown length]  Of iterable data, and of files, nobody knows the end before it was
-met.  Positions then lie in segments (:mod:`~pserver.leases.segments`), which are dealt out as if
+met.  Positions then lie in segments (:mod:`~pserver.leases.epoch`), which are dealt out as if
 they had no end.  The first trainer that meets an end says it with its next request; what was
 leased, or kept for a trainer, behind it vanishes, as it was never there.  A trainer that meets
 another end is refused.  While the end is not known a lease has at most as large a part of what was
@@ -32,7 +29,7 @@ trainer had leased, and no record names, goes back and is dealt out again.  So e
 decided once or counted as skipped, whatever dies.
 
 [Note: trainers that step together]  A sync step needs every trainer, so each has a stripe of its
-own (:class:`~pserver.leases.stripes.Stripes`), in the order that jobs without leases have: a
+own (:class:`~pserver.leases.epoch.Stripes`), in the order that jobs without leases have: a
 cluster's run stays equal to a single node's.  What a lost trainer had of its stripe waits for its
 replacement.  If nobody has come back when all others have used up theirs, it is divided among
 them, in equally many batches each.  A replacement that was not waited for gives up as many batches

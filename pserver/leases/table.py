@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pserver.leases.epoch import Account, Epoch, Lease
-from pserver.leases.epoch_leases import EpochLeases, begun_again
+from pserver.leases.epoch import Account, Epoch, EpochLeases, Lease, begun_again
 
 EpochRange = tuple[int, int, int]  # the epoch's number, start, stop
 EpochEnd = tuple[int, int, int]  # the epoch's number, a segment, how many positions it has

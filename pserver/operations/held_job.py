@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pserver.client.observer import Observer, Progress
-from pserver.dense.unmerged_states import unmerged_states
+from pserver.dense.slices import unmerged_states
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.polling import poll
 from pserver.security.access import Access, always_open

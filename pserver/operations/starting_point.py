@@ -11,7 +11,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Reader
-from pserver.dense.unmerged_states import PREFIX
+from pserver.dense.slices import PREFIX
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.operations.replayed_server import ReplayedServer
 from transpiler.files.local_path import shown

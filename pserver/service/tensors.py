@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from pserver.dense.compression import decode, layout, selected_layout
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.errors import (
     CorruptFrame,
     JobFailed,

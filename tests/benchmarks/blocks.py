@@ -10,7 +10,7 @@ import torch
 from harness import Promise, Row, alternate, timed
 from torch import nn
 
-from pserver.dense.slice_optimizer import SliceUpdater
+from pserver.dense.update import SliceUpdater
 from trainer import Executor
 from transpiler import capture
 from transpiler.ir.rules import hparams_of, rule_of

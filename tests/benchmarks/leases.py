@@ -17,7 +17,7 @@ from pserver import wire_pb2 as wire
 from pserver.client.client import LeaseCalls
 from pserver.lane.leases import JobLeases, ranges_of
 from pserver.leases.epoch import Epoch
-from pserver.leases.lease_table import LeaseAsked
+from pserver.leases.table import LeaseAsked
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
 

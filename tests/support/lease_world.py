@@ -9,9 +9,8 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from pserver.leases.epoch import Epoch, Lease
-from pserver.leases.intervals import Range
-from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+from pserver.leases.epoch import Epoch, Lease, Range
+from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 
 LONGEST = 20_000  # events of a schedule
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig
-from pserver.dense.merge import clip_coefficients
+from pserver.dense.update import clip_coefficients
 from pserver.job.job import PROTOCOL, Job
 from pserver.job.program import InstalledProgram
 from pserver.lane.lane import LaneExecutor

@@ -16,7 +16,7 @@ import numpy as np
 from pserver import wire_pb2 as wire
 from pserver.lane.leases import JobLeases
 from pserver.leases.epoch import Account, Epoch
-from pserver.leases.lease_table import LeaseTable
+from pserver.leases.table import LeaseTable
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, MemberState
 from tests.support.lease_world import World

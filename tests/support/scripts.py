@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pserver import wire_pb2 as wire
 from pserver.client.client import LeaseCalls
 from pserver.leases.epoch import Epoch, Lease
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.membership.members import Member
 from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.job.leased_pass import Leased

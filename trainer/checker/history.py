@@ -17,7 +17,7 @@ from pserver.job.job import Reloading
 from pserver.job.job_files import Saving
 from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Loss, Lost, Process, Record, Standing
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient
 from pserver.table.sparse_table import SparseTable

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pserver.checkpoint.checkpoint import Reader
-from pserver.dense.merge import clip_coefficients, squared_norm
+from pserver.dense.update import clip_coefficients, squared_norm
 from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Decided, ProcessStep, Record
 from pserver.table.gradient import RowGradient, total_of

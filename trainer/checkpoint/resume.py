@@ -77,7 +77,7 @@ def save(
             :class:`trainer.job.script_place.ScriptPlace`.
         log: as of which entries of the servers' recorded log this is; None: there is none.
         unmerged: further tensors, of servers, for a replay of that; see
-            :func:`pserver.dense.unmerged_states.unmerged_states`.
+            :func:`pserver.dense.slices.unmerged_states`.
 
     Returns:
         The checkpoint, as the base of a later one.

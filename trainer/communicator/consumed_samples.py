@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 
 
 class ConsumedSamples:

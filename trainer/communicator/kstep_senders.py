@@ -19,7 +19,7 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.finite import is_finite
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.communicator.parameter_slices import ParameterSlices
@@ -158,7 +158,7 @@ class DiLoCoSender(KStepSender):
     replace them while the script waits.
 
     The server knows the value that every trainer started from, and takes the change: see
-    [Note: what arrives] in pserver/dense/slice_update.py.  Where it looks for outliers, a copy of
+    [Note: what arrives] in pserver/dense/update.py.  Where it looks for outliers, a copy of
     that value is kept here, too: the change is what is measured.
 
     Of rows of tables the change itself leaves: the server need not know which rows a trainer has

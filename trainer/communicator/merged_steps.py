@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pserver.client.channel import Hparams
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment
 from trainer.communicator.device_copy import PendingCopy, is_on_gpu

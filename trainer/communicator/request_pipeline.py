@@ -25,7 +25,7 @@ import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment
 from trainer.communicator.parameter_slices import ParameterSlices

@@ -15,8 +15,8 @@ import torch
 from pserver.client.client import Client
 from pserver.client.replies import Reply, first_of
 from pserver.client.stream import Destination
-from pserver.dense.slice_optimizer import slice_state
-from pserver.dense.unmerged_states import unmerged_states
+from pserver.dense.slices import unmerged_states
+from pserver.dense.update import slice_state
 from trainer.communicator.kstep_senders import warn_unserved
 from trainer.communicator.lane import LaneSender
 from trainer.communicator.parameter_slices import ParameterSlices

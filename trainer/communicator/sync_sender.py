@@ -12,7 +12,7 @@ import torch
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
-from pserver.dense.merge import clip_coefficients
+from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
 from trainer.communicator.consumed_samples import ConsumedSamples

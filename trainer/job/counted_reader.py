@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pserver.leases.intervals import Range
-from pserver.leases.segments import place_of
+from pserver.leases.epoch import Range, place_of
 from trainer.job.shared_randomness import SharedRandomness
 
 _END = object()

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pserver.leases.epoch import Epoch
-from pserver.leases.stripes import Stripes
+from pserver.leases.epoch import Epoch, Stripes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import PurePath
 
-from pserver.leases.epoch import Epoch
-from pserver.leases.intervals import Intervals, Range
-from pserver.leases.segments import WIDTH
+from pserver.leases.epoch import WIDTH, Epoch, Intervals, Range
 from trainer.data.batches import Batch, tensors_of
 from trainer.data.columns import Columns, joined, part, samples_of
 from trainer.data.file_dataset import Parses

@@ -13,11 +13,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from pserver.errors import PServerError
-from pserver.leases.epoch import Epoch, Lease, LeasedBatches
-from pserver.leases.intervals import Range
-from pserver.leases.lease_table import EpochRange
-from pserver.leases.segments import Segments
-from pserver.leases.stripes import Stripes
+from pserver.leases.epoch import Epoch, Lease, LeasedBatches, Range, Segments, Stripes
+from pserver.leases.table import EpochRange
 from trainer.job.counted_reader import Ended
 from trainer.job.part import Part, dealt
 from trainer.job.sample_leases import SampleLeases

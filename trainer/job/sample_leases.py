@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from pserver.errors import PServerError
-from pserver.leases.epoch import Epoch, Lease
-from pserver.leases.intervals import Range
-from pserver.leases.lease_table import EpochEnd, LeaseAsked
+from pserver.leases.epoch import Epoch, Lease, Range
+from pserver.leases.table import EpochEnd, LeaseAsked
 from trainer.communicator.communicator import Communicator
 from trainer.job.saves import Saves
 from transpiler.plan.plan import Plan

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
-from pserver.leases.epoch import Epoch
-from pserver.leases.intervals import Range
+from pserver.leases.epoch import Epoch, Range
 from trainer.data.batches import Batch, tensors_of
 from trainer.data.columns import Columns, joined, part, samples_of
 from trainer.data.file_dataset import Parses

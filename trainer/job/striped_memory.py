@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.leases.epoch import Epoch, Lease
-from pserver.leases.intervals import Range
+from pserver.leases.epoch import Epoch, Lease, Range
 from trainer.data.batches import Batch, tensors_of
 from trainer.data.columns import Array, Column, Columns, joined, taken
 from trainer.data.exchange import NUMBER

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pserver.dense.merge import mean
-from pserver.dense.slice_optimizer import CHUNK
+from pserver.dense.update import CHUNK, mean
 
 HALVES = [torch.bfloat16, torch.float16]
 

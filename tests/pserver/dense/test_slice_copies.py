@@ -7,8 +7,7 @@ import weakref
 import pytest
 import torch
 
-from pserver.dense.slice_copies import SliceCopies
-from pserver.dense.slice_store import SliceStore
+from pserver.dense.slices import SliceCopies, SliceStore
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.files.tensor_stream import pieces
 from transpiler.ir.rules import Rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pserver.dense.unmerged_states import unmerged_states
+from pserver.dense.slices import unmerged_states
 
 SLICES = [{"exp_avg": f"w@exp_avg.{at}", "step": f"w@step.{at}"} for at in range(3)]
 

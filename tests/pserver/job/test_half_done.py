@@ -19,8 +19,7 @@ import pserver.lane.lane
 import pserver.service.tensors
 from pserver.checkpoint.checkpoint import Writer
 from pserver.config import ServerConfig
-from pserver.dense.slice_copies import SliceCopies
-from pserver.dense.slice_store import SliceStore
+from pserver.dense.slices import SliceCopies, SliceStore
 from pserver.errors import Busy, Refused, TimedOut, Unprepared, from_wire
 from pserver.job.job import PROTOCOL, Job, JobIdentity
 from pserver.job.program import InstalledProgram

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.transport import inprocess
 from pserver.wire_pb2 import (
     Commit,

@@ -12,7 +12,7 @@ import torch
 from pserver.client.client import Client, Identity
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig
-from pserver.dense import slice_update
+from pserver.dense import update as slice_update
 from pserver.job import program
 from pserver.lane.tasks import Batch, UpdateTask, Workers
 from pserver.membership.waits import Waits

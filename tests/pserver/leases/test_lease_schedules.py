@@ -8,10 +8,8 @@ from typing import Any, Self
 
 import pytest
 
-from pserver.leases.epoch import Lease
-from pserver.leases.epoch_leases import EpochLeases
-from pserver.leases.intervals import Intervals
-from pserver.leases.lease_table import EpochRange, LeaseAsked, LeaseTable
+from pserver.leases.epoch import EpochLeases, Intervals, Lease
+from pserver.leases.table import EpochRange, LeaseAsked, LeaseTable
 from tests.support.lease_world import Trainer, World
 
 SEEDS = 1000
@@ -190,7 +188,7 @@ def test_schedules_find_an_epoch_that_deals_wrongly(
     leases: type[EpochLeases], together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranges that do not come back, or come back twice, and an early end, are found."""
-    monkeypatch.setattr("pserver.leases.lease_table.EpochLeases", leases)
+    monkeypatch.setattr("pserver.leases.table.EpochLeases", leases)
 
     assert caught(World, LeaseTable, together)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pserver.leases.epoch import Account, Epoch, Lease
-from pserver.leases.lease_table import LeaseAsked, LeaseTable
+from pserver.leases.table import LeaseAsked, LeaseTable
 
 ON_DEMAND = Epoch(0, "", "0", samples=40, batch_size=5)
 STRIPED = Epoch(0, "", "0", samples=40, batch_size=5, stripes=2)

@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from pserver.leases.epoch import Epoch
-from pserver.leases.intervals import Intervals
-from pserver.leases.lease_table import LeaseAsked, LeaseTable
-from pserver.leases.stripes import Stripes
+from pserver.leases.epoch import Epoch, Intervals, Stripes
+from pserver.leases.table import LeaseAsked, LeaseTable
 from trainer.job.part import JointBatches, Part
 
 

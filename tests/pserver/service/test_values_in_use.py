@@ -10,7 +10,7 @@ import torch
 
 from pserver.client.client import Client, Identity
 from pserver.config import ServerConfig
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.service.server import Server
 from pserver.transport import zones
 from pserver.transport.stream import MISSED

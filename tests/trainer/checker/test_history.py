@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pserver.dense import slice_update
+from pserver.dense import update
 from pserver.job import program
 from pserver.lane import tasks
 from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
@@ -53,7 +53,7 @@ def test_large_steps_under_random_faults(monkeypatch: pytest.MonkeyPatch) -> Non
     updated.
     """
     monkeypatch.setattr(tasks, "LARGE_BYTES", 0)
-    monkeypatch.setattr(slice_update, "JOINT_BYTES", 1)
+    monkeypatch.setattr(update, "JOINT_BYTES", 1)
     monkeypatch.setattr(tasks, "DIVIDED", 1.0)
     monkeypatch.setattr(program, "Workers", lambda threads: tasks.Workers(3))
     failed = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pserver.dense.slice_update import SliceUpdate
+from pserver.dense.update import SliceUpdate
 from pserver.errors import Unreachable
 from pserver.lane.lane import LaneExecutor, LaneWaits
 from pserver.lane.rounds import SyncRound

@@ -11,14 +11,14 @@ import torch
 
 from pserver.client.client import Client
 from pserver.client.stream import RetryingStream
-from pserver.dense.slice_store import SliceStore
+from pserver.dense.slices import SliceStore
 from pserver.errors import Refused
 from pserver.job import reload
 from pserver.job_log.coordinator import Coordinator
 from pserver.lane.lane import StagedSteps
 from pserver.lane.leases import JobLeases
 from pserver.lane.tables import LockedTable
-from pserver.leases.lease_table import EpochRange
+from pserver.leases.table import EpochRange
 from pserver.membership.decisions import Decisions, LoggedCalls, process_of
 from pserver.membership.members import Member, Membership
 from pserver.table.gradient import RowGradient

@@ -12,8 +12,8 @@ import pytest
 
 from pserver.errors import PServerError
 from pserver.lane.leases import JobLeases
-from pserver.leases.lease_table import EpochRange
-from pserver.leases.segments import Segments, place_of
+from pserver.leases.epoch import Segments, place_of
+from pserver.leases.table import EpochRange
 from tests.support.script_world import ScriptWorld
 from tests.support.tiers import RARE
 from trainer.data.columns import Columns

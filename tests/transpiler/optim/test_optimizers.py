@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from pserver.dense.slice_optimizer import CHUNK, SliceUpdater, SmallSlices, slice_state
+from pserver.dense.update import CHUNK, SliceUpdater, SmallSlices, slice_state
 from transpiler.ir.rules import RULES, Rule, hparams_of, rule_of, state_of
 from transpiler.optim.adam_d2sum import AdamD2Sum
 from transpiler.optim.decayed_adagrad import DecayedAdagrad
