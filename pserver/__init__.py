@@ -85,7 +85,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
     meanwhile.
 9.  A batch assigns what scripts have written, merges (``dense/update.py``: the mean in trainer
     order) and runs the optimizer blocks (``dense/update.py``, ``dense/update.py``).
-    For tables it is ``lane/tables.py``, then ``table/sparse_table.py``.
+    For tables it is ``lane/tables.py``, then ``table/table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
 11. The stream's thread sends each slice as soon as it has its new value: ``InstalledProgram.read``
@@ -384,22 +384,22 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     side_business.py                 side business
     storage/new_file.py              what a growing file costs
     storage/remote_place.py          replacing an object
-    table/deferred_updates.py        deferred updates
-    table/disk_tier.py               what RocksDB holds
-    table/disk_tier.py               whose directory
-    table/eviction.py                samples
-    table/half_precision.py          rounding at random
-    table/half_rows.py               halves in memory
+    table/deferred.py                deferred updates
     table/ids.py                     two hashes
     table/index.py                   the index
     table/index.py                   ids that agree
+    table/index.py                   reserved memory
+    table/index.py                   a record
     table/kernels.py                 kept kernels
-    table/memory.py                  reserved memory
-    table/memory.py                  a record
-    table/rows_read.py               rows as they were read
-    table/slot_cut.py                copy before change
-    table/slot_cut.py                slots that are read in a row
-    table/tiered_table.py            two tiers
+    table/lifecycle.py               samples
+    table/rows.py                    rounding at random
+    table/rows.py                    halves in memory
+    table/snapshots.py               copy before change
+    table/snapshots.py               slots that are read in a row
+    table/table.py                   rows as they were read
+    table/tiered.py                  two tiers
+    table/tiered.py                  what RocksDB holds
+    table/tiered.py                  whose directory
     table/updater.py                 rows that were always there
     table/updater.py                 a history that ends
     tracing/__init__.py              one clock

@@ -51,7 +51,7 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class InitialRows(nn.Module):
-    """The initial values of rows, as in pserver/table/initializers.py; logarithms and cosines are
+    """The initial values of rows, as in pserver/table/rows.py; logarithms and cosines are
     torch's, so a float64's last bits may differ.
 
     Args:

@@ -28,10 +28,9 @@ import torch
 
 from pserver.errors import Refused
 from pserver.table.gradient import RowGradient, RowsBefore
-from pserver.table.rows_read import RowsRead
-from pserver.table.sparse_table import compile_kernels
-from pserver.table.table_cut import TableCut
-from pserver.table.tiered_table import open_table
+from pserver.table.snapshots import TableCut
+from pserver.table.table import RowsRead, compile_kernels
+from pserver.table.tiered import open_table
 from pserver.transport.frames import DTYPES
 from pserver.undone import or_undone
 from transpiler.files import bounded_json

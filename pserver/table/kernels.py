@@ -21,17 +21,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 SOURCES = (
-    "admission.py",
-    "deferred_adam.py",
-    "deferred_updates.py",
-    "half_precision.py",
-    "hparam_history.py",
+    "lifecycle.py",
+    "deferred.py",
+    "deferred.py",
+    "rows.py",
+    "deferred.py",
     "ids.py",
-    "index_kernels.py",
-    "initializers.py",
+    "index.py",
+    "rows.py",
     "kernels.py",
     "rows.py",
-    "update_kernels.py",
+    "rules.py",
 )
 
 Array = npt.NDArray[Any]

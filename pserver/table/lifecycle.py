@@ -7,6 +7,14 @@
       +------admitted at once, assign-----+
 
 Every such event is counted.
+
+[Note: samples]  Keeping all rows in the order of their last push would cost each push more than the
+push itself.  In a table of up to ``EXACT`` rows a search of all finds those that had no push for
+the longest time ("lru"), or the fewest pushes ("lfu"; of equals the one without a push for
+longest).  In larger tables the search is among about ``EACH`` rows for each that has to go: those
+whose ids have a hash in one range.  Where that range begins follows from the number of rows evicted
+so far.  So what goes follows from the rows, and not from where they lie in memory: a run repeats,
+and goes on as it would have from its checkpoint.
 """
 
 from __future__ import annotations
@@ -15,12 +23,198 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pserver.table.admission import AdmissionFilter, score
-from pserver.table.eviction import victims
-from pserver.table.kernels import Array
-from pserver.table.rows import BLOCK, Rows
+from pserver.table.ids import plain
+from pserver.table.index import KEYS, Index, Memory
+from pserver.table.kernels import Array, kernel
+from pserver.table.rows import BLOCK, Rows, chance, seed_word
 from pserver.table.updater import RowUpdater
-from transpiler.ir.tables import ShowClickEntry, Table
+from transpiler.ir.tables import CountFilterEntry, ProbabilityEntry, ShowClickEntry, Table
+
+# ---- admission ----
+#
+# The admission filter of a table: which ids get a row.
+#
+# A table's entry is its admission rule.  An id that is pushed to and not admitted waits: the filter
+# keeps its counts until a later push admits it.
+
+
+@kernel
+def _chosen(ids: Array, seed: np.uint64, probability: float, chosen: Array) -> None:
+    """Writes which ids a ProbabilityEntry admits."""
+    for i in range(len(ids)):
+        chosen[i] = chance(seed, ids[i]) < probability
+
+
+def score(entry: ShowClickEntry, statistics: Array) -> Array:
+    """The scores of ids, float64[n].
+
+    Args:
+        entry: the admission rule.
+        statistics: [n, 2 or more], how often each id was shown and clicked.
+    """
+    show, click = statistics[:, 0], statistics[:, 1]
+    return (show - click) * entry.nonclk_coeff + click * entry.click_coeff
+
+
+class AdmissionFilter:
+    """Decides which ids get a row, and keeps those that wait for one.
+
+    One caller at a time.
+
+    Args:
+        table: the table's description in the plan.
+
+    Attributes:
+        entry: the admission rule; None admits every id.
+        index: of the ids that wait.
+        names: the columns of ``records``: "count", or "show", "click" and "unseen"; and "pushed"
+            where rows have a time to live.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.entry, self._ttl, self._seed = table.entry, table.ttl, seed_word(table.seed)
+        self.index = Index()
+        names = (
+            ("show", "click", "unseen") if isinstance(self.entry, ShowClickEntry) else ("count",)
+        )
+        self.names = (*names, *(("pushed",) if table.ttl is not None else ()))
+        self._memory = Memory(len(self.names), np.float64)
+
+    @property
+    def delays(self) -> bool:
+        """Whether ids of this table may have to wait."""
+        entry = self.entry
+        return (isinstance(entry, CountFilterEntry) and entry.count > 1) or (
+            isinstance(entry, ShowClickEntry) and entry.threshold > 0
+        )
+
+    @property
+    def records(self) -> Array:
+        """float64[slots, names]: what is known of each id that waits; the memory itself."""
+        return self._memory.array
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of records and index, in bytes."""
+        return self.index.used * self._memory.row_bytes + self.index.bytes_held
+
+    def admit(
+        self, ids: Array, statistics: Array | None, now: float, epoch: int
+    ) -> tuple[Array, Array]:
+        """Counts a push to ids without a row, and admits those that are due.
+
+        Args:
+            ids: int64[m], which differ.
+            statistics: float32[m, 2] of this push, where the table has statistics.
+            now: seconds.
+            epoch: of the table's saves.
+
+        Returns:
+            bool[m]: whether they get a row now; float64[m, 2]: their statistics of earlier pushes.
+        """
+        earlier = np.zeros((len(ids), 2))
+        if isinstance(self.entry, ProbabilityEntry):
+            chosen = np.zeros(len(ids), np.bool_)
+            _chosen(plain(ids, "admit"), self._seed, self.entry.probability, chosen)
+            return chosen, earlier
+        if not self.delays:
+            return np.ones(len(ids), np.bool_), earlier
+        slots = self._known(ids, now, epoch)
+        held = self.records[slots]
+        if isinstance(self.entry, ShowClickEntry):
+            assert statistics is not None, "a table with this entry has statistics"
+            earlier = held[:, :2].copy()
+            held[:, :2] += statistics
+            held[:, 2] = 0.0
+            admitted = score(self.entry, held) >= self.entry.threshold
+        else:
+            assert isinstance(self.entry, CountFilterEntry)
+            held[:, 0] += 1
+            admitted = held[:, 0] >= self.entry.count
+        if self._ttl is not None:
+            held[:, -1] = now
+        self.records[slots] = held
+        self.index.remove(np.ascontiguousarray(ids[admitted]))
+        return admitted, earlier
+
+    def _known(self, ids: Array, now: float, epoch: int) -> Array:
+        """The slots of these ids, with empty records for those that are new or had outlived their
+        time.
+        """
+        slots, missing, _ = self.index.mark(ids, epoch, 0)
+        if missing:
+            slots[slots < 0] = self.add(ids[slots < 0], epoch)
+        if self._ttl is not None:
+            self.records[slots[now - self.records[slots, -1] > self._ttl]] = 0.0
+        return slots
+
+    def add(self, ids: Array, epoch: int) -> Array:
+        """Has ids wait that did not: their slots, with empty records."""
+        slots = self.index.insert(ids, epoch, 0)
+        self._memory.need(self.index.used)
+        self.records[slots] = 0.0
+        return slots
+
+    def clear(self) -> None:
+        """Forgets all ids."""
+        used = self.index.used
+        self.index.clear()
+        self._memory.clear(used)
+
+
+# ---- eviction ----
+#
+# Eviction: which rows go when a table is full.
+
+
+EXACT = 16384  # rows of a table that are all searched
+EACH = 16  # rows that are searched for each that has to go, in larger tables
+
+
+def victims(rows: Rows, count: int, before: int) -> Array:
+    """Chooses rows to evict.  See [Note: samples].
+
+    Args:
+        rows: the table's rows, whose records have the word "order" (and "pushes" for "lfu").
+        count: how many to choose; at least one.
+        before: how many were evicted so far.
+
+    Returns:
+        int64[count]: their slots.
+    """
+    sampled = len(rows) > max(EXACT, EACH * count)
+    slots = _sample(rows, count, before) if sampled else rows.index.listed(0, rows.index.used)[0]
+    ids, order = rows.index.ids.array[slots], rows.word("order")[slots]
+    if rows.has("pushes"):
+        return slots[np.lexsort((ids, order, rows.word("pushes")[slots]))[:count]]
+    return slots[_least(order, ids, count)]
+
+
+def _least(order: Array, ids: Array, count: int) -> Array:
+    """The places of the ``count`` least; of equals, which rows of several servers may be, those of
+    the least ids.
+    """
+    bound = np.partition(order, count - 1)[count - 1]
+    sure, equal = np.flatnonzero(order < bound), np.flatnonzero(order == bound)
+    return np.concatenate([sure, equal[np.argsort(ids[equal])][: count - len(sure)]])
+
+
+def _sample(rows: Rows, count: int, before: int) -> Array:
+    """The slots of rows in one range of hashes: at least ``count``."""
+    width = KEYS * EACH * count // len(rows)
+    begin = int(chance(rows.seed, before) * KEYS)
+    while True:
+        end = begin + width
+        slots = rows.index.within(begin, min(end, KEYS))
+        if end > KEYS:  # it goes on at the beginning
+            slots = np.concatenate([slots, rows.index.within(0, min(end - KEYS, begin))])
+        if len(slots) >= count:
+            return slots
+        width *= 2
+
+
+# ---- lifecycle ----
+
 
 COUNTED = ("pushes", "admitted", "refused", "evicted", "expired", "shrunk")
 

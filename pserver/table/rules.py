@@ -3,7 +3,7 @@
 Each kernel does to a row what torch's optimizer of that name does, operation by operation and in
 the row's own precision.  The scalars of a step (a rate divided by its bias correction) are computed
 in double, once, as torch does; the function that computes them stands above its kernel.  What a
-step does to rows that it does not touch is in deferred_updates.py; a rule's hparams, flags and
+step does to rows that it does not touch is in deferred.py; a rule's hparams, flags and
 states are in ``transpiler.ir.rules``.
 
 A kernel takes

@@ -1,35 +1,51 @@
-"""A table as chunks of arrays: whole records out, and in again, on any number of servers.
+"""A table as arrays: whole, in chunks, or as it was at one moment while steps change it.
 
-A chunk has these arrays, as far as the table has them.  Every chunk of a table has the same arrays;
-some may be empty.
+[Note: copy before change]  A cut costs nothing when it begins.  The index tells it of slots whose
+records are about to change or to go, and of slots that get another id: the cut copies the records
+that it still needs, and passes over the slots that came later.  What was copied is read first, so
+that copies do not pile up while the reader is faster than the changes.
 
-====================================  ===========  ====================================
-"ids"                                 int64[m]     of the chunk's rows
-"values"                              [m, dim]     in the dtype that the table computes in
-"state.NAME"                          [m, width]   likewise
-"step"                                int64[m]     the last step that the row has taken
-"order", "pushes"                     int64[m]     what the record knows of pushes: see
-"pushed", "show", "click", "unseen"   float64[m]   ``Layout``
-"waiting.ids"                         int64[w]     ids that wait for admission
-"waiting.NAME"                        float64[w]   what is known of them: see ``AdmissionFilter``
-"removed"                             int64[r]     ids that have no row and do not wait any more;
-                                                   in a scan of changes only
-====================================  ===========  ====================================
+[Note: slots that are read in a row]  Looking up each id, to see whether its slot holds a row, costs
+more than to copy the row.  So a cut of all rows notes the free slots when it begins; of every other
+slot it is told.  Where more than ``FREE_SLOTS`` are free, that would keep the steps waiting, and
+ids are looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pserver.table.ids import owners
-from pserver.table.index import Index
+from pserver.table.index import EPOCHS, Index, claim
 from pserver.table.kernels import Array
 from pserver.table.lifecycle import RowLifecycle
 from pserver.table.rows import Rows
 from pserver.table.updater import RowUpdater
+from pserver.undone import or_undone
+
+# ---- chunks ----
+#
+# A table as chunks of arrays: whole records out, and in again, on any number of servers.
+#
+# A chunk has these arrays, as far as the table has them.  Every chunk of a table has the same
+# arrays; some may be empty.
+#
+# ====================================  ===========  ====================================
+# "ids"                                 int64[m]     of the chunk's rows
+# "values"                              [m, dim]     in the dtype that the table computes in
+# "state.NAME"                          [m, width]   likewise
+# "step"                                int64[m]     the last step that the row has taken
+# "order", "pushes"                     int64[m]     what the record knows of pushes: see
+# "pushed", "show", "click", "unseen"   float64[m]   ``Layout``
+# "waiting.ids"                         int64[w]     ids that wait for admission
+# "waiting.NAME"                        float64[w]   what is known of them: see ``AdmissionFilter``
+# "removed"                             int64[r]     ids that have no row and do not wait any more;
+#                                                    in a scan of changes only
+# ====================================  ===========  ====================================
+
 
 # A scan goes through these in this order; a cursor is one of them times PLACE, and a slot.
 ROWS, WAITING, REMOVED = 0, 1, 2
@@ -235,3 +251,179 @@ class TableChunks:
 
 def _contiguous(chunk: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.ascontiguousarray(column) for name, column in chunk.items()}
+
+
+# ---- slot cut ----
+#
+# The slots of one index as they were at one moment, read in pieces while the index changes.
+
+
+FREE_SLOTS = 2**16
+
+Chunk = dict[str, Array]
+
+
+class SlotCut:
+    """What an index and its records hold at the moment in which this is made.
+
+    One caller at a time, who is also the only one to change the index.
+
+    Args:
+        index: which tells of changes from here on, until :meth:`close`.
+        epoch: only rows that were last changed in it; -1: all.
+        after: the epoch of all changes from here on, which no row has before; -1: there is none.
+        copied: gives the chunk of the rows in some slots.
+
+    Attributes:
+        bytes_kept: of the copies that were not read yet.
+    """
+
+    def __init__(
+        self, index: Index, epoch: int, after: int, copied: Callable[[Array], Chunk]
+    ) -> None:
+        assert index.watcher is None, "one cut of a table at a time"
+        self._index, self._epoch, self._copied = index, epoch, copied
+        # once epochs begin anew, rows may have any of them
+        self._after = after if after < EPOCHS else -1
+        self._place = 0  # the reader has passed the slots before this
+        self._done = np.zeros(index.used, np.bool_)  # what was copied, or was not there
+        # whether each slot that is not done holds a row of the cut
+        self._known = epoch < 0 and index.note_free(self._done, FREE_SLOTS)
+        self._kept: list[Chunk] = []
+        self.bytes_kept = 0
+        index.watcher = self
+
+    def changing(self, slots: Array, words: Array) -> None:
+        """See :class:`pserver.table.index.Watcher`."""
+        claimed = np.empty(len(slots), np.int64)
+        epochs = self._epoch % EPOCHS if self._epoch >= 0 else -1, self._after
+        claimed = claimed[: claim(slots, words, epochs, self._place, self._done, claimed)]
+        if len(claimed):
+            self._kept.append(self._copied(claimed))
+            self.bytes_kept += sum(column.nbytes for column in self._kept[-1].values())
+
+    def coming(self, slots: Array) -> None:
+        """These slots, int64[n], which were free, get an id."""
+        self._done[slots[slots < len(self._done)]] = True
+
+    def read(self, limit: int) -> Chunk | None:
+        """Some of the rows that were not read yet, or none; None: there are no more.
+
+        Args:
+            limit: slots of the index that are looked at, at most; copies come as they are.
+        """
+        if self._kept:
+            chunk = self._kept.pop()
+            self.bytes_kept -= sum(column.nbytes for column in chunk.values())
+            return chunk
+        begin, end = self._place, min(self._place + limit, len(self._done))
+        if begin == end:
+            return None
+        self._place = end
+        if self._known:
+            return self._copied(begin + np.flatnonzero(~self._done[begin:end]))
+        here, _ = self._index.listed(begin, limit, self._epoch, end)
+        return self._copied(here[~self._done[here]])
+
+    def close(self) -> None:
+        """The index tells of no more changes, and what was copied is dropped."""
+        if self._index.watcher is self:
+            self._index.watcher = None
+        self._kept, self.bytes_kept = [], 0
+        self._place, self._done = 0, self._done[:0].copy()
+
+
+# ---- table cut ----
+#
+# A table as it was at one moment, read in pieces while the table is used.
+#
+# See [Note: copy before change] in snapshots.py.
+
+
+BLOCK = 65536  # removed ids of a chunk
+
+
+class TableCut:
+    """What a table holds at the moment in which this is made, as chunks: see snapshots.py.
+
+    One caller at a time, who is also the only one to change the table.  Memory holds copies of the
+    rows that have changed since and were not read yet.
+
+    Args:
+        chunks: reads the table.
+        metadata: the table's, at that moment.
+        changed_since_save: only what changed since the last save.
+        marks: the table's next epoch begins with it.
+        removed: the ids that were removed since; it does not change any more.
+        cold: the rows that are not in memory, a chunk at a time, as at that moment.
+
+    Attributes:
+        metadata: as given.
+    """
+
+    def __init__(
+        self,
+        chunks: TableChunks,
+        metadata: Mapping[str, Any],
+        changed_since_save: bool = False,
+        marks: bool = False,
+        removed: Index | None = None,
+        cold: Iterable[Chunk] = (),
+    ) -> None:
+        self.metadata = metadata
+        self._chunks, self._changed = chunks, changed_since_save
+        self._empty = chunks.arrays(changed_since_save=changed_since_save)
+        epoch = chunks.epoch if changed_since_save else -1
+        after = chunks.epoch + 1 if marks else -1
+        rows, waiting = chunks.indexes
+        self._rows = SlotCut(rows, epoch, after, self._row_chunk)
+        with or_undone(self._rows.close):
+            self._waiting = SlotCut(waiting, epoch, after, self._waiting_chunk)
+        self._others = self._other_chunks(cold, removed)
+
+    def _row_chunk(self, slots: Array) -> Chunk:
+        return self._known(self._chunks.arrays(slots, changed_since_save=self._changed))
+
+    def _waiting_chunk(self, slots: Array) -> Chunk:
+        return self._known(self._chunks.arrays(NONE, slots, self._changed))
+
+    def _known(self, chunk: Chunk) -> Chunk:
+        """The arrays that the table had at the cut's moment; those that it has got since are left
+        out.
+        """
+        return {name: chunk.get(name, column) for name, column in self._empty.items()}
+
+    def _other_chunks(self, cold: Iterable[Chunk], removed: Index | None) -> Iterator[Chunk]:
+        for chunk in cold:
+            yield self._known(chunk)
+        place = -1 if removed is None else 0
+        while removed is not None and place >= 0:
+            slots, place = removed.listed(place, BLOCK)
+            if len(slots):
+                yield {**self._empty, "removed": removed.ids.array[slots]}
+
+    @property
+    def bytes_kept(self) -> int:
+        """Memory of the copies that were not read yet, in bytes."""
+        return self._rows.bytes_kept + self._waiting.bytes_kept
+
+    def read(self, limit: int) -> Chunk | None:
+        """A chunk of what was not read yet, in any order, which may be empty; None: that was all.
+
+        Args:
+            limit: slots of the table that are looked at, at most; a copy that an update has made
+                comes as it is.
+        """
+        first, second = self._rows, self._waiting
+        if second.bytes_kept > first.bytes_kept:
+            first, second = second, first
+        chunk = first.read(limit)
+        if chunk is None:
+            chunk = second.read(limit)
+        return next(self._others, None) if chunk is None else chunk
+
+    def close(self) -> None:
+        """The cut is not read any more; the table forgets it."""
+        self._rows.close()
+        self._waiting.close()
+        self._others = iter(())

@@ -14,7 +14,7 @@ import torch
 from harness import Contender, Promise, Row, alternate
 
 from pserver.table.ids import unique
-from pserver.table.sparse_table import SparseTable, compile_kernels
+from pserver.table.table import SparseTable, compile_kernels
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table, Uniform
 

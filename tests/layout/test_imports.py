@@ -31,9 +31,9 @@ PURE += tuple(f"pserver/job_log/{name}.py" for name in ("coordinator", "files", 
 EXCEPT = {
     "transpiler/files/whole_file.py": {"os"},  # what is saved is synced and renamed
     "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn
-    "pserver/table/disk_tier.py": {"os", "threading"},  # rows in RocksDB
+    "pserver/table/tiered.py": {"os", "threading"},  # rows in RocksDB
     "pserver/job_log/files.py": {"os"},  # an entry is one write
-    "pserver/table/memory.py": {"os"},  # how much memory the machine has
+    "pserver/table/index.py": {"os"},  # how much memory the machine has
 }
 # Files with imports of our own inside functions, and what is spared by each until it is needed.
 LAZY = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Normal, Segment, Table
 from transpiler.optim.decayed_adagrad import DecayedAdagrad

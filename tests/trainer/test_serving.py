@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from pserver.table.initializers import initial_rows
+from pserver.table.rows import initial_rows
 from tests.support.exported_tables import DIM, exported, trained
 from trainer.checkpoint.export import TableRows, export
 from trainer.embedding.embedding import DistributedEmbedding

@@ -20,7 +20,7 @@ from pserver.job_log.records import Loss, Lost, Process, Record, Standing
 from pserver.leases.table import EpochRange
 from pserver.membership.decisions import Decisions
 from pserver.table.gradient import RowGradient
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from transpiler.ir.rules import Hparam
 
 Place = tuple[str, int, int]  # a process's incarnation, a lane, a server

@@ -17,8 +17,8 @@ from pserver.dense.update import clip_coefficients, squared_norm
 from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Decided, ProcessStep, Record
 from pserver.table.gradient import RowGradient, total_of
-from pserver.table.sparse_table import SparseTable
-from pserver.table.tiered_table import open_table
+from pserver.table.table import SparseTable
+from pserver.table.tiered import open_table
 from trainer.checker.history import History, Message, TableCalls
 from trainer.checker.worlds import World
 from transpiler.files import bounded_json

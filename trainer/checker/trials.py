@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pserver.table.sparse_table import compile_kernels
+from pserver.table.table import compile_kernels
 from trainer.checker import losses
 from trainer.checker.losses import Loss
 from trainer.checker.scenario import Scenario, of_seed

@@ -171,7 +171,7 @@ def _tensors_of(
 
 def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
     """All rows of the range."""
-    from pserver.table.half_precision import initial_values  # imports numba, which few exports need
+    from pserver.table.rows import initial_values  # imports numba, which few exports need
 
     table = rows.table
     weight = _mapped(scratch.with_suffix(".weight"), (count, table.dim), table.computes_in)

@@ -2,7 +2,7 @@
 process.
 
 A table's metadata in a checkpoint are its width and dtype, its rules by columns, and the metadata
-that :class:`pserver.table.sparse_table.SparseTable` has besides its rows.  Rows travel in chunks,
+that :class:`pserver.table.table.SparseTable` has besides its rows.  Rows travel in chunks,
 so that no process holds a table.
 
 [Note: states of rows that trainers step]  In a geo lane servers have values alone, and in a diloco
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.kstep_senders import KStepSender
 from trainer.communicator.lookups import Lookups

@@ -29,9 +29,8 @@ import torch
 
 from pserver.client.channel import Hparams
 from pserver.table.gradient import RowGradient, total_of
-from pserver.table.index import Index
-from pserver.table.memory import Memory
-from pserver.table.sparse_table import SparseTable
+from pserver.table.index import Index, Memory
+from pserver.table.table import SparseTable
 from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.written_tables import initial_of

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from pserver.errors import PServerError
-from pserver.table.half_precision import initial_values
+from pserver.table.rows import initial_values
 from pserver.transport.arrays import checksum
 from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pserver.table.gradient import RowGradient
-from pserver.table.sparse_table import SparseTable
-from pserver.table.tiered_table import open_table
+from pserver.table.table import SparseTable
+from pserver.table.tiered import open_table
 from trainer.embedding.row_source import Arrived, RowSource
 from transpiler.ir.rules import Rule
 from transpiler.ir.schema import DTYPES

@@ -13,7 +13,7 @@ Rules that users register are no part of the table: such a :class:`Rule` brings 
 a block of ops (``update_block.py``).
 
 Rows: the table holds everything about the rule that is data.  The arithmetic is a kernel in
-``pserver/table/update_kernels.py`` (and one in ``deferred_updates.py`` where a step also moves rows
+``pserver/table/rules.py`` (and one in ``deferred_updates.py`` where a step also moves rows
 that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
 found by the rule's name.  So a new rule for rows is a spec here, a kernel and a class;
 ``tests/pserver/table/test_update_kernels.py`` says which of them is missing.

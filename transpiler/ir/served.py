@@ -18,7 +18,7 @@ class HeldRows:
     """One server's part of a table.
 
     Attributes:
-        arrays: the table's records by array, as pserver/table/chunks.py names them.
+        arrays: the table's records by array, as pserver/table/snapshots.py names them.
         metadata: what the table knows besides its rows, as JSON.
     """
 

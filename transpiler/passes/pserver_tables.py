@@ -5,7 +5,7 @@ is like that of a slice, on gradients of rows: sum and scale over trainers in sy
 one optimizer op for each segment of columns; in geo mode one sum of the table and a delta; in
 diloco the outer optimizer op, of all columns, on the negative mean of the trainers' deltas.  Where
 delays are compensated there is a variable for each trainer, with the rows that it has last looked
-up; see [Note: rows as they were read] in pserver/table/rows_read.py.
+up; see [Note: rows as they were read] in pserver/table/table.py.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from pserver.membership.members import Membership
 from pserver.metrics.job_steps import LaneSteps
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
-from pserver.table.sparse_table import SparseTable
-from pserver.table.table_cut import TableCut
+from pserver.table.snapshots import TableCut
+from pserver.table.table import SparseTable
 from pserver.transport import frames, inprocess
 from pserver.wire_pb2 import (
     Commit,

@@ -11,7 +11,7 @@ import pytest
 from pserver.errors import Refused
 from pserver.job.program import MemoryBudget, check_parts
 from pserver.limits import Limits, machine_bytes
-from pserver.table.tiered_table import open_table
+from pserver.table.tiered import open_table
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
 from transpiler.program_pb2 import Program

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table.disk_tier import PREFIX, Chunk, ColdRows
-from pserver.table.index import KEYS, Index
-from pserver.table.index_kernels import order_of
+from pserver.table.index import KEYS, Index, order_of
+from pserver.table.tiered import PREFIX, Chunk, ColdRows
 
 COLUMNS: dict[str, Any] = {
     "values": (np.dtype(np.float32), (3,)),

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.table.half_precision import NEAREST, round_rows, round_to
-from pserver.table.initializers import seed_word
-from pserver.table.sparse_table import SparseTable
-from pserver.table.tiered_table import open_table
+from pserver.table.rows import NEAREST, round_rows, round_to, seed_word
+from pserver.table.table import SparseTable
+from pserver.table.tiered import open_table
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import HALVES, Constant, Segment, ShowClickEntry, Table, Uniform
 

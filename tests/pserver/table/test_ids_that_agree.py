@@ -12,10 +12,9 @@ import pytest
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.ids import mix, unique
-from pserver.table.index import KEYS, PARTS, Index
-from pserver.table.index_kernels import MOST_PROBES, find, key_of, place_of
+from pserver.table.index import KEYS, MOST_PROBES, PARTS, Index, find, key_of, place_of
 from pserver.table.kernels import Array
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
 

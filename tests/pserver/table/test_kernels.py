@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table import ids, kernels, sparse_table
+from pserver.table import ids, kernels
+from pserver.table import table as sparse_table
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table import eviction, updater
+from pserver.table import lifecycle, updater
 from pserver.table.counts import joint
-from pserver.table.deferred_adam import adam_factors
-from pserver.table.hparam_history import HparamHistory
+from pserver.table.deferred import HparamHistory, adam_factors
 from pserver.table.index import KEYS, Index
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from tests.pserver.table.test_table_cut import ordered, same
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import CountFilterEntry, Normal, Segment, ShowClickEntry, Table
@@ -95,8 +94,8 @@ def test_a_loaded_table_goes_on_as_the_saved_one(
     """Rows that are evicted among a sample, rounded at random, or catch up in turn, where every
     step has a rate of its own.
     """
-    monkeypatch.setattr(eviction, "EXACT", 64)
-    monkeypatch.setattr(eviction, "EACH", 3)
+    monkeypatch.setattr(lifecycle, "EXACT", 64)
+    monkeypatch.setattr(lifecycle, "EACH", 3)
     monkeypatch.setattr(updater, "KEPT", 30)
     monkeypatch.setattr(updater, "PERIOD", 50)
     life = Life(kind, rule)

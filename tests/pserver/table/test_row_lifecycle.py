@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table import eviction
-from pserver.table.sparse_table import SparseTable
+from pserver.table import lifecycle
+from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import (
     Constant,
@@ -260,7 +260,7 @@ def test_a_large_table_evicts_among_a_sample_and_repeats(monkeypatch: pytest.Mon
     """Beyond the exact size what goes is old, if not the oldest; two runs evict the same; and the
     bound holds on all servers.
     """
-    monkeypatch.setattr(eviction, "EXACT", 64)
+    monkeypatch.setattr(lifecycle, "EXACT", 64)
     tables = [made(capacity=5000) for _ in range(2)]
     for begin in range(0, 10_000, 50):
         for table in tables:

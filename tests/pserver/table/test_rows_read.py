@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pserver.table.rows_read import RowsRead
+from pserver.table.table import RowsRead
 
 
 def ids(*given: int) -> np.ndarray:

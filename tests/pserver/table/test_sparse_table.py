@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table import index, memory
+from pserver.table import index
 from pserver.table.ids import owners
-from pserver.table.initializers import initial_rows
-from pserver.table.sparse_table import SparseTable
+from pserver.table.rows import initial_rows
+from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Constant, Normal, Segment, Table, Uniform
 
@@ -113,14 +113,14 @@ def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: p
     """With a bound on addresses, or without overcommitting, rows and index are found again all the
     same.
     """
-    mapped = memory._mapped
+    mapped = index._mapped
 
     def refusing(size: int, reserve: bool) -> Any:
         if reserve:
             raise OSError("Cannot allocate memory")
         return mapped(size, reserve)
 
-    monkeypatch.setattr(memory, "_mapped", refusing)
+    monkeypatch.setattr(index, "_mapped", refusing)
     monkeypatch.setattr(index, "SIDE", 512)
     monkeypatch.setattr(index, "ROOM", 64)
     table, ids = made(2), random_ids(150_000)
@@ -134,7 +134,7 @@ def test_where_no_memory_can_be_reserved_a_table_grows_by_copying(monkeypatch: p
 
 def test_tables_leave_addresses_to_others(monkeypatch: pytest.MonkeyPatch):
     """On a machine with much memory the many tables of a model fit into a process's addresses."""
-    monkeypatch.setattr(memory, "reservable", lambda: 2**44)
+    monkeypatch.setattr(index, "reservable", lambda: 2**44)
     tables = [made(2) for _ in range(200)]
     ids = random_ids(100)
     for number, table in enumerate(tables):

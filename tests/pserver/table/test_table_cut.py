@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.table import slot_cut
-from pserver.table.index_kernels import EPOCHS
-from pserver.table.table_cut import TableCut
-from pserver.table.tiered_table import open_table
+from pserver.table import snapshots
+from pserver.table.index import EPOCHS
+from pserver.table.snapshots import TableCut
+from pserver.table.tiered import open_table
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import CountFilterEntry, Normal, Segment, ShowClickEntry, Table
 
@@ -110,9 +110,9 @@ def test_a_cut_is_the_table_of_its_moment(
     and the metadata with it.  Also where more slots are free than a cut notes, and after so many
     saves that rows have old epochs' numbers again.
     """
-    settings = ((slot_cut.FREE_SLOTS, 0), (0, EPOCHS - 2), (5, EPOCHS - 1))
+    settings = ((snapshots.FREE_SLOTS, 0), (0, EPOCHS - 2), (5, EPOCHS - 1))
     for seed, (noted, epoch) in enumerate(settings):
-        monkeypatch.setattr(slot_cut, "FREE_SLOTS", noted)
+        monkeypatch.setattr(snapshots, "FREE_SLOTS", noted)
         world = World(kind, rule, seed, tmp_path)
         world.step(int(world.random.integers(1, 40)))
         world.table._rows.epoch += epoch
@@ -166,13 +166,13 @@ def test_a_cut_keeps_only_what_changes_before_it_is_read(tmp_path: Path) -> None
     assert cut.read(100) is None and world.table.cut().bytes_kept == 0
 
 
-@pytest.mark.parametrize("noted", [slot_cut.FREE_SLOTS, 0])
+@pytest.mark.parametrize("noted", [snapshots.FREE_SLOTS, 0])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_read_looks_at_so_many_slots(
     changed: bool, noted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where few rows have changed, or are left: steps do not wait for a whole table."""
-    monkeypatch.setattr(slot_cut, "FREE_SLOTS", noted)
+    monkeypatch.setattr(snapshots, "FREE_SLOTS", noted)
     world = World("plain", "adagrad", 1, tmp_path)
     world.table.update(IDS, np.ones((len(IDS), DIM), np.float32), [{}], None, 1.0)
     world.table.mark_saved()

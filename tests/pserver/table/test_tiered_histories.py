@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pserver.checkpoint import checkpoint
-from pserver.table import tiered_table, updater
+from pserver.table import tiered, updater
 from pserver.table.index import KEYS
-from pserver.table.sparse_table import SparseTable
-from pserver.table.tiered_table import TieredTable
+from pserver.table.table import SparseTable
+from pserver.table.tiered import TieredTable
 from tests.pserver.table.test_tiered_table import DIM, Story, pair, same, table, whole
 from tests.support.row_rules import RULES
 from transpiler.ir.rules import ROW_RULES, Rule
@@ -173,7 +173,7 @@ def test_a_cut_holds_its_moment_while_rows_catch_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows on disk are read as they were, though their turn has come since."""
-    monkeypatch.setattr(tiered_table, "BLOCK", 50)
+    monkeypatch.setattr(tiered, "BLOCK", 50)
     story = Scheduled("adam", tmp_path)
     story.go_on(60)
     moment, cut, chunks = whole(story.plain), story.tiered.cut(), []
@@ -194,7 +194,7 @@ def test_a_cut_holds_its_moment_while_rows_catch_up(
 def test_a_turn_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where many rows have the same turn they come into memory a block at a time."""
     monkeypatch.setattr(updater, "PERIOD", 2)
-    monkeypatch.setattr(tiered_table, "BLOCK", 16)
+    monkeypatch.setattr(tiered, "BLOCK", 16)
     story = Scheduled("momentum", tmp_path)
     story.go_on(60)
 

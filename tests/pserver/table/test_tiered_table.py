@@ -14,8 +14,8 @@ import pytest
 
 from pserver.checkpoint import checkpoint
 from pserver.storage.place import place_at
-from pserver.table.sparse_table import SparseTable
-from pserver.table.tiered_table import TieredTable, open_table
+from pserver.table.table import SparseTable
+from pserver.table.tiered import TieredTable, open_table
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import CountFilterEntry, Normal, Segment, ShowClickEntry, Table
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.table.deferred_updates import DEFERRED_UPDATES
-from pserver.table.sparse_table import SparseTable
-from pserver.table.update_kernels import ROW_UPDATES
+from pserver.table.deferred import DEFERRED_UPDATES
+from pserver.table.rules import ROW_UPDATES
+from pserver.table.table import SparseTable
 from tests.support.row_rules import (
     CLASSES,
     DIM,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pserver.table.sparse_table import SparseTable
+from pserver.table.table import SparseTable
 from transpiler.formats.table_text import row_bytes, server_bytes, table_rows
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
