@@ -289,11 +289,11 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
 
     checkpoint/checkpoint.py         what makes a checkpoint complete
     checkpoint/checkpoint.py         one writer
+    checkpoint/checkpoint.py         merging a chain
+    checkpoint/checkpoint.py         few files
     checkpoint/manifest.py           chains of checkpoints
     checkpoint/manifest.py           parts that others have written
-    checkpoint/manifest_bytes.py     the checksum of the metadata
-    checkpoint/row_files.py          few files
-    checkpoint/table_chunks.py       merging a chain
+    checkpoint/manifest.py           the checksum of the metadata
     client/client.py                 joining again
     client/client.py                 silence
     client/stream.py                 sending again
@@ -382,8 +382,8 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     service/server.py                draining
     service/tensors.py               the later stream counts
     side_business.py                 side business
-    storage/new_file.py              what a growing file costs
-    storage/remote_place.py          replacing an object
+    storage/local.py                 what a growing file costs
+    storage/remote.py                replacing an object
     table/deferred.py                deferred updates
     table/ids.py                     two hashes
     table/index.py                   the index

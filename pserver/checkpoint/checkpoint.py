@@ -15,18 +15,32 @@ Every file is flushed to the disk before the rename that refers to it, and the d
 after it.  The next save removes the files that a stopped save has left.
 
 [Note: one writer]  Two jobs that save to one path would each remove the other's files.  In a
-directory a writer holds the kernel's lock (pserver/storage/path_lock.py), a job from its first save
+directory a writer holds the kernel's lock (pserver/storage/local.py), a job from its first save
 to its end; the second one raises at once.  Behind a URL there is no lock, and no rename either: the
 files of each save have names of their own, and ``checkpoint.json`` is replaced last, if it still is
 the one that this job has last seen there, and that was there when the save began.  See
-[Note: replacing an object] in pserver/storage/remote_place.py.
+[Note: replacing an object] in pserver/storage/remote.py.
 
 A checkpoint may hold only what changed of its tables since another one, its base: see [Note: chains
 of checkpoints] in pserver/checkpoint/manifest.py.
+
+[Note: merging a chain]  The newest checkpoint that names an id decides about it: its row, that it
+is not admitted yet, or that it was removed.  So the checkpoints are read from the newest to the
+oldest, and ids that a newer one names are left out of the older ones.  That takes memory for the
+ids that all but the oldest name, 8 bytes each.  If there are more than ``MAX_IDS`` of them, they
+are divided by a hash of the id, and the chain is read once for each part.
+
+[Note: few files]  A server has many tables, and writes each chunk by chunk, beside the steps.  A
+file for each chunk is hundreds of files a save: slow to make, to list and to remove in a store, and
+each costs a request.  So chunks of all tables follow one another in one file, as they come; the
+manifest says where each is.  Each chunk is the bytes of a safetensors file of its own, with a
+checksum of its own: a reader takes one chunk at a time, and nothing larger is ever in memory.  A
+file that has reached ``FILE_BYTES`` is followed by another one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -38,20 +52,235 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 
-from pserver.checkpoint import manifest, row_files, table_chunks
-from pserver.checkpoint.manifest import Base, Manifest, Parts
-from pserver.checkpoint.manifest_bytes import identity_of
-from pserver.checkpoint.piece import Piece, by_file
-from pserver.checkpoint.row_files import RowFiles
-from pserver.checkpoint.strangers import check_vacant
-from pserver.checkpoint.table_chunks import Chunk, Layer
-from pserver.checkpoint.whole_tensor import WholeTensor
-from pserver.storage.local_place import LocalPlace
-from pserver.storage.path_lock import PathLock
+from pserver.checkpoint import manifest
+from pserver.checkpoint.manifest import (
+    Base,
+    Manifest,
+    Parts,
+    Piece,
+    WholeTensor,
+    by_file,
+    check_vacant,
+    identity_of,
+)
+from pserver.storage.local import LocalPlace, NewFile, PathLock
 from pserver.storage.place import Place, place_at, relative
 from transpiler.files.local_path import shown
+from transpiler.files.tensor_stream import write_pieces
+
+# ---- table chunks ----
+#
+# A table's rows in chunks; and the rows at the end of a chain of checkpoints.
+#
+# A chunk is a mapping of arrays, as ``SparseTable.scan`` returns it: ``ids`` int64[m] with columns
+# of m rows beside it ("values", "state.NAME", ...), ``waiting.ids`` int64[w] with columns
+# "waiting.NAME" for ids that are not admitted yet, and in a delta ``removed`` int64[r], ids without
+# a row.
+
+
+MAX_IDS = 1 << 25
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NAMES = ("ids", "waiting.ids", "removed")
+
+Chunk = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One checkpoint's part of a table.
+
+    Attributes:
+        chunks: reads its chunks, from the first on.
+        ids: how many ids they name.
+    """
+
+    chunks: Callable[[], Iterator[Chunk]]
+    ids: int
+
+
+def merged(layers: Sequence[Layer], max_ids: int = MAX_IDS) -> Iterator[Chunk]:
+    """The rows at the end of a chain: each id once, none that was removed.
+
+    See [Note: merging a chain].
+
+    Args:
+        layers: the newest first.
+        max_ids: how many ids memory may hold.
+    """
+    parts = max(1, -(-sum(layer.ids for layer in layers[:-1]) // max_ids))
+    for part in range(parts):
+        later = np.empty(0, np.int64)
+        for layer in layers:
+            named = [later]
+            for chunk in layer.chunks():
+                chunk = _select(chunk, _Part(part, parts)) if parts > 1 else chunk
+                if layer is not layers[-1]:
+                    named += [chunk[name] for name in _NAMES if name in chunk]
+                chunk.pop("removed", None)
+                kept = _select(chunk, _Without(later)) if len(later) else chunk
+                if rows(kept):
+                    yield kept
+            later = np.unique(np.concatenate(named))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Selects the ids of one part: a hash of the id divides all ids into ``parts``."""
+
+    part: int
+    parts: int
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(
+            ((ids.view(np.uint64) * _GOLDEN) >> np.uint64(40)) % np.uint64(self.parts) == self.part
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Without:
+    """Selects the ids that are not among ``ordered``, which is sorted."""
+
+    ordered: np.ndarray
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        positions = np.minimum(np.searchsorted(self.ordered, ids), len(self.ordered) - 1)
+        return np.asarray(self.ordered[positions] != ids)
+
+
+def rows(chunk: Mapping[str, np.ndarray]) -> int:
+    """How many ids are in a chunk."""
+    return sum(len(chunk[name]) for name in _NAMES if name in chunk)
+
+
+def _select(chunk: Chunk, selects: Callable[[np.ndarray], np.ndarray]) -> Chunk:
+    """The part of a chunk whose ids are selected."""
+    masks = {name: selects(chunk[name]) for name in _NAMES if name in chunk}
+    return {name: column[masks[_ids_of(name)]] for name, column in chunk.items()}
+
+
+def _ids_of(column: str) -> str:
+    """The name of the ids that a column belongs to."""
+    if column == "removed":
+        return column
+    return "waiting.ids" if column.startswith("waiting.") else "ids"
+
+
+def check(chunk: Mapping[str, np.ndarray]) -> None:
+    """Returns if every column has a value for each of its ids.
+
+    Raises:
+        ValueError: one has not, or there are no ids.
+    """
+    for name, column in chunk.items():
+        ids = chunk.get(_ids_of(name))
+        if ids is None or ids.dtype != np.int64 or ids.ndim != 1:
+            got = "nothing" if ids is None else f"{ids.dtype} {list(ids.shape)}"
+            raise ValueError(
+                f"a table's rows: {name}: expected int64 [n] as {_ids_of(name)!r}, got {got}"
+            )
+        if column.ndim < 1 or len(column) != len(ids):
+            raise ValueError(
+                f"a table's rows: {name}: expected {len(ids)} values, one for each id, got "
+                f"{list(column.shape)}"
+            )
+
+
+# ---- row files ----
+#
+# The rows of all tables of a checkpoint in few files, one chunk after the other.
+
+
+FILE_BYTES = 2**32  # a file of rows that has so many is followed by another one
+
+
+class RowFiles:
+    """Writes chunks of rows to files.  One thread uses it.
+
+    Args:
+        place: of the checkpoint.
+        files: what its manifest will list: name -> "size".  Files are added as they begin, and the
+            sizes grow.
+    """
+
+    def __init__(self, place: Place, files: dict[str, Any]) -> None:
+        self._place, self._files = place, files
+        self._name = ""
+        self._file: NewFile | None = None
+
+    def add(self, chunk: Mapping[str, np.ndarray]) -> Piece:
+        """Writes a chunk.
+
+        Raises:
+            ValueError: a column's length is not that of its ids.
+            OSError: the disk is full, or refuses.
+        """
+        check(chunk)
+        file = self._open()
+        columns = {key: torch.from_numpy(np.ascontiguousarray(each)) for key, each in chunk.items()}
+        begin = self._files[self._name]["size"]
+        size, checksum = write_pieces(columns, file.write)
+        self._files[self._name]["size"] += size
+        return Piece(self._name, begin, size, checksum, rows(chunk))
+
+    def _open(self) -> NewFile:
+        """The file that is written now."""
+        if self._file is not None and self._files[self._name]["size"] >= FILE_BYTES:
+            self.finish()
+        if self._file is None:
+            self._name = f"rows-{secrets.token_hex(8)}.chunks"
+            self._files[self._name] = {"size": 0}
+            self._file = self._place.create(self._name)
+        return self._file
+
+    def finish(self) -> None:
+        """Returns when all of it is on the disk, or in the store.
+
+        Raises:
+            OSError: the disk is full, or refuses.
+        """
+        if self._file is not None:
+            self._file.finish()
+            self._file = None
+
+    def give_up(self) -> None:
+        """Writes no more; the caller removes the files."""
+        if self._file is not None:
+            self._file.give_up()
+            self._file = None
+
+
+def read(place: Place, piece: Piece) -> Chunk:
+    """The chunk in a part of a file.
+
+    Raises:
+        ValueError: the file is missing, torn or changed.
+    """
+    path = f"{place}/{piece.file}"
+    try:
+        content = place.read(piece.file, piece.offset, piece.size)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path}: it is missing, and was there when the checkpoint was opened"
+        ) from error
+    found = hashlib.blake2b(content, digest_size=16).hexdigest()
+    if len(content) != piece.size or found != piece.blake2b:
+        raise ValueError(f"{path}: its bytes are not those that were saved (checksum)")
+    try:
+        chunk: Chunk = safetensors.numpy.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise ValueError(
+            f"{path}: expected a safetensors file of a table's rows ({error})"
+        ) from error
+    check(chunk)
+    return chunk
+
+
+# ---- checkpoint ----
+
 
 MOST_LOCKS = 16
 
@@ -232,7 +461,7 @@ def compact(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Sav
     """Writes the state at the end of a chain as one checkpoint that continues no other.
 
     Memory holds the tensors, one chunk and, up to a bound, the ids that have changed.  See [Note:
-    merging a chain] in pserver/checkpoint/table_chunks.py.
+    merging a chain] in pserver/checkpoint/checkpoint.py.
 
     Args:
         path: the directory of the chain's last checkpoint.
@@ -328,7 +557,7 @@ class Writer:
 
         Args:
             table: its name.
-            chunks: in the form that pserver/checkpoint/table_chunks.py describes.
+            chunks: in the form that pserver/checkpoint/checkpoint.py describes.
 
         Returns:
             How many ids the chunks name.
@@ -342,7 +571,7 @@ class Writer:
         pieces: list[Piece] = []
         self._tables[table] = pieces
         for chunk in chunks:
-            if table_chunks.rows(chunk):
+            if rows(chunk):
                 pieces.append(self._rows.add(chunk))
                 self.wrote(self.size)
         return sum(piece.ids for piece in pieces)
@@ -424,7 +653,7 @@ class Reader:
                 found.update(newest.place.tensors(name))
         return found
 
-    def chunks(self, table: str, max_ids: int = table_chunks.MAX_IDS) -> Iterator[Chunk]:
+    def chunks(self, table: str, max_ids: int = MAX_IDS) -> Iterator[Chunk]:
         """A table's rows, a chunk at a time: each id once, as it is at the end of the chain, and
         none that was removed.
 
@@ -445,12 +674,12 @@ class Reader:
         holders = [part for part in self.parts if table in part.tables]
         if holders:  # the oldest checkpoint of the chain has its rows in them
             layers.append(Layer(lambda: chain(*(each.chunks(table) for each in holders)), 0))
-        return table_chunks.merged(layers, max_ids)
+        return merged(layers, max_ids)
 
 
 def _layer(link: Manifest, pieces: Sequence[Piece]) -> Layer:
     def chunks() -> Iterator[Chunk]:
-        return (row_files.read(link.place, piece) for piece in pieces)
+        return (read(link.place, piece) for piece in pieces)
 
     return Layer(chunks, sum(piece.ids for piece in pieces))
 

@@ -21,25 +21,305 @@ by its identity; and it says of which slices in which parts each tensor is put t
 of a part are those rows of the tables that its server holds.  So any number of servers can go on.
 Each part has a chain of its own; the checkpoint that names them has none, but another one may
 continue it.
+
+[Note: the checksum of the metadata]  The checksum is over the bytes of the whole file, in which
+zeros stand where it is written itself: its last entry.  So every changed bit is noticed, spaces
+among them.  Formats 1 and 2, of older versions, have no checksum and are read as they are; a file
+that has one is checked whatever its format says.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from pserver.checkpoint.manifest_bytes import identity_of, packed, unpacked
-from pserver.checkpoint.piece import Piece, by_file, is_whole, pieces_of
-from pserver.checkpoint.whole_tensor import WholeTensor
-from pserver.storage.in_use import InUse, myself
-from pserver.storage.local_place import LocalPlace
+import torch
+
+from pserver.storage.local import PARTIAL, InUse, LocalPlace, myself
 from pserver.storage.place import Place, place_at, relative
 from transpiler.files import bounded_json
 from transpiler.files.local_path import is_url
+
+# ---- listed ----
+#
+# ``checkpoints.json``: the checkpoints of a folder that are complete, the newest last.
+
+
+LIST = "checkpoints.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A complete checkpoint of the folder.
+
+    Attributes:
+        name: of its directory.
+        base: the name of the checkpoint that it continues; "" for one that has all rows of tables.
+    """
+
+    name: str
+    base: str = ""
+
+
+def listed_in(place: Place) -> tuple[bytes | None, list[Kept]]:
+    """The list of a folder: its bytes, None where it has none, and what they say.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    if place.size(LIST) is None:
+        return None, []
+    content = place.read(LIST)
+    return content, _parsed(content, f"{place}/{LIST}")
+
+
+def list_bytes(kept: list[Kept]) -> bytes:
+    """A list as its file has it."""
+    entries = [{"name": each.name, "base": each.base} for each in kept]
+    return json.dumps({"format": 1, "checkpoints": entries}, indent=1).encode()
+
+
+def _parsed(content: bytes, where: str) -> list[Kept]:
+    try:
+        said: dict[str, Any] = bounded_json.loads(content)
+        kept = [Kept(str(each["name"]), str(each["base"])) for each in said["checkpoints"]]
+        names = {each.name for each in kept}
+        if said["format"] != 1 or any(each.base and each.base not in names for each in kept):
+            raise ValueError(said["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where}: expected a list of checkpoints, got something else") from error
+    return kept
+
+
+# ---- manifest bytes ----
+#
+# The bytes of a ``checkpoint.json``: JSON that carries a checksum of itself.
+
+
+FORMAT = 4
+_OLD, _WITHOUT_CHECKSUM = (1, 2, 3), (1, 2)
+_KEY, _BLANK = "checksum", "0" * 32
+
+
+def packed(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with this content.
+
+    Raises:
+        TypeError: it holds something that is not JSON.
+    """
+    blank = (json.dumps({"format": FORMAT, **content, _KEY: _BLANK}, indent=1) + "\n").encode()
+    before, _, after = blank.rpartition(_BLANK.encode())
+    return before + identity_of(blank).encode() + after
+
+
+def unpacked(content: bytes, where: str) -> dict[str, Any]:
+    """The content of a file; it has the keys "files" and "meta", which are objects.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        ValueError: the bytes are no such file, or were changed.
+    """
+    try:
+        found = bounded_json.loads(content)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), dict) for key in ("files", "meta")
+    ):
+        raise ValueError(f"{where}: expected an object with the keys format, meta and files")
+    kind = found.get("format")
+    if kind not in (*_OLD, FORMAT):
+        raise ValueError(f"{where}: expected format 1, 2, 3 or {FORMAT}, got {kind!r}")
+    if kind not in _WITHOUT_CHECKSUM or _KEY in found:
+        said = str(found.get(_KEY))
+        before, _, after = content.rpartition(said.encode())
+        if len(said) != len(_BLANK) or identity_of(before + _BLANK.encode() + after) != said:
+            raise ValueError(f"{where}: its bytes are not those that were saved (checksum)")
+    return found
+
+
+def identity_of(content: bytes) -> str:
+    """The identity of the checkpoint with these bytes as its ``checkpoint.json``: BLAKE2b, 16 bytes
+    in hexadecimal.
+    """
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+# ---- piece ----
+#
+# Where a chunk of a table's rows is: a part of a file, as ``checkpoint.json`` names it.
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk in a file.
+
+    Attributes:
+        file: its name.
+        offset, size: where the chunk is in it, in bytes.
+        blake2b: of these bytes, 16 bytes in hexadecimal.
+        ids: how many ids the chunk names.
+    """
+
+    file: str
+    offset: int
+    size: int
+    blake2b: str
+    ids: int
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def pieces_of(tables: Any, files: Mapping[str, Any]) -> dict[str, list[Piece]]:
+    """The chunks of each table.
+
+    Formats 1 to 3 name a table's files instead, each of which is a chunk.
+
+    Args:
+        tables: as ``checkpoint.json`` has them.
+        files: that it lists.
+
+    Raises:
+        ValueError: they are something else, or a chunk is in no file that is listed.
+    """
+    try:
+        found = {
+            str(table): [_piece_of(each, files) for each in listed]
+            for table, listed in tables.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected each table's chunks in files that are listed, got {tables!r}"
+        ) from error
+    if any(piece.file not in files for pieces in found.values() for piece in pieces):
+        raise ValueError(f"expected each table's chunks in files that are listed, got {tables!r}")
+    return found
+
+
+def _piece_of(plain: Any, files: Mapping[str, Any]) -> Piece:
+    if isinstance(plain, str):
+        whole = files[plain]
+        return Piece(plain, 0, int(whole["size"]), str(whole["blake2b"]), int(whole.get("ids", 0)))
+    return Piece(
+        str(plain["file"]),
+        int(plain["offset"]),
+        int(plain["size"]),
+        str(plain["blake2b"]),
+        int(plain["ids"]),
+    )
+
+
+def by_file(tables: Mapping[str, list[Piece]]) -> dict[str, list[Piece]]:
+    """The chunks of all tables by their files, in the order in which they are there."""
+    found: dict[str, list[Piece]] = {}
+    for pieces in tables.values():
+        for piece in pieces:
+            found.setdefault(piece.file, []).append(piece)
+    return {name: sorted(pieces, key=lambda each: each.offset) for name, pieces in found.items()}
+
+
+def is_whole(pieces: list[Piece], size: Any) -> bool:
+    """Whether these chunks, in order, follow one another from the beginning of a file to its end.
+
+    Args:
+        size: of the file.
+    """
+    end = 0
+    for piece in pieces:
+        if piece.offset != end or piece.size < 0:
+            return False
+        end += piece.size
+    return bool(end == size)
+
+
+# ---- whole tensor ----
+#
+# A tensor whose slices are in several parts of a checkpoint, and what it is put together from.
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """Where the slices of a tensor are.
+
+    Attributes:
+        shape: of the whole.
+        slices: in the order of their elements: the number of the part, and the slice's name there.
+
+    Example::
+
+        whole = WholeTensor((4,), ((0, "w.block0"), (1, "w.block1")))
+        parts = [{"w.block0": torch.zeros(3)}, {"w.block1": torch.ones(1)}]
+        whole.assembled("w", parts)     # tensor([0., 0., 0., 1.])
+    """
+
+    shape: tuple[int, ...]
+    slices: tuple[tuple[int, str], ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"shape": list(self.shape), "slices": [list(each) for each in self.slices]}
+
+    @classmethod
+    def of(cls, plain: Any, parts: int) -> WholeTensor:
+        """What :meth:`plain` gave.
+
+        Args:
+            parts: how many there are.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            found = cls(
+                tuple(int(size) for size in plain["shape"]),
+                tuple((int(part), str(name)) for part, name in plain["slices"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"expected a shape and slices, got {plain!r}") from error
+        if not found.slices or not all(0 <= part < parts for part, _ in found.slices):
+            raise ValueError(f"expected slices in {parts} parts, got {plain['slices']!r}")
+        return found
+
+    def assembled(
+        self, name: str, parts: Sequence[Mapping[str, torch.Tensor]]
+    ) -> torch.Tensor | None:
+        """The whole tensor; None where no part has a slice of it, as with the state of an optimizer
+        that has taken no step.
+
+        Args:
+            name: of the whole, for messages.
+            parts: the tensors of each part, by name.
+
+        Raises:
+            ValueError: a slice is missing, or they have another number of elements.
+        """
+        found = [parts[part][own] for part, own in self.slices if own in parts[part]]
+        if not found:
+            return None
+        if len(found) == len(self.slices) and found[0].dim() == 0 and self.shape:
+            return found[0].clone()  # a number that every slice has: the count of steps
+        elements = sum(each.numel() for each in found)
+        if len(found) < len(self.slices) or elements != math.prod(self.shape):
+            raise ValueError(
+                f"{name}: expected {len(self.slices)} slices of {list(self.shape)}, got "
+                f"{len(found)} with {elements} elements"
+            )
+        return torch.cat([each.reshape(-1) for each in found]).view(self.shape)
+
+
+# ---- manifest ----
+
 
 MANIFEST = "checkpoint.json"
 _WRITTEN = (
@@ -468,3 +748,70 @@ def _base(found: Any, where: str) -> Base | None:
             f"{where}: expected a base's relative path and its identity, got {found!r}"
         )
     return Base(found["path"], found["identity"])
+
+
+# ---- strangers ----
+#
+# What lies in a directory that is no part of any checkpoint.
+
+
+# what a save writes, also one that stopped before its end; what the system puts into a new volume
+_FILES = ("checkpoint*.json*", "tensors-*", "rows-*", "needed-by-*.json", f"{PARTIAL}*", ".*")
+_DIRECTORIES = ("server-*", f"{PARTIAL}*", "lost+found", ".*")
+_SHOWN, _LOOKED_INTO = 3, 16
+
+
+def strangers(place: Place) -> list[str]:
+    """The names of files and directories in a place that no save has written, in order."""
+    return sorted(_files(place) + _directories(place))
+
+
+def _files(place: Place) -> list[str]:
+    return [n for n in place.names() if not any(fnmatch(n, each) for each in _FILES)]
+
+
+def _directories(place: Place) -> list[str]:
+    return [n for n in place.directories() if not any(fnmatch(n, each) for each in _DIRECTORIES)]
+
+
+def some(names: list[str]) -> str:
+    """Some names, for a message."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def check_vacant(place: Place) -> None:
+    """Returns where a checkpoint may begin to be: nothing is there, or what a stopped save has
+    left.
+
+    Raises:
+        ValueError: something else is there.  Whoever looks for a checkpoint has named another
+            place than he meant.
+    """
+    if isinstance(place, LocalPlace) and place.directory.is_file():
+        raise ValueError(f"{place}: expected the directory of a checkpoint, got a file")
+    if not (names := strangers(place)):
+        return
+    last = sorted(place.directories())[-_LOOKED_INTO:]
+    inside = [name for name in last if place.at(name).size(MANIFEST) is not None]
+    meant = f"; expected the path of one, as {place}/{inside[-1]}" if inside else ""
+    raise ValueError(f"{place} is no checkpoint: it has no {MANIFEST}, but {some(names)}{meant}")
+
+
+def check_unshared(place: Place) -> None:
+    """Returns where a checkpoint may be written: one is there, or nothing, or what a stopped save
+    has left.  Other checkpoints may lie below.
+
+    Raises:
+        ValueError: files of others are there, among which those of a checkpoint would lie.
+    """
+    if place.size(MANIFEST) is not None:
+        return
+    found = _files(place)
+    found += [name for name in _directories(place) if place.at(name).size(MANIFEST) is None]
+    if found:
+        raise ValueError(
+            f"{place}: expected a new directory, an empty one, or that of a checkpoint, got one "
+            f"with {some(sorted(found))}: give the checkpoint a directory of its own, as "
+            f"{place}/saved"
+        )

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 
 from pserver.checkpoint import manifest
-from pserver.checkpoint.listed import listed_in
+from pserver.checkpoint.manifest import listed_in
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, TimedOut, Unreachable
 from pserver.job_log import files

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pserver.checkpoint.manifest import present
-from pserver.checkpoint.strangers import some, strangers
+from pserver.checkpoint.manifest import present, some, strangers
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job_log.files import Damaged, Place
 from pserver.operations.held_job import HeldJob

@@ -2,16 +2,14 @@
 
 In reading order::
 
-    in_use        the error of two jobs at one path
-    plain_file    files where others may write: no link is followed
-    path_lock     one writer at a time, on a local disk
-    digest        the checksum of a part of a file
-    new_file      a file that is written piece by piece, on a disk or as an upload
-    local_place   a directory
-    login         who this process is at a file system behind a URL
-    remote_place  a prefix behind a URL, through fsspec
-    place         which of the two a caller's path is
-    single_file   one file, local or behind a URL, written whole
+    local        a directory; the error of two jobs at one path; one writer at a time, on a local
+                 disk; the checksum of a part of a file; a file that is written piece by piece, on a
+                 disk or as an upload
+    plain_file   files where others may write: no link is followed
+    remote       a prefix behind a URL, through fsspec; who this process is at a file system behind
+                 a URL
+    place        which of the two a caller's path is
+    single_file  one file, local or behind a URL, written whole
 
 It imports ``transpiler.files``, ``pserver.undone``, torch, safetensors, fsspec and the standard
 library.

@@ -1,25 +1,267 @@
-"""A directory on this machine's disks."""
+"""Files on this machine's disks: a directory, one writer at a time, files that grow piece by piece.
+
+[Note: what a growing file costs]  On a disk what was written is flushed every ``FLUSH_BYTES``, so
+that the system never holds much more than that of it in memory.  An upload is sent in blocks of
+``BLOCK_BYTES``: neither memory nor this machine's disk holds more of it.  A store has room for
+10 000 blocks of one object.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import logging
 import os
 import secrets
 import shutil
+import socket
+import weakref
 from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
 
 from pserver.storage import plain_file
-from pserver.storage.digest import digest_of
-from pserver.storage.new_file import DiskFile, NewFile
-from pserver.storage.path_lock import PathLock
 from pserver.undone import or_undone
 from transpiler.files.named_errors import naming
 from transpiler.files.tensor_stream import write_pieces
 from transpiler.files.whole_file import flush
+
+# ---- digest ----
+#
+# The checksum of a part of a file.
+
+
+_CHUNK = 1 << 22
+
+
+def digest_of(file: Any, size: int) -> str:
+    """BLAKE2b of the next bytes of a file, 16 bytes in hexadecimal.
+
+    Args:
+        file: open for reading.
+        size: how many bytes; fewer, where the file ends before.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()
+
+
+# ---- in use ----
+#
+# The error of two jobs that write to one path.
+
+
+class InUse(OSError):
+    """Another job writes to this path.  Nothing was written."""
+
+
+def myself() -> str:
+    """This process, for messages that others read."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+# ---- new file ----
+#
+# A new file that is written piece by piece: on a disk, or as an upload to a store.
+
+
+FLUSH_BYTES = 2**25
+BLOCK_BYTES = 2**24
+
+Call = Callable[[Callable[[], Any]], Any]
+
+
+class NewFile(Protocol):
+    """A file that is written from its beginning to its end.  One thread uses it."""
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Adds bytes at the end.
+
+        Raises:
+            OSError: the disk is full, or refuses, or the store does.
+        """
+
+    def finish(self) -> None:
+        """Returns when all of it is on the disk, or in the store.
+
+        Raises:
+            OSError: as :meth:`write`.
+        """
+
+    def give_up(self) -> None:
+        """Ends without the file being whole.  The caller removes what may be there of it."""
+
+
+class DiskFile:
+    """A new file on a disk.
+
+    Args:
+        path: of the file; there is none yet.
+
+    Raises:
+        OSError: the disk is full, or refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, plain_file.new(path)
+        self._unflushed = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        """See :class:`NewFile`, here and in the methods below."""
+        with naming(self._path):
+            self._file.write(content)
+        self._unflushed += len(content)
+        if self._unflushed >= FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        with naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._unflushed = 0
+
+    def finish(self) -> None:
+        self._flush()
+        self._file.close()
+
+    def give_up(self) -> None:
+        with suppress(OSError):  # what could not be written is in a buffer still
+            self._file.close()
+
+
+class Upload:
+    """A new object of a store.
+
+    Args:
+        open_file: opens it for writing.
+        call: makes a call to the store, whose errors become OSErrors.
+
+    Raises:
+        OSError: the store refuses, or cannot be reached.
+    """
+
+    def __init__(self, open_file: Callable[[], Any], call: Call) -> None:
+        self._call = call
+        self._file = call(open_file)
+
+    def write(self, content: bytes | memoryview) -> None:
+        """See :class:`NewFile`, here and in the methods below."""
+        self._call(lambda: self._file.write(content))
+
+    def finish(self) -> None:
+        self._call(self._file.close)
+
+    def give_up(self) -> None:
+        with suppress(Exception):  # of whatever a driver raises: the error before it is the one
+            self._call(self._discard)
+
+    def _discard(self) -> None:
+        if getattr(self._file, "mpu", None):  # of S3, which keeps the blocks of an open upload
+            self._file.discard()
+        self._file.close()
+
+
+# ---- path lock ----
+#
+# One writer at a time in a directory: the kernel's lock on a file in it.
+#
+# The kernel frees the lock when the process ends, however it ends.  The file ``.lock`` says who
+# holds it; it is removed while it is locked, so whoever locks it looks whether it is still there.
+
+
+NAME = ".lock"
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+log = logging.getLogger(__name__)
+_held: weakref.WeakSet[PathLock] = weakref.WeakSet()
+
+
+class PathLock:
+    """Holds a directory until :meth:`release`.
+
+    Args:
+        directory: which is there.
+
+    Raises:
+        InUse: another process, or another job of this one, holds it; the message says who.
+        OSError: the disk is full, or refuses; or the lock's file is a link.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._descriptor = -1
+        while not self.holds():
+            self.release()
+            self._descriptor = plain_file.descriptor(self._path, os.O_RDWR | os.O_CREAT)
+            self._lock(directory)
+        _held.add(self)
+        try:
+            with naming(self._path):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, myself().encode(), 0)
+        except OSError:
+            self.release()
+            raise
+
+    def _lock(self, directory: Path) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.pread(self._descriptor, 200, 0).decode(errors="replace") or "another process"
+            self.abandon()
+            raise InUse(
+                f"{directory}: {who} writes checkpoints to this path, and {myself()} was told to: "
+                "give each job a path of its own"
+            ) from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                self.abandon()
+                raise
+            log.warning("%s: this file system has no locks: two jobs are not noticed", directory)
+
+    def holds(self) -> bool:
+        """Whether the locked file is still the directory's."""
+        if self._descriptor < 0:
+            return False
+        try:
+            found, mine = os.lstat(self._path), os.fstat(self._descriptor)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def release(self) -> None:
+        """Lets the next one in."""
+        if self.holds():
+            os.unlink(self._path)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file; in a forked process the parent keeps the lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _abandon_all() -> None:
+    for lock in list(_held):
+        lock.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)  # or a child would hold what its parent has freed
+
+
+# ---- local place ----
+#
+# A directory on this machine's disks.
+
 
 PARTIAL = "writing-"  # begins the names of what is being written
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pserver.storage.local_place import LocalPlace
-from pserver.storage.remote_place import RemotePlace
+from pserver.storage.local import LocalPlace
+from pserver.storage.remote import RemotePlace
 from transpiler.files.local_path import is_url, local_path
 
 Place = LocalPlace | RemotePlace

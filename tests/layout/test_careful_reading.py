@@ -16,11 +16,11 @@ CAREFUL = (
 OPENERS = {"open", "read_bytes", "read_text", "write_bytes", "write_text", "save_file", "load_file"}
 EXCEPT = {
     "pserver/storage/plain_file.py",
-    "pserver/storage/remote_place.py",  # a store, and folders of its own
+    "pserver/storage/remote.py",  # a store, and folders of its own
     "trainer/checkpoint/export.py",  # folders of its own
     "pserver/table/kernels.py",  # its own sources
 }
-BY_DESCRIPTOR = {"pserver/storage/local_place.py: load_file"}
+BY_DESCRIPTOR = {"pserver/storage/local.py: load_file"}
 
 
 def called(path: Path) -> list[tuple[str, str]]:

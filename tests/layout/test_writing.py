@@ -17,8 +17,7 @@ from pserver.launcher.planning.choice import Choice
 from pserver.security import token_files
 from pserver.security.key_folder import write_private
 from pserver.security.secret import Secret
-from pserver.storage.local_place import LocalPlace
-from pserver.storage.new_file import DiskFile
+from pserver.storage.local import DiskFile, LocalPlace
 from tests.support.sources import MODULES, relative, tree
 from transpiler.files.named_errors import naming
 from transpiler.files.tensor_file import write_object
@@ -33,7 +32,7 @@ WHY_NOT = {
     "pserver/launcher/log_file.py": "the warning names the file",
     "pserver/launcher/planning/probe.py": "what a probe says, in a folder that goes with it",
     "pserver/ray/role_actor.py": "opens /dev/null",
-    "pserver/storage/remote_place.py": "an object of a store, whose errors name the place",
+    "pserver/storage/remote.py": "an object of a store, whose errors name the place",
     "trainer/communicator/termination.py": "a pipe",
     "trainer/examples/clicks.py": "an example",
     "trainer/examples/synthetic.py": "an example",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from pserver.storage.login import options_of
+from pserver.storage.remote import options_of
 from tests.support.eager_jobs import Servers
 from tests.support.settings import assign, other
 from trainer import fleet

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from pserver.checkpoint import manifest
 from pserver.checkpoint.checkpoint import Saved
-from pserver.checkpoint.listed import LIST, Kept, list_bytes, listed_in
-from pserver.storage.in_use import InUse
-from pserver.storage.local_place import LocalPlace
-from pserver.storage.path_lock import PathLock
+from pserver.checkpoint.manifest import LIST, Kept, list_bytes, listed_in
+from pserver.storage.local import InUse, LocalPlace, PathLock
 from pserver.storage.place import Place, place_at
 from pserver.storage.single_file import joined
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.strangers import check_unshared
+from pserver.checkpoint.manifest import check_unshared
 from pserver.storage.place import place_at
 
 if TYPE_CHECKING:

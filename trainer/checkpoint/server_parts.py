@@ -16,7 +16,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
-from pserver.checkpoint.whole_tensor import WholeTensor
+from pserver.checkpoint.manifest import WholeTensor
 from trainer.checkpoint.resume import Trained
 from transpiler.plan.plan import Plan
 

@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 import fsspec
 from fsspec.utils import infer_compression
 
-from pserver.storage.login import hidden, options_of
+from pserver.storage.remote import hidden, options_of
 from transpiler.files.local_path import shown
 
 PIECE_BYTES = 16 * 2**20

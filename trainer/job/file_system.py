@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from pserver.storage.login import Login, log_in, log_out
+from pserver.storage.remote import Login, log_in, log_out
 from trainer.flags import ProcessSettings
 from transpiler.strategy.strategy import DistributedStrategy
 

@@ -12,7 +12,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.storage import plain_file
-from pserver.storage.new_file import DiskFile
+from pserver.storage.local import DiskFile
 
 OLD = {"w": torch.arange(6.0).reshape(2, 3)}
 NEW = {"w": torch.arange(6.0).reshape(2, 3) + 1, "b": torch.ones(2)}

@@ -21,7 +21,7 @@ import torch
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
 from pserver.storage import plain_file
-from pserver.storage.new_file import DiskFile
+from pserver.storage.local import DiskFile
 
 ROWS = 20
 

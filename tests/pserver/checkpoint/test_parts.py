@@ -12,7 +12,7 @@ import torch
 
 from pserver.checkpoint import checkpoint, manifest
 from pserver.checkpoint.checkpoint import Saved
-from pserver.checkpoint.whole_tensor import WholeTensor
+from pserver.checkpoint.manifest import WholeTensor
 from pserver.storage.place import place_at
 
 WEIGHT = torch.arange(12.0).reshape(4, 3)

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.checkpoint import checkpoint, manifest, row_files
-from pserver.checkpoint.manifest_bytes import packed
-from pserver.checkpoint.piece import Piece
-from pserver.checkpoint.table_chunks import Chunk
+from pserver.checkpoint import checkpoint, manifest
+from pserver.checkpoint.checkpoint import Chunk
+from pserver.checkpoint.manifest import Piece, packed
 from pserver.storage.place import place_at
 
 TABLES, CHUNKS, ROWS = 26, 3, 5
@@ -83,7 +82,7 @@ def test_a_large_file_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it has reached its size; no chunk is in two."""
-    monkeypatch.setattr(row_files, "FILE_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 1000)
     save(tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.glob("rows-*")]
     one = max(piece.size for piece in manifest.read(place_at(tmp_path)).tables["t0"])
@@ -216,7 +215,7 @@ def test_a_chunk_that_changes_after_the_checkpoint_was_opened_is_refused(saved: 
         next(chunks)
     path.write_bytes(content[: second.offset + 9])
     with pytest.raises(ValueError, match="checksum"):
-        row_files.read(place_at(saved), second)
+        checkpoint.read(place_at(saved), second)
 
 
 def test_a_save_that_raises_leaves_no_file(tmp_path: Path) -> None:

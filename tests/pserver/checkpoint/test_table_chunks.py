@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from pserver.checkpoint import checkpoint, manifest, row_files
-from pserver.checkpoint.checkpoint import Saved
-from pserver.checkpoint.manifest_bytes import packed
-from pserver.checkpoint.piece import Piece
-from pserver.checkpoint.table_chunks import Chunk
+from pserver.checkpoint import checkpoint, manifest
+from pserver.checkpoint.checkpoint import Chunk, Saved
+from pserver.checkpoint.manifest import Piece, packed
 from pserver.storage import plain_file
-from pserver.storage.new_file import DiskFile
+from pserver.storage.local import DiskFile
 from pserver.storage.place import place_at
 from pserver.undone import or_undone
 
@@ -382,4 +380,4 @@ def test_bytes_that_are_not_rows_are_refused(tmp_path: Path) -> None:
         checksum = hashlib.blake2b(content, digest_size=16).hexdigest()
 
         with pytest.raises(ValueError, match="rows: expected a safetensors file"):
-            row_files.read(place_at(tmp_path), Piece("rows", 6, len(content), checksum, 1))
+            checkpoint.read(place_at(tmp_path), Piece("rows", 6, len(content), checksum, 1))

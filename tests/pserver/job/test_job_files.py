@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.whole_tensor import WholeTensor
+from pserver.checkpoint.manifest import WholeTensor
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, Refused
 from pserver.job import job_files
-from pserver.storage.new_file import DiskFile
+from pserver.storage.local import DiskFile
 from tests.support.held_servers import MEMBERS, plan, read, server, train
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.listed import LIST, Kept, list_bytes
+from pserver.checkpoint.manifest import LIST, Kept, list_bytes
 from pserver.launcher import supervisor
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of

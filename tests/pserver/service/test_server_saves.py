@@ -15,7 +15,7 @@ from pserver.config import ServerConfig
 from pserver.errors import Busy, Refused
 from pserver.launcher.status import ask, more
 from pserver.service.server import Server
-from pserver.storage.local_place import LocalPlace
+from pserver.storage.local import LocalPlace
 from tests.support.one_parameter import SECONDS, Trainer
 from tests.support.scraped import Scraped
 from tests.support.waiting import eventually

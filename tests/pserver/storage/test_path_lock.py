@@ -15,8 +15,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import MOST_LOCKS, Claims
-from pserver.storage.in_use import InUse
-from pserver.storage.path_lock import PathLock
+from pserver.storage.local import InUse, PathLock
 
 HOLDER = """
 import sys, torch
@@ -31,7 +30,7 @@ sys.stdin.read()
 FORKS = """
 import os, sys
 from pathlib import Path
-from pserver.storage.path_lock import PathLock
+from pserver.storage.local import PathLock
 lock = PathLock(Path(sys.argv[1]))
 reads, writes = os.pipe()
 child = os.fork()

@@ -13,7 +13,7 @@ from pserver.checkpoint import checkpoint
 from pserver.job_log import files
 from pserver.job_log.files import WriteAheadLog
 from pserver.storage import plain_file
-from pserver.storage.local_place import LocalPlace
+from pserver.storage.local import LocalPlace
 from pserver.storage.plain_file import NotPlain
 
 PRECIOUS = b"precious"

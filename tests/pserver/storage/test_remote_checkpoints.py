@@ -14,9 +14,9 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Claims
-from pserver.storage.in_use import InUse
+from pserver.storage.local import InUse
 from pserver.storage.place import place_at
-from pserver.storage.remote_place import RemotePlace
+from pserver.storage.remote import RemotePlace
 
 OLD = {"w": torch.arange(6.0).reshape(2, 3)}
 NEW = {"w": torch.arange(6.0).reshape(2, 3) + 1, "b": torch.ones(2)}
@@ -238,7 +238,7 @@ def test_rows_are_uploaded_in_blocks_and_read_in_chunks(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block has parts of several chunks, and a chunk parts of several blocks."""
-    monkeypatch.setattr("pserver.storage.remote_place.BLOCK_BYTES", 5 * 2**20)
+    monkeypatch.setattr("pserver.storage.remote.BLOCK_BYTES", 5 * 2**20)
     with checkpoint.writing(url) as writer:
         writer.chunks("emb", rows(12))
         writer.chunks("other", rows(1))
@@ -255,7 +255,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither an object nor, on S3, the blocks of one; the old checkpoint stays."""
-    monkeypatch.setattr("pserver.storage.remote_place.BLOCK_BYTES", 5 * 2**20)
+    monkeypatch.setattr("pserver.storage.remote.BLOCK_BYTES", 5 * 2**20)
     save(url, 1)
 
     def breaks() -> Iterator[dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.manifest_bytes import packed, unpacked
+from pserver.checkpoint.manifest import packed, unpacked
 from tests.support.eager_jobs import assert_same
 from trainer import DistributedEmbedding, fleet
 

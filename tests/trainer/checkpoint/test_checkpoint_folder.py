@@ -9,7 +9,7 @@ import torch
 
 from pserver.checkpoint import checkpoint
 from pserver.checkpoint.checkpoint import Saved
-from pserver.storage.in_use import InUse
+from pserver.storage.local import InUse
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from pserver.checkpoint import checkpoint
 from pserver.errors import Refused
 from pserver.job import job_files
-from pserver.storage.in_use import InUse
+from pserver.storage.local import InUse
 from trainer import fleet
 
 

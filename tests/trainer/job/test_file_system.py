@@ -16,8 +16,8 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
-from pserver.storage.login import Login, options_of
 from pserver.storage.place import place_at
+from pserver.storage.remote import Login, options_of
 from tests.support.eager_jobs import batches, net, train
 from trainer import fleet
 from transpiler import DistributedStrategy

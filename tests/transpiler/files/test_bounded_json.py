@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.manifest_bytes import packed
+from pserver.checkpoint.manifest import packed
 from transpiler.files import bounded_json
 from transpiler.files.bounded_json import DEEPEST, loads
 
