@@ -375,10 +375,10 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     onlookers.py                     onlookers
     operations/recorded_part.py      a server that comes back
     running_clock.py                 one's own pause
-    security/nonces.py               challenges that nobody keeps
-    security/proof.py                what the port is for
-    security/tls.py                  asked before gRPC
-    security/token_files.py          files of a launch that was killed
+    security/keys.py                 asked before gRPC
+    security/tokens.py               what the port is for
+    security/tokens.py               challenges that nobody keeps
+    security/tokens.py               files of a launch that was killed
     service/server.py                draining
     service/tensors.py               the later stream counts
     side_business.py                 side business

@@ -1,13 +1,13 @@
-"""Writes docs/ports.md: every port that the system opens, from ``pserver/security/ports.py``."""
+"""Writes docs/ports.md: every port that the system opens, from ``pserver/security/access.py``."""
 
 from __future__ import annotations
 
-from pserver.security.ports import PORTS
+from pserver.security.access import PORTS
 
 FIRST = """# Ports
 
 Every port that the system opens; no process opens another.
-`make reference` writes this page from [its table](../pserver/security/ports.py).
+`make reference` writes this page from [its table](../pserver/security/access.py).
 A test holds it against the sockets of running jobs.
 [Security](security.md) says how the ports are protected.
 

@@ -1,7 +1,7 @@
 """A Markdown extension for the pages of docs/ as a site, which has no sources to link to.
 
-On a code host ``[the ports](../pserver/security/ports.py)`` is a link to that file.  In the site it
-is the words, and the path as code.  Python-Markdown does not tell an extension which page it
+On a code host ``[the ports](../pserver/security/access.py)`` is a link to that file.  In the site
+it is the words, and the path as code.  Python-Markdown does not tell an extension which page it
 converts, so a path counts as one of docs/ wherever docs/ has it, whatever ``../`` precede it.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pserver.config import split_endpoint
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import Access
 from pserver.transport.endpoint import is_here
 
@@ -30,6 +30,6 @@ def access_of(endpoint: str, environ: Mapping[str, str], keys: str | None = None
     if (named := environ.get(VARIABLE)) is not None:  # an empty one: without a key
         return Access.of(named, keys, *ROLES)
     host, port = split_endpoint(endpoint)
-    left = token_files.published(port, environ)
+    left = tokens.published(port, environ)
     token = str(left) if left is not None and is_here(host) else None
     return Access.of(token, keys, *ROLES)

@@ -18,9 +18,9 @@ from pserver.control.rpc_errors import from_rpc_error, named
 from pserver.errors import CorruptFrame, PServerError, Unreachable
 from pserver.polling import poll
 from pserver.running_clock import RUNNING
-from pserver.security import call_proof, tls
+from pserver.security import keys, tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.question import Question
+from pserver.security.tokens import Question
 from pserver.tracing.clock_offset import ClockOffset
 from pserver.tracing.spans import clock_ns
 from pserver.transport.checksums import check_message, of_message
@@ -347,7 +347,7 @@ class ControlClient:
 
     def _proof(
         self, channel: grpc.Channel, name: str, said: bytes, timeout: float
-    ) -> call_proof.Metadata:
+    ) -> tokens.Metadata:
         """What goes with a call.  The server has proved itself by then: it has heard a random
         number, and nothing else.
 
@@ -366,11 +366,11 @@ class ControlClient:
         asked = wire.ChallengeRequest(nonce=question.nonce, role=question.role)
         reply = challenge(asked, timeout=timeout)
         question.answered(reply.nonce, reply.proof)
-        return call_proof.to_metadata(question.proof(name, said))
+        return tokens.to_metadata(question.proof(name, said))
 
     def _check_plain(self) -> None:
         """Raises Untrusted if this end alone has no keys."""
-        tls.check_plain(*split_endpoint(self.endpoint), self._access.keys)
+        keys.check_plain(*split_endpoint(self.endpoint), self._access.keys)
 
     def _failure(self, error: Exception, name: str, early: bool) -> tuple[PServerError, bool]:
         """The error that a try has ended with, and whether another try may help.

@@ -22,10 +22,10 @@ from pserver.control.rpc_errors import abort_with
 from pserver.errors import PServerError
 from pserver.limits import Limits
 from pserver.repeated_lines import LimitedLog, SaidJustNow
-from pserver.security import call_proof, permissions
-from pserver.security.access import OPEN, Access
-from pserver.security.guard import Guard, check
-from pserver.security.nonces import Stale
+from pserver.security import access as permissions
+from pserver.security import tokens
+from pserver.security.access import OPEN, Access, Guard, check
+from pserver.security.tokens import Stale
 from pserver.transport.grpc_port import Answer, CallThreads, GrpcPort, HealthService
 from pserver.transport.grpc_security import bearer_of
 from pserver.transport.grpc_stream import SERVICE, Exchanges
@@ -162,7 +162,7 @@ class ControlServer:
     def _admitted(self, name: str, received: bytes, context: grpc.ServicerContext) -> Message:
         """The request, if whoever makes it may."""
         _, kind, _ = CALLS[name]
-        proof = call_proof.from_metadata(context.invocation_metadata())
+        proof = tokens.from_metadata(context.invocation_metadata())
         bearer = bearer_of(context)
         of_peer = name in permissions.PEERS
         role = self.guard.admit(name, received, proof, bearer, of_peer=of_peer)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pserver.config import split_endpoint
 from pserver.launcher.cluster import Cluster
-from pserver.security import token_files
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security import tokens
+from pserver.security.tokens import Role, Secret
 
 VARIABLE = "PSERVER_TOKEN_FILE"
 
@@ -38,7 +37,7 @@ class JobTokens:
     def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
         self.operator = self.trainer = ""
         self._environ = environ
-        self._held: token_files.Held | None = None
+        self._held: tokens.Held | None = None
         self._own: Path | None = None  # the directory of this job
         if cluster.collective:
             return
@@ -46,7 +45,7 @@ class JobTokens:
         given = "" if local else environ.get(VARIABLE, "")
         if not (local or given):
             return
-        secret = Secret.make() if local else token_files.read(given)
+        secret = Secret.make() if local else tokens.read(given)
         if secret.role is Role.TRAINER:
             if cluster.here(cluster.servers):
                 raise ValueError(
@@ -55,14 +54,14 @@ class JobTokens:
                 )
             self.operator = self.trainer = given
             return
-        self._held = token_files.Held(token_files.folder(environ))
+        self._held = tokens.Held(tokens.folder(environ))
         self._own = self._held.directory()
         self.trainer = self._write("trainer.token", secret.of(Role.TRAINER))
         self.operator = given or self._write("operator.token", secret)
 
     def _write(self, name: str, secret: Secret) -> str:
         assert self._own is not None, "the directory of this job"
-        token_files.write(self._own / name, secret)
+        tokens.write(self._own / name, secret)
         return str(self._own / name)
 
     def publish(self, endpoints: Iterable[str]) -> None:
@@ -73,9 +72,9 @@ class JobTokens:
         """
         if self._held is None:
             return
-        secret = token_files.read(self.operator)
+        secret = tokens.read(self.operator)
         for endpoint in endpoints:
-            self._held.file(token_files.name_of(split_endpoint(endpoint)[1]), secret)
+            self._held.file(tokens.name_of(split_endpoint(endpoint)[1]), secret)
 
     @staticmethod
     def _variables(path: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver.config import split_endpoint
 from pserver.errors import Unreachable, Untrusted
-from pserver.security import tls
+from pserver.security import keys as tls
 from pserver.security.keys import Keys
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_security import open_channel

@@ -19,9 +19,9 @@ from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.control.rpc_errors import about
 from pserver.errors import PServerError, Refused
-from pserver.security import tls
+from pserver.security import keys
 from pserver.security.access import OPEN, Access, always_open
-from pserver.security.certificates import Bearer
+from pserver.security.keys import Bearer
 from pserver.wire_pb2 import (
     EpochStatus,
     ReloadStatus,
@@ -204,7 +204,7 @@ def expiring(endpoint: str, access: Access) -> list[str]:
     host, port = split_endpoint(endpoint)
     try:
         with socket.create_connection((host, port), ASK_SECONDS) as connection:
-            shown = Bearer.of_pem(tls.ask(connection, access.keys, host))
+            shown = Bearer.of_pem(keys.ask(connection, access.keys, host))
     except OSError:  # it has answered a moment ago
         return []
     warning = shown.warning(datetime.now(UTC))

@@ -15,9 +15,8 @@ from prometheus_client.registry import Collector
 from pserver.errors import Untrusted
 from pserver.half_open import HalfOpen
 from pserver.repeated_lines import LimitedLog
-from pserver.security import tls
-from pserver.security.certificates import ROLES
-from pserver.security.keys import Keys
+from pserver.security import keys as tls
+from pserver.security.keys import ROLES, Keys
 
 log = logging.getLogger(__name__)
 

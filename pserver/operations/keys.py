@@ -12,9 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pserver.security.certificates import ROLES, Bearer
 from pserver.security.enrolment import MOST_MINUTES, Enrolment, redeem
-from pserver.security.key_folder import HOST_ROLES, OPERATOR, KeyFolder, check_host
+from pserver.security.keys import HOST_ROLES, OPERATOR, ROLES, Bearer, KeyFolder, check_host
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

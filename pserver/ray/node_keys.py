@@ -18,16 +18,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pserver.ray.order import Credentials
-from pserver.security import token_files
-from pserver.security.certificates import (
+from pserver.security import tokens
+from pserver.security.keys import (
+    AUTHORITY_FILE,
+    REVOKED,
     Authority,
     PrivateKey,
     certificate_bytes,
     key_bytes,
+    write_private,
 )
-from pserver.security.key_folder import AUTHORITY_FILE, REVOKED, write_private
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 
 LOOPBACK = "127.0.0.1"
 KEYS = "PSERVER_KEYS"
@@ -93,7 +94,7 @@ def write_credentials(
         The variables that name them.
     """
     token = folder / f"{kind}.token"
-    token_files.write(token, Secret.parse(credentials.token))
+    tokens.write(token, Secret.parse(credentials.token))
     variables = {"PSERVER_TOKEN_FILE": str(token)}
     if credentials.files:
         keys = folder / "keys"

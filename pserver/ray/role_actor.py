@@ -25,8 +25,8 @@ from pserver.ray.node_keys import public_bytes, write_credentials
 from pserver.ray.order import Order
 from pserver.ray.spoken_lines import SpokenLines
 from pserver.ray.variables import without_other_jobs
-from pserver.security import token_files
-from pserver.security.certificates import new_key
+from pserver.security import tokens
+from pserver.security.keys import new_key
 
 MOST_RESULT = 32_768  # bytes of what a function returns: Ray gives answers of up to 100 KB inline
 MOST_TAIL, MOST_TAIL_LINE = 40, 500  # lines, and characters of each
@@ -122,7 +122,7 @@ class RoleActor:
     def _prepare(self, order: Order) -> dict[str, str]:
         """Writes the credentials; returns the whole environment of the process."""
         inherited = without_other_jobs(os.environ)
-        held = token_files.Held(token_files.folder(os.environ))
+        held = tokens.Held(tokens.folder(os.environ))
         self._stack.callback(held.remove)
         named = write_credentials(held.directory(), self._kind, order.credentials, self._key)
         if os.path.isdir(order.folder):

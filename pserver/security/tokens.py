@@ -1,16 +1,13 @@
-"""Where secrets are kept: files that only their user can read.
+"""A job's secret: where it is kept, and how both ends of a connection prove that they know it.
 
-``pserver launch`` writes them into ``$XDG_RUNTIME_DIR/pserver``, or where there is no such
-directory into ``pserver-UID`` in the directory for temporary files, or where another user has made
-that, into ``pserver-UID-RANDOM``::
+[Note: what the port is for]  All servers of a job have one secret.  A stranger who takes the port
+of a server that is gone could pass the client's nonce on to a live one, and its answer back.  The
+live server's code is over its own port, which is not the one that the client has dialled.
 
-    job-RANDOM/operator.token     for the job's servers, and for launch itself
-    job-RANDOM/trainer.token      for its trainers
-    PORT.token                    the operator's again, by a server's port: for the commands of the
-                                  same user
-
-``PSERVER_TOKEN_FILE`` names one to a process.  No secret stands on a command line, in the
-environment or in a log.
+[Note: challenges that nobody keeps]  A stranger may ask for as many challenges as he likes, so the
+server keeps none of them.  A challenge says when it ends, and carries a code over that, made with a
+key that only this server has and never tells.  What is kept is the challenges that were used, until
+they end: only a holder of the job's secret can add one, and their number is bounded.
 
 [Note: files of a launch that was killed]  ``launch`` removes its files when it ends.  As long as it
 runs it holds locks (flock) on its directory and on each PORT.token, which the system releases
@@ -20,19 +17,414 @@ removes it.
 
 from __future__ import annotations
 
+import enum
 import fcntl
+import hashlib
+import hmac
 import logging
 import os
 import secrets
 import select
 import shutil
 import stat
+import struct
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from hmac import compare_digest
 from pathlib import Path
 
-from pserver.security.secret import Secret
+from pserver.errors import NotAllowed, Refused
+
+# ---- role ----
+#
+# What the holder of a key may do.
+
+
+class Role(enum.IntEnum):
+    """What somebody may do; each role may do what those before it may.
+
+    Attributes:
+        NOBODY: holds no key.
+        TRAINER: takes part in a job.
+        OPERATOR: also ends a job, reads it from outside, and names files.
+        SERVER: no client has it: what only servers say.
+    """
+
+    NOBODY = 0
+    TRAINER = 1
+    OPERATOR = 2
+    SERVER = 3
+
+    @property
+    def word(self) -> str:
+        """As token files, messages and the wire spell it: "trainer"."""
+        return self.name.lower()
+
+
+# ---- secret ----
+#
+# A job's secret: 32 random bytes, and the trainers' key that is made of them.
+
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The key of one role in one job.
+
+    The trainers' key is made of the operator's, and says nothing about it.  So servers, which are
+    given the operator's, know both.  Neither ``repr`` nor ``str`` shows the bytes.
+
+    Attributes:
+        role: what its holder may do.
+        key: the bytes that nobody else has.
+    """
+
+    role: Role
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Secret:
+        """A new operator's secret."""
+        return cls(Role.OPERATOR, secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> Secret:
+        """What a token file holds: ``operator:HEX``, or ``trainer:HEX``.
+
+        Raises:
+            ValueError: it holds something else; the message does not repeat it.
+        """
+        word, _, digits = text.strip().partition(":")
+        roles = {role.word: role for role in (Role.OPERATOR, Role.TRAINER)}
+        try:
+            key = bytes.fromhex(digits)
+        except ValueError:
+            key = b""
+        if word not in roles or len(key) != SECRET_BYTES:
+            raise ValueError(
+                f"expected operator: or trainer: and {2 * SECRET_BYTES} hexadecimal digits, got "
+                f"{len(text)} other characters"
+            )
+        return cls(roles[word], key)
+
+    @property
+    def text(self) -> str:
+        """As a token file holds it."""
+        return f"{self.role.word}:{self.key.hex()}"
+
+    def of(self, role: Role) -> Secret:
+        """The key of a role, where this one tells it.
+
+        Raises:
+            ValueError: a trainer's key tells no operator's.
+        """
+        if role is self.role:
+            return self
+        if self.role is Role.OPERATOR and role is Role.TRAINER:
+            made = hmac.new(self.key, b"pserver trainer", hashlib.sha256).digest()
+            return Secret(Role.TRAINER, made)
+        raise ValueError(f"expected an operator's key, got a {self.role.word}'s")
+
+
+# ---- proof ----
+#
+# What is proved: that one holds a job's secret, for one call, here and now.
+#
+# A code is HMAC-SHA256, with the key of the role that is named, over these parts, each behind its
+# length (four bytes, little-endian)::
+#
+#   "pserver 1"                 the protocol
+#   "server" or "client"        who proves
+#   "trainer" or "operator"     which key
+#   "6174"                      the server's control port
+#   32 bytes                    the client's nonce
+#   32 bytes                    the server's nonce
+#   "Join", "HELLO", ...        client: what is asked; server: nothing
+#   32 bytes                    client: SHA-256 of the request; server: nothing
+
+
+PROTOCOL = b"pserver 1"
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What both codes of one exchange are over.
+
+    Attributes:
+        role: whose key proves.
+        port: the server's control port.
+        client_nonce, server_nonce: 32 bytes each.
+    """
+
+    role: Role
+    port: int
+    client_nonce: bytes
+    server_nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a client shows with a call, or with HELLO.
+
+    Attributes:
+        role: the word of the key's role.
+        client_nonce, server_nonce: of the challenge.
+        code: over all of it.
+    """
+
+    role: str
+    client_nonce: bytes
+    server_nonce: bytes
+    code: bytes
+
+
+def server_code(secret: Secret, challenge: Challenge) -> bytes:
+    """By which a client sees that the server holds the job's secret.
+
+    Args:
+        secret: of the challenge's role.
+    """
+    return _code(secret, b"server", challenge, b"", b"")
+
+
+def client_code(secret: Secret, challenge: Challenge, name: str, request: bytes) -> bytes:
+    """By which a server sees that a request comes from a holder of the role's key.
+
+    Args:
+        secret: of the challenge's role.
+        name: of the call, or "HELLO".
+        request: its bytes on the wire; of HELLO what :func:`hello_bytes` makes.
+    """
+    digest = hashlib.sha256(request).digest()
+    return _code(secret, b"client", challenge, name.encode(), digest)
+
+
+def hello_bytes(session: str, trainer_id: int, lane: int, stream: int, tables: bool) -> bytes:
+    """What is proved of HELLO: its fields, as text, with a line end behind each."""
+    fields = session, trainer_id, lane, stream, int(tables)
+    return "".join(f"{field}\n" for field in fields).encode()
+
+
+def _code(secret: Secret, end: bytes, challenge: Challenge, name: bytes, digest: bytes) -> bytes:
+    parts = (
+        PROTOCOL,
+        end,
+        challenge.role.word.encode(),
+        str(challenge.port).encode(),
+        challenge.client_nonce,
+        challenge.server_nonce,
+        name,
+        digest,
+    )
+    said = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return hmac.new(secret.key, said, hashlib.sha256).digest()
+
+
+# ---- call proof ----
+#
+# A proof as the metadata of a control call.
+
+
+ROLE = "pserver-role"
+CLIENT_NONCE, SERVER_NONCE = "pserver-client-nonce-bin", "pserver-server-nonce-bin"
+CODE = "pserver-proof-bin"
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+def to_metadata(proof: Proof) -> Metadata:
+    """What travels beside the call's request."""
+    return (
+        (ROLE, proof.role),
+        (CLIENT_NONCE, proof.client_nonce),
+        (SERVER_NONCE, proof.server_nonce),
+        (CODE, proof.code),
+    )
+
+
+def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Proof | None:
+    """The proof that came with a call; None where none did.
+
+    Raises:
+        Refused: a part of it is missing.
+    """
+    found = {
+        key: value for key, value in metadata if key in (ROLE, CLIENT_NONCE, SERVER_NONCE, CODE)
+    }
+    if not found:
+        return None
+    role = found.get(ROLE)
+    nonces_and_code = [found.get(key) for key in (CLIENT_NONCE, SERVER_NONCE, CODE)]
+    parts = [each for each in nonces_and_code if isinstance(each, bytes)]
+    if not isinstance(role, str) or len(parts) != len(nonces_and_code):
+        raise Refused("expected a whole proof in the call's metadata, got a part of one")
+    return Proof(role, *parts)
+
+
+# ---- nonces ----
+#
+# A server's challenges: each is used once, within a short time.
+
+
+NONCE_BYTES = 32
+LASTING_SECONDS = 30.0  # from a challenge to the call that answers it
+MOST_USED = 2**17  # calls that may be answered in that time
+_RANDOM_BYTES, _CODE_BYTES = 8, 16
+_BEGINNING = struct.Struct(f"<d{_RANDOM_BYTES}s")
+
+
+class Stale(Exception):
+    """A challenge has ended, or is another server's: whoever asks again gets another."""
+
+
+class Nonces:
+    """Makes challenges and takes them back.  Any thread may call it.
+
+    See [Note: challenges that nobody keeps].
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._key = secrets.token_bytes(NONCE_BYTES)
+        self._lock = threading.Lock()  # guards the one below
+        self._used: OrderedDict[bytes, float] = OrderedDict()  # until when it would have lasted
+
+    def make(self) -> bytes:
+        """A new challenge."""
+        end = self._clock() + LASTING_SECONDS
+        beginning = _BEGINNING.pack(end, secrets.token_bytes(_RANDOM_BYTES))
+        return beginning + self._code(beginning)
+
+    def check(self, nonce: bytes) -> None:
+        """Returns if the challenge is this server's own and has not ended.
+
+        Raises:
+            Stale: it is not, or it has.
+        """
+        beginning, code = nonce[: _BEGINNING.size], nonce[_BEGINNING.size :]
+        if not hmac.compare_digest(self._code(beginning), code):
+            raise Stale("the challenge is none of this server's: ask for another")
+        if _BEGINNING.unpack(beginning)[0] < self._clock():
+            raise Stale("the challenge has ended: ask for another")
+
+    def use(self, nonce: bytes) -> None:
+        """Uses up a challenge that has been checked, and answered well.
+
+        Raises:
+            NotAllowed: it was used before, or too many calls were made.
+        """
+        now = self._clock()
+        with self._lock:
+            while self._used and next(iter(self._used.values())) < now:
+                self._used.popitem(last=False)
+            if nonce in self._used:
+                raise NotAllowed("expected a new challenge, got one that was used before")
+            if len(self._used) >= MOST_USED:
+                raise NotAllowed(
+                    f"expected at most {MOST_USED} calls in {LASTING_SECONDS:g} s, got more"
+                )
+            self._used[nonce] = now + LASTING_SECONDS
+
+    def _code(self, beginning: bytes) -> bytes:
+        return hmac.new(self._key, beginning, hashlib.sha256).digest()[:_CODE_BYTES]
+
+
+# ---- question ----
+#
+# The end that asks: it sees the server's proof before it says anything.
+
+
+class Question:
+    """One call, or one HELLO, to a server that must prove itself first.
+
+    Args:
+        secret: of the client's role.
+        port: the server's control port.
+        server: its name, for messages.
+
+    Attributes:
+        nonce: what the server is asked with; it tells nothing.
+    """
+
+    def __init__(self, secret: Secret, port: int, server: str) -> None:
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self._secret, self._port, self._server = secret, port, server
+        self._challenge: Challenge | None = None
+
+    @property
+    def role(self) -> str:
+        """The word of the role whose key is to be proved."""
+        return self._secret.role.word
+
+    def answered(self, nonce: bytes, code: bytes) -> None:
+        """Takes the server's answer.
+
+        Args:
+            nonce, code: the server's; empty at an open one.
+
+        Raises:
+            NotAllowed: the server does not hold the secret, or has none.
+        """
+        if not nonce and not code:
+            raise NotAllowed(
+                f"{self._server} is open and asks for no key, but this job has a secret: expected "
+                "a server of this job (PSERVER_TOKEN_FILE, or what `pserver launch` has left, "
+                "belongs to another one)"
+            )
+        challenge = Challenge(self._secret.role, self._port, self.nonce, nonce)
+        if not compare_digest(server_code(self._secret, challenge), code):
+            raise NotAllowed(
+                f"{self._server} does not prove that it holds this job's secret: it is a server of "
+                "another job, no server, or one behind a port that leads to another port"
+            )
+        self._challenge = challenge
+
+    def proof(self, name: str, request: bytes) -> Proof:
+        """What is shown with the request, after :meth:`answered`.
+
+        Args:
+            name: of the call.
+            request: its bytes on the wire.
+        """
+        assert self._challenge is not None, "the server has proved itself"
+        nonce = self._challenge.server_nonce
+        code = client_code(self._secret, self._challenge, name, request)
+        return Proof(self.role, self.nonce, nonce, code)
+
+    def hello_code(
+        self, session: str, trainer_id: int, lane: int, stream: int, tables: bool
+    ) -> bytes:
+        """What HELLO shows, after :meth:`answered`."""
+        return self.proof("HELLO", hello_bytes(session, trainer_id, lane, stream, tables)).code
+
+
+# ---- token files ----
+#
+# Where secrets are kept: files that only their user can read.
+#
+# ``pserver launch`` writes them into ``$XDG_RUNTIME_DIR/pserver``, or where there is no such
+# directory into ``pserver-UID`` in the directory for temporary files, or where another user has
+# made that, into ``pserver-UID-RANDOM``::
+#
+#   job-RANDOM/operator.token     for the job's servers, and for launch itself
+#   job-RANDOM/trainer.token      for its trainers
+#   PORT.token                    the operator's again, by a server's port: for the commands of the
+#                                 same user
+#
+# ``PSERVER_TOKEN_FILE`` names one to a process.  No secret stands on a command line, in the
+# environment or in a log.
+
 
 log = logging.getLogger(__name__)
 

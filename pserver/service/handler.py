@@ -11,8 +11,7 @@ from pserver.errors import JobFailed, PServerError, Refused, Unreachable
 from pserver.half_open import HalfOpen, address_of
 from pserver.job.job import Job
 from pserver.limits import Limits
-from pserver.security.guard import OPEN_GUARD, Guard, check
-from pserver.security.permissions import role_for_call
+from pserver.security.access import OPEN_GUARD, Guard, check, role_for_call
 from pserver.service.streams import WorkingStreams, hello_of, member_of, tell
 from pserver.service.tables import ReadingService
 from pserver.service.tensors import TensorService

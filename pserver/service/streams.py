@@ -23,11 +23,8 @@ from pserver.job.job import Job
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
 from pserver.onlookers import onlooker
-from pserver.security.guard import Guard
-from pserver.security.nonces import Stale
-from pserver.security.permissions import role_for_frame
-from pserver.security.proof import Proof, hello_bytes
-from pserver.security.role import Role
+from pserver.security.access import Guard, role_for_frame
+from pserver.security.tokens import Proof, Role, Stale, hello_bytes
 from pserver.table.gradient import RowGradient
 from pserver.tracing.spans import Fact, Spans, now
 from pserver.transport import frames as codec

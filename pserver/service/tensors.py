@@ -40,7 +40,7 @@ from pserver.lane.tasks import UpdateTask
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
 from pserver.memory.malloc import trim_memory
-from pserver.security.role import Role
+from pserver.security.tokens import Role
 from pserver.service.streams import (
     EXPECTED,
     StreamTimes,

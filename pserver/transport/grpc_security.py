@@ -10,9 +10,8 @@ from typing import Any
 import grpc
 
 from pserver.errors import Unreachable, Untrusted
-from pserver.security import tls
-from pserver.security.certificates import Bearer
-from pserver.security.keys import Keys
+from pserver.security import keys as tls
+from pserver.security.keys import Bearer, Keys
 from pserver.transport.endpoint import reach, reason_of, spell
 
 Options = Sequence[tuple[str, Any]]
@@ -23,7 +22,7 @@ def open_channel(
 ) -> grpc.Channel:
     """A channel to the address that the host's name has now, where a server has answered.
 
-    See [Note: asked before gRPC] in ``pserver/security/tls.py``.
+    See [Note: asked before gRPC] in ``pserver/security/keys.py``.
 
     Args:
         keys: this process's; None: without TLS.

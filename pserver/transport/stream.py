@@ -62,8 +62,8 @@ from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
 from pserver.repeated_lines import LimitedLog
 from pserver.security.access import Access
-from pserver.security.certificates import Bearer
-from pserver.security.question import Question
+from pserver.security.keys import Bearer
+from pserver.security.tokens import Question
 from pserver.transport.endpoint import spell
 from pserver.transport.memory import ByteCounters
 from pserver.wire_pb2 import Frame, Hello, Kind

@@ -17,8 +17,7 @@ from peers import raw_exchange
 from processes import Peer, peers, server
 
 from pserver.memory.malloc import keep_memory
-from pserver.security.key_folder import KeyFolder
-from pserver.security.keys import Keys
+from pserver.security.keys import KeyFolder, Keys
 from pserver.transport.frames import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"

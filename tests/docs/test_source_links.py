@@ -12,12 +12,14 @@ def page(text: str) -> str:
 def test_a_link_to_a_source_becomes_words_and_a_path() -> None:
     """Of words that are the path already only the path stays; an anchor is dropped."""
     said = '<span class="source">{}</span>'
-    path = "<code>pserver/security/ports.py</code>"
+    path = "<code>pserver/security/access.py</code>"
 
     assert said.format(f"its <em>table</em> {path}") in page(
-        "[its *table*](../pserver/security/ports.py#L1)"
+        "[its *table*](../pserver/security/access.py#L1)"
     )
-    assert said.format(path) in page("[pserver/security/ports.py](../../pserver/security/ports.py)")
+    assert said.format(path) in page(
+        "[pserver/security/access.py](../../pserver/security/access.py)"
+    )
     assert said.format("the picture <code>docs/pictures/ctr.py</code>") in page(
         "[the picture](pictures/ctr.py)"
     )

@@ -17,10 +17,9 @@ from torch import nn
 from pserver import Server, ServerConfig
 from pserver.control.control_client import ControlClient
 from pserver.errors import NonFinite
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from tests.support.one_parameter import Trainer
 from tests.support.tiny_launch import Run
 from tests.support.troubles import pattern, quotes, quoting, said
@@ -87,14 +86,14 @@ def another_program(folder: Path) -> None:
 
 
 def no_token(folder: Path) -> None:
-    token_files.write(folder / "token", Secret.make())
+    tokens.write(folder / "token", Secret.make())
     with Server(ServerConfig(token_file=str(folder / "token"))) as server:
         ControlClient(server.endpoint, SECONDS).reset()
 
 
 def trainers_key(folder: Path) -> None:
     secret = Secret.make()
-    token_files.write(folder / "token", secret)
+    tokens.write(folder / "token", secret)
     with Server(ServerConfig(token_file=str(folder / "token"))) as server:
         access = Access(secret.of(Role.TRAINER))
         ControlClient(server.endpoint, SECONDS, access=access).drain()

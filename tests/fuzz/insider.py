@@ -15,7 +15,7 @@ import grpc
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
 from pserver.security.access import Access
-from pserver.security.role import Role
+from pserver.security.tokens import Role
 from pserver.transport.grpc_stream import SERVICE, GrpcStream
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.shm import INLINE, PRELUDE, ShmStream

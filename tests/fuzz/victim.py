@@ -19,10 +19,9 @@ from pserver.client.channel import Channel
 from pserver.client.client import Client, Identity
 from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.wire_pb2 import HeartbeatRequest, ObserveRequest, StatusRequest
 from tests.fuzz.attacks import OPEN_CALLS, Attacker
 from tests.fuzz.insider import Insider
@@ -125,7 +124,7 @@ class Victim:
         if "key" in guard:
             secret = Secret.make()
             self._access, self._access_of_trainers = Access(secret), Access(secret.of(Role.TRAINER))
-            token_files.write(folder / "token", secret)
+            tokens.write(folder / "token", secret)
             environ["PSERVER_TOKEN_FILE"] = str(folder / "token")
         elif "certificates" in guard:
             self._access = Access(keys=keys_of("operator"))

@@ -28,7 +28,6 @@ WHY_WALL = {
     "pserver/operations/keys.py": "certificates begin and end",
     "pserver/ray/node_keys.py": "certificates begin and end",
     "pserver/security/enrolment.py": "certificates begin and end",
-    "pserver/security/key_folder.py": "certificates begin and end",
     "pserver/security/keys.py": "certificates begin and end",
     "pserver/web/collector.py": "stamps what a page shows",
     "trainer/embedding/local_rows.py": "rows age in days, which checkpoints keep",

@@ -14,9 +14,9 @@ import torch
 
 from pserver.job_log.files import WriteAheadLog
 from pserver.launcher.planning.choice import Choice
-from pserver.security import token_files
-from pserver.security.key_folder import write_private
-from pserver.security.secret import Secret
+from pserver.security import tokens
+from pserver.security.keys import write_private
+from pserver.security.tokens import Secret
 from pserver.storage.local import DiskFile, LocalPlace
 from tests.support.sources import MODULES, relative, tree
 from transpiler.files.named_errors import naming
@@ -99,7 +99,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a whole file": _whole,
     "torch.save": lambda path: write_object({"a": torch.ones(99999)}, path),
     "a choice": lambda path: Choice("sync", 0, 1, 1, 0.1).write(path),
-    "a token": lambda path: token_files.write(path, Secret.make()),
+    "a token": lambda path: tokens.write(path, Secret.make()),
     "a key": lambda path: write_private(path, b"x"),
 }
 

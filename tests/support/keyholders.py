@@ -14,10 +14,8 @@ from pserver import wire_pb2 as wire
 from pserver.config import split_endpoint
 from pserver.control.rpc_errors import from_rpc_error
 from pserver.errors import PServerError
-from pserver.security import call_proof
-from pserver.security.proof import Challenge, Proof, client_code, hello_bytes
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security import tokens
+from pserver.security.tokens import Challenge, Proof, Role, Secret, client_code, hello_bytes
 from pserver.transport.grpc_stream import SERVICE
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -54,7 +52,7 @@ class Caller:
         self.endpoint, self._key = endpoint, key
         self._port = split_endpoint(endpoint)[1]
         self._channel = grpc.insecure_channel(endpoint)
-        self.sent: list[tuple[str, bytes, call_proof.Metadata]] = []
+        self.sent: list[tuple[str, bytes, tokens.Metadata]] = []
 
     def __enter__(self) -> Caller:
         return self
@@ -71,12 +69,12 @@ class Caller:
         said = request.SerializeToString()
         self.repeat(name, said, self._metadata(name, said))
 
-    def repeat(self, name: str, said: bytes, metadata: call_proof.Metadata) -> None:
+    def repeat(self, name: str, said: bytes, metadata: tokens.Metadata) -> None:
         """A call as it was recorded."""
         self.sent.append((name, said, metadata))
         self._ask(name, said, metadata)
 
-    def _metadata(self, name: str, said: bytes) -> call_proof.Metadata:
+    def _metadata(self, name: str, said: bytes) -> tokens.Metadata:
         if self._key is None:
             return ()
         asked = wire.ChallengeRequest(nonce=NONCE, role=self._key.role.word)
@@ -84,9 +82,9 @@ class Caller:
         nonce = wire.ChallengeReply.FromString(answer).nonce
         challenge = Challenge(self._key.role, self._port, NONCE, nonce)
         code = client_code(self._key, challenge, name, said)
-        return call_proof.to_metadata(Proof(self._key.role.word, NONCE, nonce, code))
+        return tokens.to_metadata(Proof(self._key.role.word, NONCE, nonce, code))
 
-    def _ask(self, name: str, said: bytes, metadata: call_proof.Metadata) -> bytes:
+    def _ask(self, name: str, said: bytes, metadata: tokens.Metadata) -> bytes:
         call = self._channel.unary_unary(f"/{SERVICE}/{name}")
         try:
             answer: bytes = call(said, timeout=SECONDS, metadata=metadata)

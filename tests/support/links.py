@@ -12,10 +12,10 @@ from pserver.errors import PServerError
 from pserver.job_log.follower import FollowerLink
 from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.decisions import Links
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
-from pserver.security.secret import Secret
+from pserver.security.tokens import Secret
 from pserver.transport.registry import TRANSPORTS
 from tests.support.cluster_keys import key_folder
 from tests.support.load import patiently, scaled
@@ -147,7 +147,7 @@ def access_of(kind: str, folder: Path) -> tuple[dict[str, str], Access]:
     if kind == "secret":
         secret = Secret.make()
         path = folder / "operator.token"
-        token_files.write(path, secret)
+        tokens.write(path, secret)
         return {"token_file": str(path)}, Access(secret)
     keys = str(key_folder() / "a")
     return {"keys": keys}, Access(keys=Keys(keys, ("server",)))

@@ -44,8 +44,8 @@ import sys
 from pathlib import Path
 
 from pserver.security import token_files
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role
+from pserver.security.tokens import Secret
 
 secret = Secret.make()
 for role in (Role.OPERATOR, Role.TRAINER):

@@ -23,7 +23,7 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.running_clock import RunningClock
-from pserver.security.certificates import Bearer
+from pserver.security.keys import Bearer
 from pserver.transport.stream import Buffer, Stream
 from pserver.wire_pb2 import (
     Failure,

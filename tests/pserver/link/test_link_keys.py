@@ -9,10 +9,9 @@ import pytest
 
 from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, PServerError, Untrusted
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import FollowRequest, Frame, Hello, Kind
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
@@ -26,7 +25,7 @@ SECRET = Secret.make()
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """A coordinator that asks for a secret."""
     path: Path = tmp_path_factory.mktemp("link") / "operator.token"
-    token_files.write(path, SECRET)
+    tokens.write(path, SECRET)
     with Coordinator(token_file=str(path)) as coordinator:
         yield coordinator
 

@@ -17,7 +17,7 @@ from pserver.config import ServerConfig, metrics_place
 from pserver.metrics import exposition
 from pserver.metrics.exposition import MOST_OPEN, Exposition
 from pserver.metrics.labels import Labelled
-from pserver.security import tls
+from pserver.security import keys
 from tests.support.cluster_keys import foreign_folder, keys_of
 from tests.support.scraped import Scraped
 from trainer.environment.connection import Connection
@@ -144,7 +144,7 @@ def test_with_keys_every_role_reads(secured: Exposition, one: One, role: str) ->
     """TLS 1.3, with certificates of both ends."""
     one.counter.labels("here").inc()
     with socket.create_connection((HOST, secured.port), 10) as connection:
-        dialled = tls.dial(connection, keys_of(role), HOST)
+        dialled = keys.dial(connection, keys_of(role), HOST)
         answer = ask(dialled)
         dialled.close()
 

@@ -21,10 +21,8 @@ from pserver.ray.request import JobRequest
 from pserver.ray.role_actor import script_here
 from pserver.ray.spoken_lines import MOST_BYTES, MOST_KEPT, SpokenLines
 from pserver.ray.variables import own_variables, without_other_jobs
-from pserver.security.certificates import new_key
-from pserver.security.keys import Keys
-from pserver.security.role import Role
-from pserver.security.token_files import read
+from pserver.security.keys import Keys, new_key
+from pserver.security.tokens import Role, read
 
 
 def train() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from pserver.security.certificates import (
+from pserver.security.keys import (
     Authority,
     Bearer,
     certificate_bytes,

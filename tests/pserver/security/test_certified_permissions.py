@@ -14,10 +14,10 @@ from pserver.control.calls import CALLS
 from pserver.control.control_client import ControlClient
 from pserver.control.control_server import ControlServer
 from pserver.errors import NotAllowed, PServerError, Untrusted
-from pserver.security import permissions
+from pserver.security import access
 from pserver.security.access import Access
 from pserver.security.keys import Keys
-from pserver.security.role import Role
+from pserver.security.tokens import Role
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -82,7 +82,7 @@ def test_a_call_is_taken_as_the_table_says(
     if role is Role.NOBODY:
         with pytest.raises(Untrusted):
             call()
-    elif role < permissions.role_for_call(name, request_):
+    elif role < access.role_for_call(name, request_):
         with pytest.raises(NotAllowed):
             call()
     else:
@@ -118,4 +118,4 @@ def test_a_frame_is_taken_as_the_table_says(
     if role is Role.NOBODY:
         assert not said
     else:
-        assert refused is (role < permissions.role_for_frame(kind)), said
+        assert refused is (role < access.role_for_frame(kind)), said

@@ -18,10 +18,8 @@ import pserver.security.enrolment
 from pserver.__main__ import main
 from pserver.config import split_endpoint
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, Untrusted
-from pserver.security.certificates import Bearer
 from pserver.security.enrolment import MOST_OPEN, WRONG_CODES, Enrolment, redeem
-from pserver.security.key_folder import HOST_ROLES, KeyFolder
-from pserver.security.keys import Keys
+from pserver.security.keys import HOST_ROLES, Bearer, KeyFolder, Keys
 
 SECONDS = 30.0
 

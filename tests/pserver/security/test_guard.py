@@ -7,14 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pserver.errors import NotAllowed, Refused
-from pserver.security import nonces
-from pserver.security.access import OPEN, Access
-from pserver.security.guard import OPEN_GUARD, Guard, check
-from pserver.security.nonces import NONCE_BYTES, Stale
-from pserver.security.proof import Proof
-from pserver.security.question import Question
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security import tokens
+from pserver.security.access import OPEN, OPEN_GUARD, Access, Guard, check
+from pserver.security.tokens import NONCE_BYTES, Proof, Question, Role, Secret, Stale
 
 PORT = 6174
 
@@ -95,7 +90,7 @@ def test_a_proof_is_used_once(guard: Guard, secret: Secret) -> None:
 def test_a_challenge_ends(guard: Guard, secret: Secret, clock: Clock) -> None:
     """And then, as where the server was started again, one asks for another."""
     shown = proof(guard, secret)
-    clock.now += nonces.LASTING_SECONDS + 1
+    clock.now += tokens.LASTING_SECONDS + 1
     with pytest.raises(Stale, match="has ended"):
         guard.admit("Join", b"x", shown)
     with pytest.raises(Stale, match="none of this server's"):
@@ -106,14 +101,14 @@ def test_strangers_leave_nothing_behind(
     guard: Guard, secret: Secret, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Challenges cost no memory, and calls of the job's own processes are bounded and forgotten."""
-    monkeypatch.setattr(nonces, "MOST_USED", 3)
+    monkeypatch.setattr(tokens, "MOST_USED", 3)
     for _ in range(1000):
         guard.answer("trainer", bytes(NONCE_BYTES))
     for _ in range(3):
         guard.admit("Join", b"x", proof(guard, secret))
     with pytest.raises(NotAllowed, match="expected at most 3 calls"):
         guard.admit("Join", b"x", proof(guard, secret))
-    clock.now += nonces.LASTING_SECONDS + 1
+    clock.now += tokens.LASTING_SECONDS + 1
 
     assert guard.admit("Join", b"x", proof(guard, secret)) is Role.OPERATOR
 

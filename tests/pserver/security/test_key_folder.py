@@ -9,8 +9,7 @@ import pytest
 from cryptography import x509
 
 from pserver.__main__ import main
-from pserver.security.certificates import Bearer, revoked_serials
-from pserver.security.key_folder import KeyFolder
+from pserver.security.keys import Bearer, KeyFolder, revoked_serials
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from pserver.errors import Untrusted
-from pserver.security.certificates import Bearer
-from pserver.security.key_folder import KeyFolder
-from pserver.security.keys import Keys
+from pserver.security.keys import Bearer, KeyFolder, Keys
 
 
 @pytest.fixture

@@ -20,11 +20,10 @@ from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, Untrusted
 from pserver.launcher import status
 from pserver.launcher.readiness import obstacle
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.key_folder import KeyFolder
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.keys import KeyFolder
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
 from tests.support.one_parameter import TRANSPORTS, Trainer
@@ -145,7 +144,7 @@ def test_a_key_that_is_revoked_ends_what_it_has_begun(tmp_path: Path, transport:
 def test_with_a_secret_too_both_are_asked_for(tmp_path: Path) -> None:
     """And the lesser role counts."""
     secret = Secret.make()
-    token_files.write(tmp_path / "token", secret)
+    tokens.write(tmp_path / "token", secret)
     config = ServerConfig(keys=str(key_folder() / "a"), token_file=str(tmp_path / "token"))
     with Server(config) as running:
         for role, held, allowed in (

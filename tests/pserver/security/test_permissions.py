@@ -14,10 +14,9 @@ from pserver import wire_pb2 as wire
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_server import ControlServer
 from pserver.errors import NotAllowed, PServerError
-from pserver.security import permissions, token_files
+from pserver.security import access, tokens
 from pserver.security.access import Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -42,7 +41,7 @@ def control() -> Iterator[str]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Trainer]]:
     """A server that asks for a key, and its only trainer."""
     path: Path = tmp_path_factory.mktemp("keys") / "operator.token"
-    token_files.write(path, SECRET)
+    tokens.write(path, SECRET)
     config = ServerConfig(transport="tcp", token_file=str(path))
     with Server(config) as server:
         trainer = Trainer(server.endpoint, access=Access(SECRET.of(Role.TRAINER)))
@@ -52,11 +51,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 def test_the_table_has_every_call_and_every_kind_of_frame() -> None:
     """A new one without a row is refused to everybody, and fails here."""
-    assert set(permissions.CALLS) == set(METHODS)
-    assert set(permissions.FRAMES) == set(Kind.keys())
-    assert set(permissions.OPERATOR_WHERE) == set(MORE)
-    assert permissions.role_for_call("Another", None) is Role.SERVER
-    assert permissions.role_for_frame("kind 99") is Role.SERVER
+    assert set(access.CALLS) == set(METHODS)
+    assert set(access.FRAMES) == set(Kind.keys())
+    assert set(access.OPERATOR_WHERE) == set(MORE)
+    assert access.role_for_call("Another", None) is Role.SERVER
+    assert access.role_for_frame("kind 99") is Role.SERVER
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -69,7 +68,7 @@ def test_a_call_is_taken_as_the_table_says(
     control: str, name: str, request_: Message, key: str
 ) -> None:
     """The role of the key decides, and nothing else."""
-    allowed = role_of(key) >= permissions.role_for_call(name, request_)
+    allowed = role_of(key) >= access.role_for_call(name, request_)
     with Caller(control, key_of(key, SECRET)) as caller:
         if allowed:
             caller.call(name, request_)
@@ -104,7 +103,7 @@ def test_a_frame_is_taken_as_the_table_says(
     # a lane of its own would be refused for another reason: the stream of the tables
     said = first_frames(key, Hello(session=session, tables=True), server, kind)
     refused = [f for f in said if f.kind == Kind.FAILURE and f.failure.error == "NotAllowed"]
-    allowed = role_of(key) >= permissions.role_for_frame(kind) and role_of(key) > Role.NOBODY
+    allowed = role_of(key) >= access.role_for_frame(kind) and role_of(key) > Role.NOBODY
 
     assert bool(refused) is not allowed, said
 
@@ -120,7 +119,7 @@ def test_an_observers_stream_needs_the_key_that_observing_needs(
     observation = server.job.observations.begin(server.job.program, server.job.now())
     said = first_frames(key, Hello(session=observation.session), server, "PROBE")
     kinds = [frame.kind for frame in said if frame.kind != Kind.HELLO]
-    allowed = role_of(key) >= permissions.CALLS["Observe"]
+    allowed = role_of(key) >= access.CALLS["Observe"]
 
     assert (Kind.PROBE in kinds) is allowed and (Kind.FAILURE in kinds) is not allowed
 

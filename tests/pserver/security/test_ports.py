@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pserver.security.ports import PORTS
+from pserver.security.access import PORTS
 from tests.support.sources import ROOT
 from trainer.environment.connection import Connection
 from trainer.environment.world import World

@@ -10,7 +10,7 @@ from pserver.config import ServerConfig
 from pserver.control.control_server import ControlServer
 from pserver.job.job import Job
 from pserver.security.access import OPEN, Access
-from pserver.security.secret import Secret
+from pserver.security.tokens import Secret
 from pserver.transport.grpc_port import CLIENT_OPTIONS
 from pserver.transport.grpc_security import open_channel
 from tests.support.cluster_keys import keys_of

@@ -11,10 +11,9 @@ import pytest
 
 from pserver.command_line.operator_access import access_of
 from pserver.config import ServerConfig
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import OPEN, Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 
 
@@ -27,12 +26,12 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     """Role and key, in a file that is this user's alone."""
     secret, path = Secret.make(), tmp_path / "a.token"
-    token_files.write(path, secret)
+    tokens.write(path, secret)
 
-    assert token_files.read(str(path)) == secret
+    assert tokens.read(str(path)) == secret
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
-        token_files.write(path, secret)
+        tokens.write(path, secret)
 
 
 def test_servers_know_the_trainers_key_and_trainers_not_the_operators() -> None:
@@ -92,9 +91,9 @@ def test_a_command_finds_the_key_by_the_servers_port(environ: dict[str, str]) ->
     user names counts more.
     """
     secret, other = Secret.make(), Secret.make()
-    place = token_files.folder(environ)
-    held = token_files.Held(place)
-    held.file(token_files.name_of(6174), secret)
+    place = tokens.folder(environ)
+    held = tokens.Held(place)
+    held.file(tokens.name_of(6174), secret)
     held.file("other.token", other)
     named = {**environ, "PSERVER_TOKEN_FILE": str(place / "other.token")}
 
@@ -111,18 +110,18 @@ def test_what_a_killed_launch_has_left_is_nobodys(environ: dict[str, str]) -> No
     """Its locks went with it: commands pass its files by, and the next launch removes them, and
     nothing of a launch that runs.
     """
-    place = token_files.folder(environ)
-    dead, alive = token_files.Held(place), token_files.Held(place)
+    place = tokens.folder(environ)
+    dead, alive = tokens.Held(place), tokens.Held(place)
     for held, port in ((dead, 1), (alive, 2)):
-        token_files.write(held.directory() / "operator.token", Secret.make())
-        held.file(token_files.name_of(port), Secret.make())
+        tokens.write(held.directory() / "operator.token", Secret.make())
+        held.file(tokens.name_of(port), Secret.make())
     for descriptor, _ in dead._held:  # as the system does
         os.close(descriptor)
 
-    assert token_files.published(1, environ) is None
-    assert token_files.published(2, environ) == place / "2.token"
+    assert tokens.published(1, environ) is None
+    assert tokens.published(2, environ) == place / "2.token"
     assert len(list(place.iterdir())) == 4
-    token_files.Held(place)
+    tokens.Held(place)
     assert len(list(place.iterdir())) == 2 and (place / "2.token").is_file()
     alive.remove()
     assert list(place.iterdir()) == []
@@ -134,15 +133,15 @@ def test_a_pipe_is_read_when_something_is_in_it(
     """As a shell makes one; one that nobody writes to is an error after some seconds, and no wait
     for ever.
     """
-    monkeypatch.setattr(token_files, "PIPE_SECONDS", 0.2)
+    monkeypatch.setattr(tokens, "PIPE_SECONDS", 0.2)
     path, secret = tmp_path / "pipe", Secret.make()
     os.mkfifo(path, 0o600)
     with pytest.raises(ValueError, match=f"the token file {path}: "):
-        token_files.read(str(path))
+        tokens.read(str(path))
     with open(os.open(path, os.O_RDWR), "w") as pipe:
         pipe.write(secret.text + "\n")
         pipe.flush()
-        assert token_files.read(str(path)) == secret
+        assert tokens.read(str(path)) == secret
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770])
@@ -151,45 +150,45 @@ def test_a_directory_of_others_is_not_used(
 ) -> None:
     """Nothing is written into it, and nothing in it is believed."""
     place = tmp_path / f"pserver-{os.geteuid()}"
-    monkeypatch.setattr(token_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tokens.tempfile, "gettempdir", lambda: str(tmp_path))
     place.mkdir()
     place.chmod(mode)
     (place / "6174.token").write_text(Secret.make().text)
-    used = token_files.folder({})
+    used = tokens.folder({})
 
     assert used != place and used.stat().st_mode & 0o777 == 0o700
-    assert token_files.published(6174, {}) is None
+    assert tokens.published(6174, {}) is None
 
 
 def test_a_link_is_no_directory_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user may have put it there."""
-    monkeypatch.setattr(token_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tokens.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     place = tmp_path / f"pserver-{os.geteuid()}"
     place.symlink_to(tmp_path / "elsewhere")
-    used = token_files.folder({})
+    used = tokens.folder({})
 
     assert used != place and not used.is_symlink()
     place.unlink()
     (tmp_path / "far.token").write_text(Secret.make().text)
-    (token_files.folder({}) / "6174.token").symlink_to(tmp_path / "far.token")
+    (tokens.folder({}) / "6174.token").symlink_to(tmp_path / "far.token")
 
-    assert token_files.published(6174, {}) is None
+    assert tokens.published(6174, {}) is None
 
 
 def test_another_users_runtime_directory_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After ``su`` the variable may still name it: then the temporary directory serves."""
-    monkeypatch.setattr(token_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tokens.tempfile, "gettempdir", lambda: str(tmp_path))
     environ = {"XDG_RUNTIME_DIR": str(tmp_path / "gone")}
 
-    assert token_files.folder(environ) == tmp_path / f"pserver-{os.geteuid()}"
+    assert tokens.folder(environ) == tmp_path / f"pserver-{os.geteuid()}"
 
 
 def test_a_server_takes_the_operators_file_only(tmp_path: Path) -> None:
     """With a trainer's it could tell no operator from anybody."""
     path = tmp_path / "trainer.token"
-    token_files.write(path, Secret.make().of(Role.TRAINER))
+    tokens.write(path, Secret.make().of(Role.TRAINER))
     with pytest.raises(ValueError, match="a server needs the operator's token file"):
         Server(ServerConfig(token_file=str(path))).start()

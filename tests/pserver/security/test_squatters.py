@@ -13,11 +13,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from pserver import wire_pb2 as wire
 from pserver.control.control_client import ControlClient
 from pserver.errors import NotAllowed, Unreachable
-from pserver.security.access import Access
-from pserver.security.guard import Guard
-from pserver.security.nonces import NONCE_BYTES
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.access import Access, Guard
+from pserver.security.tokens import NONCE_BYTES, Role, Secret
 from pserver.transport.registry import TRANSPORTS
 from pserver.transport.stream import Stream, greet
 from pserver.wire_pb2 import Frame, Hello, Kind

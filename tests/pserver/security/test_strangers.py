@@ -19,10 +19,9 @@ from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Busy, NotAllowed, Refused
 from pserver.launcher.status import ask_each, show
-from pserver.security import token_files
+from pserver.security import tokens
 from pserver.security.access import Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.transport.registry import TRANSPORTS
 from pserver.wire_pb2 import Frame, Hello, Kind
@@ -43,7 +42,7 @@ def secret() -> Secret:
 def server(secret: Secret, tmp_path: Path) -> Iterator[Server]:
     """An empty server of the job."""
     path = tmp_path / "operator.token"
-    token_files.write(path, secret)
+    tokens.write(path, secret)
     (tmp_path / "data").mkdir()
     config = ServerConfig(token_file=str(path), data_dir=str(tmp_path / "data"))
     with Server(config) as one:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pserver.security import token_files
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security import tokens
+from pserver.security.tokens import Role, Secret
 
 PORT = 6174
 
@@ -42,20 +41,20 @@ def test_a_folder_of_another_user_s_stops_nothing(
     is written into the other's.
     """
     path = taken(temporary, how)
-    own = token_files.folder({})
-    held = token_files.Held(own)
-    held.file(token_files.name_of(PORT), Secret.make())
-    found = token_files.published(PORT, {})
+    own = tokens.folder({})
+    held = tokens.Held(own)
+    held.file(tokens.name_of(PORT), Secret.make())
+    found = tokens.published(PORT, {})
 
     assert own != path and own.name.startswith(f"{path.name}-")
-    assert own.stat().st_mode & 0o777 == 0o700 and token_files.folder({}) == own
+    assert own.stat().st_mode & 0o777 == 0o700 and tokens.folder({}) == own
     assert found == own / f"{PORT}.token"
-    assert token_files.read(str(found)).role is Role.OPERATOR
+    assert tokens.read(str(found)).role is Role.OPERATOR
     assert str(path) in caplog.text and (how != "open to others" or not list(path.iterdir()))
     held.remove()
 
 
 def test_without_one_there_is_one_folder(temporary: Path) -> None:
     """Of the user's number."""
-    assert token_files.folder({}) == temporary / f"pserver-{os.geteuid()}"
+    assert tokens.folder({}) == temporary / f"pserver-{os.geteuid()}"
     assert [each.name for each in temporary.iterdir()] == [f"pserver-{os.geteuid()}"]

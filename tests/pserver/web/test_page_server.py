@@ -16,8 +16,7 @@ import pytest
 from pserver.config import ServerConfig
 from pserver.launcher.free_port import free_port
 from pserver.security.access import Access
-from pserver.security.role import Role
-from pserver.security.secret import Secret
+from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
 from pserver.web import web
 from pserver.web.acts import Acts
