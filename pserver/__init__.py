@@ -367,11 +367,6 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     membership/waits.py              rings
     membership/watermark.py          far beyond its history
     membership/watermark.py          exactly once
-    memory/garbage_collector.py      frozen modules
-    memory/malloc.py                 warm buffers
-    memory/malloc.py                 holes
-    memory/malloc.py                 one heap
-    metrics/__init__.py              what metrics cost
     onlookers.py                     onlookers
     operations/recorded_part.py      a server that comes back
     running_clock.py                 one's own pause
@@ -402,8 +397,13 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     table/tiered.py                  whose directory
     table/updater.py                 rows that were always there
     table/updater.py                 a history that ends
-    tracing/__init__.py              one clock
-    tracing/__init__.py              what a trace costs
+    telemetry/__init__.py            what metrics cost
+    telemetry/__init__.py            one clock
+    telemetry/__init__.py            what a trace costs
+    telemetry/memory.py              frozen modules
+    telemetry/memory.py              warm buffers
+    telemetry/memory.py              holes
+    telemetry/memory.py              one heap
     transport/arrays.py              norms of 32 bits
     transport/checksums.py           checked messages
     transport/frames.py              the payload stands behind the header

@@ -32,9 +32,8 @@ from pserver.errors import PServerError
 from pserver.launcher import cluster, plan
 from pserver.launcher.checkpoint_variables import variables_of
 from pserver.launcher.planning import probe, quantities
-from pserver.memory.garbage_collector import frozen_imports
-from pserver.memory.malloc import share_heap
 from pserver.security.access import Access
+from pserver.telemetry.memory import frozen_imports, share_heap
 
 FAILURE = 1
 WIDE = 160  # columns of a table that goes to a file
@@ -49,13 +48,13 @@ def run_serve(arguments: argparse.Namespace) -> int:
     share_heap()
     with frozen_imports():
         # here, because torch takes a second to import, and --help does not need it
-        from pserver.metrics import json_log
         from pserver.service import server
+        from pserver.telemetry import logs
 
         server.warm_up()
 
     if arguments.log_json or os.environ.get("PSERVER_LOG_JSON") == "1":
-        json_log.write_json(logging.INFO)
+        logs.write_json(logging.INFO)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     return server.serve(config)
 

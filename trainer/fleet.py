@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pserver.metrics.json_log import write_json
 from pserver.service.server import serve_job
+from pserver.telemetry.logs import write_json
 from trainer.data.slots import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.environment import other_launchers

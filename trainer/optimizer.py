@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pserver.errors import PartialPlan
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 from trainer.gradients.averaged_step import close_and_finish
 from trainer.gradients.clipping import clip_in_place
 from trainer.gradients.dgc import DeepGradientCompression

@@ -16,8 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 _WIRE = (
-    *("pserver/client", "pserver/dense", "pserver/job", "pserver/memory", "pserver/service"),
-    *("pserver/transport", "trainer/communicator", "trainer/gradients"),
+    *("pserver/client", "pserver/dense", "pserver/job", "pserver/lane", "pserver/membership"),
+    *("pserver/service", "pserver/telemetry", "pserver/transport"),
+    *("trainer/communicator", "trainer/gradients", "trainer/senders"),
 )
 _TABLES = (*_WIRE, "pserver/table", "trainer/embedding")
 _COLLECTIVE = ("trainer/collective", "trainer/gradients", "trainer/sharding")

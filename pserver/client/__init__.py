@@ -13,6 +13,6 @@ In reading order::
     observer      reads what a server holds, without taking part
 
 The trainer imports these files and no generated message.  This room imports transports, the control
-calls, ``pserver.tracing``, errors, the pure gradient of rows and the pure ``pserver.leases``;
+calls, ``pserver.telemetry``, errors, the pure gradient of rows and the pure ``pserver.leases``;
 nothing of the server's service, job or tables.
 """

@@ -22,7 +22,7 @@ from pserver.client.stream import NamedTensors, RetryingStream
 from pserver.leases.table import EpochRange
 from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import SPANS, Fact, now
+from pserver.telemetry.trace import SPANS, Fact, now
 from pserver.transport.arrays import Assignment, PushNorm, row_parts
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
 from transpiler.formats.plan_message import hparams_to_proto

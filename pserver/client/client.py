@@ -85,8 +85,7 @@ from pserver.polling import poll
 from pserver.running_clock import RUNNING
 from pserver.security.access import OPEN, Access
 from pserver.side_business import SideBusiness
-from pserver.tracing.clock_offset import Estimate
-from pserver.tracing.recording import Recording, parts_of, whole
+from pserver.telemetry.trace import Estimate, Recording, parts_of, whole
 from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet

@@ -7,6 +7,6 @@ In reading order::
     control_client  asks one server, with timeouts, retries and proofs
     rpc_errors      gRPC statuses and our errors
 
-May import: ``pserver.security``, ``pserver.tracing``, ``pserver.transport``, and the files of the
+May import: ``pserver.security``, ``pserver.telemetry``, ``pserver.transport``, and the files of the
 root.
 """

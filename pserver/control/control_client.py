@@ -21,8 +21,7 @@ from pserver.running_clock import RUNNING
 from pserver.security import keys, tokens
 from pserver.security.access import OPEN, Access
 from pserver.security.tokens import Question
-from pserver.tracing.clock_offset import ClockOffset
-from pserver.tracing.spans import clock_ns
+from pserver.telemetry.trace import ClockOffset, clock_ns
 from pserver.transport.checksums import check_message, of_message
 from pserver.transport.grpc_port import DialledChannel
 from pserver.transport.grpc_stream import SERVICE

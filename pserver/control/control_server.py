@@ -21,11 +21,11 @@ from pserver.control.calls import CALLS, Controlled
 from pserver.control.rpc_errors import abort_with
 from pserver.errors import PServerError
 from pserver.limits import Limits
-from pserver.repeated_lines import LimitedLog, SaidJustNow
 from pserver.security import access as permissions
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access, Guard, check
 from pserver.security.tokens import Stale
+from pserver.telemetry.logs import LimitedLog, SaidJustNow
 from pserver.transport.grpc_port import Answer, CallThreads, GrpcPort, HealthService
 from pserver.transport.grpc_security import bearer_of
 from pserver.transport.grpc_stream import SERVICE, Exchanges

@@ -8,7 +8,7 @@ from typing import NoReturn
 import grpc
 
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable, from_wire
-from pserver.repeated_lines import LimitedLog
+from pserver.telemetry.logs import LimitedLog
 
 bugs = LimitedLog(logging.getLogger(__name__))
 

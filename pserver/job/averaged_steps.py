@@ -19,8 +19,8 @@ from pserver.errors import Refused
 from pserver.job_log.records import Process
 from pserver.membership.lifecycle import EventLog, Events
 from pserver.membership.members import Member
-from pserver.metrics.job_steps import JobSteps
 from pserver.onlookers import onlooker
+from pserver.telemetry.metrics import JobSteps
 from transpiler.plan.plan import Plan
 
 MOST = 2**48  # averages that a job may have: their sums travel

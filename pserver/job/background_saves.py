@@ -12,7 +12,7 @@ from pserver.errors import Busy, PServerError, Refused
 from pserver.job.job_files import Saving
 from pserver.membership.lifecycle import EventLog
 from pserver.membership.waits import patience
-from pserver.memory.malloc import trim_memory
+from pserver.telemetry.memory import trim_memory
 from pserver.undone import or_undone
 from transpiler.files.local_path import shown
 

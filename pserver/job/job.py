@@ -79,11 +79,11 @@ from pserver.membership.members import (
 )
 from pserver.membership.waits import Kind
 from pserver.membership.watermark import Outcome
-from pserver.memory.resident import resident_bytes
 from pserver.onlookers import look_again, onlooker
 from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at
-from pserver.tracing.spans import now
+from pserver.telemetry.memory import resident_bytes
+from pserver.telemetry.trace import now
 from pserver.transport.memory import ByteCounters
 from pserver.undone import or_undone
 from transpiler.files.local_path import shown

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from pserver.errors import Refused
-from pserver.tracing.recording import MOST_PARTS, PART_BYTES, Recording, parts_of
-from pserver.tracing.spans import Spans, clock_ns
+from pserver.telemetry.trace import MOST_PARTS, PART_BYTES, Recording, Spans, clock_ns, parts_of
 from pserver.wire_pb2 import TraceAction, TraceReply, TraceRequest
 
 MOST_LEFT = 2**28  # bytes that trainers leave here at a time

@@ -47,9 +47,9 @@ from pserver.limits import Limits
 from pserver.membership.decisions import Decisions, LoggedCalls, Quiesce
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
-from pserver.metrics.job_steps import JobSteps
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import Spans
+from pserver.telemetry.metrics import JobSteps
+from pserver.telemetry.trace import Spans
 from transpiler.ir.graph import Role, Storage
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.served import HeldRows, Served

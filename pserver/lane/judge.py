@@ -43,7 +43,7 @@ from pserver.lane.rounds import Contribution
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.watermark import NormHistory
 from pserver.onlookers import onlooker
-from pserver.repeated_lines import RepeatedWarning
+from pserver.telemetry.logs import RepeatedWarning
 from pserver.transport.arrays import OutlierPush, said
 from transpiler.plan.plan import Lane
 

@@ -62,8 +62,8 @@ from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership, TrainerWait, wait_until_done
 from pserver.membership.waits import Event
 from pserver.membership.watermark import Outcome, Watermark
-from pserver.metrics.job_steps import JobSteps, LaneSteps
-from pserver.tracing.spans import now
+from pserver.telemetry.metrics import JobSteps, LaneSteps
+from pserver.telemetry.trace import now
 from pserver.undone import or_undone
 from transpiler.plan.plan import Lane
 

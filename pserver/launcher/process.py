@@ -29,8 +29,8 @@ from types import TracebackType
 
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.terminal import CONTROL, Terminal
-from pserver.memory.resident import resident_bytes
 from pserver.side_business import SideBusiness
+from pserver.telemetry.memory import resident_bytes
 
 TAIL_LINES = 20
 TRACE_LINES = 200  # of a traceback, and of what follows it

@@ -42,7 +42,7 @@ from pserver import wire_pb2 as wire
 from pserver.errors import Draining, FingerprintMismatch, JobFailed, PServerError, TrainerLost
 from pserver.membership.waits import Event, Waits
 from pserver.onlookers import onlooker
-from pserver.repeated_lines import WIDTH, LimitedLog
+from pserver.telemetry.logs import WIDTH, LimitedLog
 
 # ---- events ----
 #

@@ -50,10 +50,10 @@ from pserver.limits import Limits
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.waits import Event, Wait, WaitTable
 from pserver.membership.watermark import Watermark
-from pserver.metrics.labels import public_name
 from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
-from pserver.tracing.spans import clock_ns
+from pserver.telemetry.metrics import public_name
+from pserver.telemetry.trace import clock_ns
 
 # ---- announcements ----
 #

@@ -19,6 +19,6 @@ Here frames become calls of :class:`pserver.job.job.Job` and its parts, and what
 becomes frames.  No arithmetic.
 
 May import: ``pserver.job``, ``pserver.dense``, ``pserver.table``, ``pserver.transport``,
-``pserver.control``, ``pserver.tracing``, and the files of the root.  Only ``pserver/__main__.py``,
-scripts whose role is PSERVER, and tests import this room.
+``pserver.control``, ``pserver.telemetry``, and the files of the root.  Only
+``pserver/__main__.py``, scripts whose role is PSERVER, and tests import this room.
 """

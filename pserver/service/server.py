@@ -37,15 +37,15 @@ from pserver.job.job import Job
 from pserver.job_log.follower import FollowerLink
 from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.decisions import Decisions, Link
-from pserver.memory.malloc import keep_memory
-from pserver.metrics.exposition import Exposition
-from pserver.metrics.json_log import LINES
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access
 from pserver.service import handler as stream_handler
 from pserver.service.handler import DrainingStreams
 from pserver.service.server_metrics import ServerMetrics
 from pserver.service.streams import WorkingStreams
+from pserver.telemetry.logs import JSON_LINES
+from pserver.telemetry.memory import keep_memory
+from pserver.telemetry.metrics import Exposition
 from pserver.transport import shm, tcp
 from pserver.transport.endpoint import spell
 from pserver.transport.grpc_stream import Exchanges
@@ -267,7 +267,7 @@ class Server:
     def _offer_metrics(self, host: str) -> None:
         config = self.config
         metrics = ServerMetrics(self.job, config.job, self._access.keys)
-        LINES.labels = metrics.labels
+        JSON_LINES.labels = metrics.labels
         if config.metrics is not None:
             place = metrics_place("metrics", config.metrics, host, config.keys, config.insecure)
             self._metrics = Exposition(*place, metrics.page, self._access.keys)

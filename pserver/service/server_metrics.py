@@ -18,8 +18,8 @@ from pserver.job.background_saves import BackgroundSaves
 from pserver.job.job import Job
 from pserver.job.program import InstalledProgram
 from pserver.membership.lifecycle import JobState
-from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
 from pserver.security.keys import Keys
+from pserver.telemetry.metrics import Labelled, build_info, current, job_labels, public_name
 
 PHASES = (*(state.value for state in JobState), "draining")  # of jobs
 STATES = ("joined", "finished", "left", "preempted", "lost")  # of trainers

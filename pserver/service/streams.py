@@ -26,7 +26,7 @@ from pserver.onlookers import onlooker
 from pserver.security.access import Guard, role_for_frame
 from pserver.security.tokens import Proof, Role, Stale, hello_bytes
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import Fact, Spans, now
+from pserver.telemetry.trace import Fact, Spans, now
 from pserver.transport import frames as codec
 from pserver.transport.arrays import MOST_ROWS
 from pserver.transport.arrays import PushNorm as Norm

@@ -17,7 +17,7 @@ from pserver.job.job import Job
 from pserver.job.program import Observation
 from pserver.membership.members import Member
 from pserver.service.streams import kind_of
-from pserver.tracing.spans import now
+from pserver.telemetry.trace import now
 from pserver.transport import frames
 from pserver.transport.arrays import ArrayAssembler
 from pserver.transport.stream import Stream

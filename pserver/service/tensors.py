@@ -39,7 +39,6 @@ from pserver.lane.rounds import Clipping, Contribution
 from pserver.lane.tasks import UpdateTask
 from pserver.membership.members import Member
 from pserver.membership.watermark import Outcome
-from pserver.memory.malloc import trim_memory
 from pserver.security.tokens import Role
 from pserver.service.streams import (
     EXPECTED,
@@ -55,7 +54,8 @@ from pserver.service.streams import (
 )
 from pserver.service.tables import TABLES, TableService
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import now
+from pserver.telemetry.memory import trim_memory
+from pserver.telemetry.trace import now
 from pserver.transport import frames
 from pserver.transport.arrays import (
     ArrayAssembler,

@@ -1,5 +1,10 @@
-"""Advice to malloc: freed memory stays in the process, so that the buffers of the next step are
-warm.
+"""The memory of this process: what is kept for the next step, what is given back, how much it is.
+
+[Note: frozen modules]  torch and its compiler are 300,000 objects.  The collector visits them again
+and again while they are imported (0.3 s), in every full collection (0.2 s, in which no thread
+runs), and once more when the process ends (0.5 s, in which a trainer that has been told to end is
+still there).  None of them is ever garbage.  What is frozen is never visited again; garbage that is
+made later is collected as ever.
 
 [Note: warm buffers]  A page that the kernel has just mapped costs a page fault and is cleared
 first: copying into fresh pages runs at less than a tenth of the speed of copying into pages used
@@ -20,7 +25,47 @@ this module imports nothing that starts threads (torch does).
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+# ---- garbage collector ----
+#
+# Python's garbage collector, kept away from what lives as long as the process does.
+
+
+@contextmanager
+def frozen_imports() -> Iterator[None]:
+    """While it lasts nothing is collected, and what there is at its end never will be.
+
+    For a process of ours, before it has anything but modules.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
+@cache
+def freeze_at_exit() -> None:
+    """Lets a user's process end without a last look at all objects; until then it collects."""
+    atexit.register(gc.freeze)
+
+
+# ---- malloc ----
+#
+# Advice to malloc: freed memory stays in the process, so that the buffers of the next step are
+# warm.
+
 
 M_ARENA_MAX = -8  # malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
@@ -70,3 +115,27 @@ def trim_memory() -> bool:
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and trim(0) == 1
+
+
+# ---- resident ----
+#
+# How much memory this process has.
+
+
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes(statm: Path = STATM) -> int:
+    """Bytes of this process that are in memory now; 0 where the system has no such file.
+
+    Args:
+        statm: Linux's file of sizes in pages; the second number is the resident one.
+
+    Example:
+        >>> resident_bytes(Path("/nowhere"))
+        0
+    """
+    try:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

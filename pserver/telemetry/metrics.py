@@ -1,17 +1,187 @@
-"""What a server measures of one job's steps."""
+"""Metrics for Prometheus: their buckets and labels, those of a job's steps, and the page that it
+reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, MetricsHandler
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from pserver.metrics.histograms import in_seconds, in_steps
+from pserver.errors import Untrusted
+from pserver.half_open import HalfOpen
 from pserver.onlookers import onlooker
-from pserver.tracing.spans import Fact, Spans, now
+from pserver.security import keys as tls
+from pserver.security.keys import ROLES, Keys
+from pserver.telemetry.logs import LimitedLog
+from pserver.telemetry.trace import Fact, Spans, now
+
+# ---- exposition ----
+#
+# GET /metrics: the page that Prometheus reads.
+
+
+log = logging.getLogger(__name__)
+
+CONNECTION_SECONDS = 10.0  # for a connection, from its handshake to the end of its answer
+MOST_OPEN = 16  # connections; of more an older one is closed
+
+
+class Exposition:
+    """Answers GET /metrics, in threads of its own.
+
+    It lets in whoever reaches it, as the process's other ports do without keys; with keys it speaks
+    TLS 1.3 and wants a certificate of the cluster, of any role.
+
+    Args:
+        host, port: where it listens; port 0 is any free one.
+        collector: asked for each page.
+        keys: this host's; None: plain HTTP.
+
+    Attributes:
+        port: the one that it listens on.
+
+    Raises:
+        OSError: it cannot listen there; one sentence.
+    """
+
+    def __init__(self, host: str, port: int, collector: Collector, keys: Keys | None) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        try:
+            self._server = _Server(host, port, registry, keys)
+        except OSError as error:
+            raise OSError(f"metrics at {host}:{port}: {error.strerror or error}") from error
+        self.port: int = self._server.server_address[1]
+        scheme = "http" if keys is None else "https"
+        log.info("metrics at %s://%s:%d/metrics", scheme, host, self.port)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; harmless when called twice."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """A thread for each connection, of which there are few: whoever comes is served, and an older
+    one makes room.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 2 * MOST_OPEN
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, keys: Keys | None
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._keys, self._log = keys, LimitedLog(log)
+        self._open = HalfOpen(MOST_OPEN, CONNECTION_SECONDS)
+        self._lock = threading.Lock()  # guards the one below
+        self._begun: dict[Any, tuple[int, socket.socket]] = {}  # by the peer's address and port
+        super().__init__((host, port), _handler(registry))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins a connection's thread."""
+        handle = request.dup()  # TLS puts another socket in the place of this one
+        number = self._open.begin(str(client_address[0]), partial(_end, handle))
+        with self._lock:
+            self._begun[client_address] = number, handle
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answers a request, in the connection's thread."""
+        secured = request
+        try:
+            request.settimeout(CONNECTION_SECONDS)
+            if self._keys is not None:
+                secured, _ = tls.accept(request, self._keys, *ROLES)
+            super().finish_request(secured, client_address)
+        except (Untrusted, OSError, ValueError) as error:
+            text = f"a request for metrics from {client_address[0]}: {error}"
+            self._log.say("metrics", text, logging.INFO)
+        finally:
+            with self._lock:
+                number, handle = self._begun.pop(client_address)
+            self._open.over(number)
+            handle.close()
+            self.shutdown_request(secured)
+
+    def service_actions(self) -> None:
+        """Ends connections that take too long; called a few times a second."""
+        self._open.end_late()
+
+
+def _end(request: socket.socket) -> None:
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended already
+
+
+def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
+    class Handler(MetricsHandler):
+        """GET /metrics, and nothing else."""
+
+        timeout = CONNECTION_SECONDS
+
+        def do_GET(self) -> None:
+            """The page."""
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404)
+                return
+            super().do_GET()
+
+    Handler.registry = registry
+    return Handler
+
+
+# ---- histograms ----
+#
+# Histograms, with the buckets that all processes share, so that they can be added up.
+
+
+SECONDS_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0),
+)
+STEPS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def in_seconds(name: str, documentation: str, *labels: str) -> Histogram:
+    """A histogram of durations from half a millisecond to two minutes."""
+    return Histogram(name, documentation, labels, registry=None, buckets=SECONDS_BUCKETS)
+
+
+def in_steps(name: str, documentation: str, *labels: str) -> Histogram:
+    """A histogram of numbers of steps."""
+    return Histogram(name, documentation, labels, registry=None, buckets=STEPS_BUCKETS)
+
+
+# ---- job steps ----
+#
+# What a server measures of one job's steps.
+
 
 TEXT = 200  # letters of the names that a span has
 Work = Callable[[tuple[str, ...]], None]
@@ -262,3 +432,109 @@ class LaneSteps:
         self.totals.stale_pushes += 1
         self.totals.stale_steps += steps
         self.totals.most_stale_steps = max(self.totals.most_stale_steps, steps)
+
+
+# ---- labels ----
+#
+# The constant labels of a process: which job, which run of it, which process.
+
+
+SHORT = 12  # digits of a fingerprint that name a job
+
+
+class Labelled(Collector):
+    """All metrics of some collectors, with more labels.
+
+    Args:
+        labels: called for each page.
+        collectors: called for each page.
+    """
+
+    def __init__(
+        self,
+        labels: Callable[[], Mapping[str, str]],
+        collectors: Callable[[], Iterable[Collector]],
+    ) -> None:
+        self._labels, self._collectors = labels, collectors
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`.  When something was first counted is not shown."""
+        labels = self._labels()
+        for collector in self._collectors():
+            for metric in collector.collect():
+                metric.samples = [
+                    sample._replace(labels={**labels, **sample.labels})
+                    for sample in metric.samples
+                    if not sample.name.endswith("_created")
+                ]
+                yield metric
+
+
+def public_name(incarnation: str) -> str:
+    """What shows which start of a process it is, and does not tell the secret that its calls
+    repeat.
+    """
+    return hashlib.sha256(incarnation.encode()).hexdigest()[:SHORT]
+
+
+def job_labels(
+    name: str, fingerprint: str, run: str, incarnation: str, process: str
+) -> dict[str, str]:
+    """The labels of all metrics of a process.
+
+    Args:
+        name: the job's, of PSERVER_JOB or ``--job``; "": the first digits of its plan's
+            fingerprint.
+        run: the same on all processes that have joined one another.
+        incarnation: of this process.
+        process: "server 0", "trainer 1".
+
+    Example:
+        >>> job_labels("", "0123456789abcdef", "r", "i", "server 0")["job"]
+        '0123456789ab'
+    """
+    return {
+        "job": name or fingerprint[:SHORT],
+        "run": run,
+        "incarnation": incarnation,
+        "process": process,
+    }
+
+
+def build_info(torch: str) -> Metric:
+    """What a process runs.
+
+    Args:
+        torch: its version.
+    """
+    try:
+        own = version("pserver")
+    except PackageNotFoundError:  # a folder that nobody has installed
+        own = ""
+    return current(
+        "pserver_build_info",
+        "Versions; always 1.",
+        {(own, python_version(), torch): 1.0},
+        *("pserver", "python", "torch"),
+    )
+
+
+def current(
+    name: str, documentation: str, values: Mapping[tuple[str, ...], float], *labels: str
+) -> Metric:
+    """A gauge, or with a name that ends with "_total" a counter, as it is now.
+
+    Args:
+        values: by the values of the labels.
+
+    Example:
+        >>> [sample.value for sample in current("rows", "", {("emb",): 3.0}, "table").samples]
+        [3.0]
+    """
+    counted = name.endswith("_total")
+    kind = "counter" if counted else "gauge"
+    metric = Metric(name.removesuffix("_total"), documentation, kind)
+    metric.samples = [
+        Sample(name, dict(zip(labels, key, strict=True)), value) for key, value in values.items()
+    ]
+    return metric

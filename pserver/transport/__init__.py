@@ -33,6 +33,6 @@ and below them ``endpoint`` (HOST:PORT as the system sees it), ``pipe`` (a queue
 break), ``accept_loop`` (a listening socket) and ``open_streams`` (the open streams of an accepting
 end).
 
-May import: ``pserver.errors``, ``pserver.limits``, ``pserver.repeated_lines``,
+May import: ``pserver.errors``, ``pserver.limits``, ``pserver.telemetry.logs``,
 ``pserver.security``, ``pserver.table.gradient``, the generated messages, ``transpiler``.
 """

@@ -15,7 +15,7 @@ from threading import Event, Lock, Thread
 
 from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
-from pserver.repeated_lines import LimitedLog
+from pserver.telemetry.logs import LimitedLog
 from pserver.transport.endpoint import listening_socket, of_peer, spell
 from pserver.transport.stream import BACKLOG
 

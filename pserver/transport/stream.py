@@ -60,10 +60,10 @@ from pserver.config import split_endpoint
 from pserver.errors import CorruptFrame, PServerError, Unreachable, from_wire
 from pserver.half_open import HalfOpen, address_of
 from pserver.limits import Limits
-from pserver.repeated_lines import LimitedLog
 from pserver.security.access import Access
 from pserver.security.keys import Bearer
 from pserver.security.tokens import Question
+from pserver.telemetry.logs import LimitedLog
 from pserver.transport.endpoint import spell
 from pserver.transport.memory import ByteCounters
 from pserver.wire_pb2 import Frame, Hello, Kind

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from pserver.half_open import HalfOpen
-from pserver.repeated_lines import LimitedLog
+from pserver.telemetry.logs import LimitedLog
 from pserver.web.acts import Acts
 from pserver.web.log_files import LogFiles
 from pserver.web.visitors import TOKEN, Visitors

@@ -10,8 +10,8 @@ from jobs import trainer
 from processes import server
 
 from pserver.client.replies import Reply
-from pserver.metrics.job_steps import JobSteps
-from pserver.tracing.spans import now
+from pserver.telemetry.metrics import JobSteps
+from pserver.telemetry.trace import now
 from trainer.communicator.trainer_metrics import TrainerSteps
 
 STEP = Promise(

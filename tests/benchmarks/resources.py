@@ -17,7 +17,7 @@ from peers import raw_exchange
 from processes import Peer, cpu_seconds, memory_bytes, peers, server
 
 from pserver.control.control_client import ControlClient
-from pserver.memory.malloc import keep_memory
+from pserver.telemetry.memory import keep_memory
 from pserver.transport.frames import buffer_of
 
 CPU = Promise(

@@ -21,8 +21,8 @@ from pserver.limits import Limits
 from pserver.membership.decisions import Decisions
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
-from pserver.memory.resident import resident_bytes
 from pserver.table.gradient import RowGradient
+from pserver.telemetry.memory import resident_bytes
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table, Uniform

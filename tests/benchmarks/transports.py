@@ -16,8 +16,8 @@ from jobs import Trainer, trainer
 from peers import raw_exchange
 from processes import Peer, peers, server
 
-from pserver.memory.malloc import keep_memory
 from pserver.security.keys import KeyFolder, Keys
+from pserver.telemetry.memory import keep_memory
 from pserver.transport.frames import buffer_of
 
 SETTING = "1 trainer, 1 server, SGD, 1 thread each, loopback"

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pserver.errors import PServerError
-from pserver.memory.malloc import trim_memory
+from pserver.telemetry.memory import trim_memory
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.sandbox import MODES, STATES, Bug, Sandbox
 

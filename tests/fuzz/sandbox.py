@@ -16,9 +16,9 @@ from pserver.control.calls import CALLS
 from pserver.errors import PServerError
 from pserver.job.job import Job
 from pserver.job_log.leader import CoordinatorLinks
-from pserver.repeated_lines import LimitedLog
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
+from pserver.telemetry.logs import LimitedLog
 from pserver.transport import frames as codec
 from pserver.transport.stream import LANDED, Buffer, Land
 from pserver.wire_pb2 import (

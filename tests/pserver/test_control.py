@@ -39,7 +39,7 @@ from pserver.errors import (
 )
 from pserver.launcher.free_port import free_port
 from pserver.launcher.status import ask_each, show
-from pserver.repeated_lines import LimitedLog
+from pserver.telemetry.logs import LimitedLog
 from pserver.transport import grpc_stream
 
 SECONDS = 10.0

@@ -30,11 +30,11 @@ from pserver.launcher.log_file import LogFile
 from pserver.launcher.process import Group, Process
 from pserver.launcher.terminal import Terminal
 from pserver.limits import Limits
-from pserver.metrics.exposition import Exposition
 from pserver.ray import captured_output
 from pserver.service import streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
+from pserver.telemetry.metrics import Exposition
 from pserver.transport.stream import AcceptLoop
 from pserver.web.collector import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
@@ -398,7 +398,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/stream.py", "target"): outboxes,
     ("pserver/launcher/process.py", "self._read"): "a test above",
     ("pserver/job_log/follower.py", "target"): followers,
-    ("pserver/metrics/exposition.py", "self._server.serve_forever"): pages_of_metrics,
+    ("pserver/telemetry/metrics.py", "self._server.serve_forever"): pages_of_metrics,
     ("pserver/ray/captured_output.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pserver.repeated_lines import LINES, MOST_SAID, SECONDS, WIDTH, LimitedLog, SaidJustNow
+from pserver.telemetry.logs import LINES, MOST_SAID, SECONDS, WIDTH, LimitedLog, SaidJustNow
 
 
 def test_a_few_lines_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pserver.errors import FingerprintMismatch
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 from trainer.collective.buckets import FixedReducer, buckets
 from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.gradient_marks import GradientMarks

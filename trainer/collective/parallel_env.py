@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from pserver.errors import PServerError, TimedOut, TrainerLost, Unreachable
-from pserver.memory.garbage_collector import freeze_at_exit
 from pserver.running_clock import RUNNING
+from pserver.telemetry.memory import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy, wait_for_rest
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
 from trainer.environment import other_launchers

@@ -17,9 +17,7 @@ from torch.distributed import DistError
 
 from pserver.errors import Unreachable
 from pserver.polling import poll
-from pserver.tracing.clock_offset import ClockOffset
-from pserver.tracing.recording import MOST_PARTS, Recording, parts_of, whole
-from pserver.tracing.spans import clock_ns
+from pserver.telemetry.trace import MOST_PARTS, ClockOffset, Recording, clock_ns, parts_of, whole
 from trainer.collective.rendezvous import Peers
 
 ROUNDS = 8  # of questions for the clock

@@ -23,8 +23,8 @@ import torch
 from pserver.client.channel import Hparams
 from pserver.client.client import Client
 from pserver.client.replies import Joined, Reply
-from pserver.memory.malloc import keep_memory, trim_memory
 from pserver.table.gradient import RowGradient
+from pserver.telemetry.memory import keep_memory, trim_memory
 from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.dense_steps import DenseSteps

@@ -22,7 +22,7 @@ from pserver.errors import PServerError
 from pserver.table import counts
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 from pserver.transport.frames import DTYPES
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import Table

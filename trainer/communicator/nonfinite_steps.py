@@ -17,8 +17,8 @@ import torch
 from pserver.client.replies import Reply
 from pserver.finite import is_finite, listed
 from pserver.onlookers import onlooker
-from pserver.repeated_lines import RepeatedWarning
 from pserver.table.gradient import RowGradient
+from pserver.telemetry.logs import RepeatedWarning
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane
 

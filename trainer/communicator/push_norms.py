@@ -15,8 +15,8 @@ import torch
 from pserver.client.replies import Reply
 from pserver.dense.compression import encoded_norm
 from pserver.onlookers import onlooker
-from pserver.repeated_lines import RepeatedWarning
 from pserver.table.gradient import RowGradient
+from pserver.telemetry.logs import RepeatedWarning
 from pserver.transport.arrays import OutlierPush, PushNorm, l2_norm, said
 from trainer.communicator.parameter_slices import ParameterSlices
 from transpiler.plan.plan import Lane

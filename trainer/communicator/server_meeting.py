@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pserver.client.client import Client
 from pserver.errors import PServerError, Unreachable
 from pserver.polling import poll
-from pserver.tracing.clock_offset import Estimate
-from pserver.tracing.recording import Recording
+from pserver.telemetry.trace import Estimate, Recording
 
 PAUSE_SECONDS = 0.1  # between two looks
 

@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from torch import nn
 
-from pserver.metrics.labels import current
 from pserver.table.gradient import RowGradient
+from pserver.telemetry.metrics import current
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.embedding.local_rows import LocalRows
 from trainer.embedding.look_ahead import LookAhead, PullAll

@@ -44,7 +44,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from pserver.memory.garbage_collector import freeze_at_exit
+from pserver.telemetry.memory import freeze_at_exit
 
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 
 MARK = "pserver trace"  # spans of torch's whose times both clocks know
 MARKS = 8

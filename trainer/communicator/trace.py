@@ -24,9 +24,7 @@ from typing import Protocol
 from pserver.errors import PServerError
 from pserver.onlookers import onlooker
 from pserver.storage.single_file import written
-from pserver.tracing.chrome import document
-from pserver.tracing.recording import Recording
-from pserver.tracing.spans import SPANS
+from pserver.telemetry.trace import SPANS, Recording, document
 from trainer.communicator.torch_spans import TorchSpans
 from transpiler.files.local_path import is_url, shown
 

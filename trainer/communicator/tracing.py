@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pserver.onlookers import look_again, onlooker
-from pserver.tracing.spans import SPANS
+from pserver.telemetry.trace import SPANS
 from trainer.communicator.server_meeting import ServerMeeting
 from trainer.communicator.trace import Meeting, Phase, Trace, TraceSettings
 from trainer.environment.connection import Connection

@@ -15,14 +15,20 @@ from prometheus_client.registry import Collector
 from pserver.client.client import Client, LaneTotals, Report
 from pserver.client.replies import Reply
 from pserver.config import metrics_place
-from pserver.memory.resident import resident_bytes
-from pserver.metrics.exposition import Exposition
-from pserver.metrics.histograms import in_seconds
-from pserver.metrics.json_log import LINES, write_json
-from pserver.metrics.labels import Labelled, build_info, current, job_labels, public_name
 from pserver.onlookers import onlooker
 from pserver.security.access import Access
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.logs import JSON_LINES, write_json
+from pserver.telemetry.memory import resident_bytes
+from pserver.telemetry.metrics import (
+    Exposition,
+    Labelled,
+    build_info,
+    current,
+    in_seconds,
+    job_labels,
+    public_name,
+)
+from pserver.telemetry.trace import SPANS, now
 from trainer.communicator.lane import LaneSender
 from trainer.environment.connection import LOOPBACK, Connection
 from transpiler.plan.plan import Deployment
@@ -193,7 +199,7 @@ class TrainerMetrics(Collector):
         for client in clients:
             client.reported = self.report
         given = self._connection
-        LINES.labels = self._labels
+        JSON_LINES.labels = self._labels
         if given.log_json:
             write_json()
         if not given.metrics:

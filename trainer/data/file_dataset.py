@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from pserver.repeated_lines import RepeatedWarning
+from pserver.telemetry.logs import RepeatedWarning
 from trainer.data.batches import Batch, Prefetched
 from trainer.data.pieces import Piece, size_of
 from trainer.data.slots import Slot, slots_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pserver.memory.malloc import trim_memory
+from pserver.telemetry.memory import trim_memory
 from trainer.modules.dump_file import DumpFiles
 from transpiler.ir.graph import Role
 from transpiler.ir.ops import is_optimizer

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 from trainer.executor.execution import Cleanup, ProgramDump
 from trainer.executor.feed import check_feed
 from trainer.executor.fetch import fetched

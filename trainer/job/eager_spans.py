@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from pserver.onlookers import onlooker
-from pserver.tracing.spans import SPANS, now
+from pserver.telemetry.trace import SPANS, now
 
 
 def watched(models: Sequence[nn.Module]) -> ExitStack:

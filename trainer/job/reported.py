@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pserver.metrics.labels import current
+from pserver.telemetry.metrics import current
 
 
 class Reported(Collector):

@@ -8,7 +8,7 @@ from pserver.lane.leases import JobLeases
 from pserver.lane.rounds import Clipping, Contribution, SyncRound
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Member, Membership
-from pserver.metrics.job_steps import JobSteps
+from pserver.telemetry.metrics import JobSteps
 
 NORMS = {"w": 4.0}
 

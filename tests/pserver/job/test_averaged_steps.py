@@ -11,7 +11,7 @@ from pserver.job.averaged_steps import AveragedSteps, Averages
 from pserver.job_log.records import Process
 from pserver.membership.lifecycle import Events
 from pserver.membership.members import Member
-from pserver.metrics.job_steps import JobSteps
+from pserver.telemetry.metrics import JobSteps
 from tests.support.job_frames import plan_of
 from transpiler.plan.plan import Plan
 

@@ -30,11 +30,11 @@ from pserver.lane.tables import LockedCut, LockedTable
 from pserver.lane.values import AsyncSlices
 from pserver.membership.decisions import Decisions
 from pserver.membership.members import Membership
-from pserver.metrics.job_steps import LaneSteps
 from pserver.service.handler import handle
 from pserver.service.streams import WorkingStreams
 from pserver.table.snapshots import TableCut
 from pserver.table.table import SparseTable
+from pserver.telemetry.metrics import LaneSteps
 from pserver.transport import frames, inprocess
 from pserver.wire_pb2 import (
     Commit,

@@ -9,7 +9,7 @@ import pytest
 from pserver.errors import Refused
 from pserver.job import job_trace
 from pserver.job.job_trace import JobTrace
-from pserver.tracing.recording import MOST_PARTS, PART_BYTES, Recording
+from pserver.telemetry.trace import MOST_PARTS, PART_BYTES, Recording
 from pserver.wire_pb2 import TraceAction, TraceReply, TraceRequest
 
 

@@ -14,10 +14,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pserver.config import ServerConfig, metrics_place
-from pserver.metrics import exposition
-from pserver.metrics.exposition import MOST_OPEN, Exposition
-from pserver.metrics.labels import Labelled
 from pserver.security import keys
+from pserver.telemetry import metrics
+from pserver.telemetry.metrics import MOST_OPEN, Exposition, Labelled
 from tests.support.cluster_keys import foreign_folder, keys_of
 from tests.support.scraped import Scraped
 from trainer.environment.connection import Connection
@@ -88,7 +87,7 @@ def test_who_says_nothing_keeps_nobody_out(page: Exposition) -> None:
 
 def test_who_is_slow_is_closed(page: Exposition, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that does not come in time ends."""
-    monkeypatch.setattr(exposition, "SECONDS", 0.1)
+    monkeypatch.setattr(metrics, "CONNECTION_SECONDS", 0.1)
     monkeypatch.setattr(page._server.RequestHandlerClass, "timeout", 0.1)
     with socket.create_connection((HOST, page.port), 10) as slow:
         slow.sendall(b"GET /metr")

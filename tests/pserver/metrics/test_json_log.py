@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from pserver.config import ServerConfig
-from pserver.metrics.json_log import LINES, JsonLines, write_json
 from pserver.service.server import Server
+from pserver.telemetry.logs import JSON_LINES, JsonLines, write_json
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_a_script_keeps_the_handlers_that_it_has() -> None:
 def test_a_servers_lines_have_its_job() -> None:
     """From its start on; which server it is when a job has told it."""
     with Server(ServerConfig(job="clicks")):
-        labels = LINES.labels()
+        labels = JSON_LINES.labels()
         assert (labels["job"], labels["run"], labels["process"]) == ("clicks", "", "server")
 
 
@@ -95,5 +95,5 @@ def test_a_line_waits_for_no_lock_of_the_job() -> None:
     """
     with Server(ServerConfig(job="clicks")) as server, ThreadPoolExecutor(1) as pool:
         with server.job.condition:
-            line = pool.submit(LINES.format, record("free"))
+            line = pool.submit(JSON_LINES.format, record("free"))
             assert json.loads(line.result(timeout=10))["message"] == "free"

@@ -16,7 +16,7 @@ OPENS = re.compile(
 )
 # Files that open a port, and the rows of the table that they belong to.
 OPENERS = {
-    "pserver/metrics/exposition.py": "metrics",
+    "pserver/telemetry/metrics.py": "metrics",
     "pserver/web/page_server.py": "web",
     "pserver/launcher/free_port.py": "rendezvous",  # looks whether one is free
     "pserver/security/enrolment.py": "enrolment",

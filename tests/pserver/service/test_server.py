@@ -17,9 +17,9 @@ import torch
 from pserver.config import ServerConfig, split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import Draining, Refused, ServerLost, TrainerLost, Unreachable
-from pserver.memory.malloc import keep_memory
 from pserver.service import server as server_module
 from pserver.service.server import Server
+from pserver.telemetry.memory import keep_memory
 from pserver.transport.registry import connect
 from pserver.transport.shm import SEGMENT_BYTES
 from pserver.wire_pb2 import (

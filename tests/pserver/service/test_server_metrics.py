@@ -11,8 +11,8 @@ import torch
 
 from pserver.config import ServerConfig
 from pserver.launcher.status import ask, more
-from pserver.metrics.labels import public_name
 from pserver.service.server import Server
+from pserver.telemetry.metrics import public_name
 from pserver.wire_pb2 import SaveRequest
 from tests.support import outlier_jobs
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer

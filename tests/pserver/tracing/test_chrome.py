@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pserver.tracing.chrome import document
-from pserver.tracing.recording import Recording
-from pserver.tracing.spans import Span
+from pserver.telemetry.trace import Recording, Span, document
 from tests.support.traces import check_format
 
 AHEAD = 5_000_000_000  # ns that the server's clock is ahead of the trainer's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from pserver.tracing.clock_offset import ClockOffset, Estimate
+from pserver.telemetry.trace import ClockOffset, Estimate
 
 
 def test_the_true_offset_is_within_the_bound_however_unequal_the_ways() -> None:

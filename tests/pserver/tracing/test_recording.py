@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from pserver.tracing import recording as room
-from pserver.tracing.recording import Recording, parts_of, whole
-from pserver.tracing.spans import Span, Spans
+from pserver.telemetry import trace as room
+from pserver.telemetry.trace import Recording, Span, Spans, parts_of, whole
 
 
 def test_a_recording_travels_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

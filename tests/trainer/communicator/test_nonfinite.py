@@ -303,7 +303,7 @@ def _loss(model: Weight, x: torch.Tensor) -> torch.Tensor:
 
 def test_warnings_become_rare(caplog: pytest.LogCaptureFixture) -> None:
     """The first few, then one whenever their number has doubled; each trainer's by themselves."""
-    from pserver.repeated_lines import RepeatedWarning
+    from pserver.telemetry.logs import RepeatedWarning
 
     repeated = RepeatedWarning(logging.getLogger("a test"))
     for _ in range(100):

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pserver.tracing.recording import Recording
-from pserver.tracing.spans import SPANS, Span
+from pserver.telemetry.trace import SPANS, Recording, Span
 from tests.support.eager_jobs import Servers, batches, joined, net, train
 from tests.support.traces import Traced, end
 from trainer import Executor, fleet
