@@ -368,7 +368,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     membership/watermark.py          far beyond its history
     membership/watermark.py          exactly once
     onlookers.py                     onlookers
-    operations/recorded_part.py      a server that comes back
+    operations/replay.py             a server that comes back
     running_clock.py                 one's own pause
     security/keys.py                 asked before gRPC
     security/tokens.py               what the port is for

@@ -279,7 +279,7 @@ def run_web(arguments: argparse.Namespace) -> int:
     beyond = not is_loopback(arguments.host)
     checked(lambda: check_protected("--host", page, keys, insecure))
     # here, because they import gRPC, torch and rich, and --help does not need them
-    from pserver.operations import from_page
+    from pserver.operations import keys as from_page
     from pserver.web import web
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
@@ -301,8 +301,7 @@ def run_save(arguments: argparse.Namespace) -> int:
     # here, because they import gRPC, torch and rich, and --help does not need them
     from rich.console import Console
 
-    from pserver.operations.save import save
-    from pserver.operations.save_programs import save_programs
+    from pserver.operations.save import save, save_programs
 
     write = save_programs if arguments.programs else save
     write(_endpoints(arguments), arguments.path, Console(), _access_of(arguments))
@@ -331,7 +330,7 @@ def run_reset(arguments: argparse.Namespace) -> int:
     # here, because they import gRPC and rich, and --help does not need them
     from rich.console import Console
 
-    from pserver.operations.reset import reset
+    from pserver.operations.save import reset
 
     return reset(_endpoints(arguments), Console(), _access_of(arguments))
 
@@ -341,7 +340,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
     # here, because they import gRPC and rich, and --help does not need them
     from rich.console import Console
 
-    from pserver.operations.drain import drain
+    from pserver.operations.save import drain
 
     return drain(_endpoints(arguments), Console(), _access_of(arguments))
 

@@ -2,19 +2,11 @@
 
 In reading order::
 
-    save             ``pserver save``: what the servers hold, as a checkpoint
-    save_programs    ``pserver save --programs``: the same as programs of servers
-    held_job         all servers of a job, between two steps
-    replay           ``pserver replay``: a recorded log, applied again
-    recorded_log     the files of all servers, by the server
-    recorded_part    what one process of a server has recorded, looked through
-    starting_point   a checkpoint, and as of which entries of the log it is
-    replayed_server  a server whose steps come from a log
-    each_server      one call to each of several servers
-    reset            ``pserver reset``: drops what a failed job has left
-    drain            ``pserver drain``: ends servers from anywhere
-    from_page        save and drain as ``pserver web`` offers them
-    keys             ``pserver keys``: the keys of a cluster
+    save    ``pserver save``: what the servers hold, as a checkpoint
+    replay  ``pserver replay``: a recorded log, applied again; the files of all servers, by the
+            server; what one process of a server has recorded, looked through; a server whose steps
+            come from a log
+    keys    ``pserver keys``: the keys of a cluster; save and drain as ``pserver web`` offers them
 
 May import: ``pserver.client``, ``pserver.checkpoint``, ``pserver.control``, ``pserver.security``,
 ``pserver.job`` and ``pserver.job_log`` for a replay, and the files of the root.  Only

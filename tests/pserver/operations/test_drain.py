@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from pserver.config import ServerConfig
-from pserver.operations.drain import drain
+from pserver.operations.save import drain
 from pserver.service.server import Server
 
 

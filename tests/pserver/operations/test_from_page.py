@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pserver.checkpoint import checkpoint
 from pserver.config import ServerConfig
-from pserver.operations.from_page import acts
+from pserver.operations.keys import acts
 from pserver.service.server import Server
 from tests.support.one_parameter import Trainer
 

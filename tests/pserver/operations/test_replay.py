@@ -18,9 +18,7 @@ from pserver import wire_pb2 as wire
 from pserver.checkpoint import checkpoint
 from pserver.errors import FingerprintMismatch, PServerError, Refused
 from pserver.launcher.status import more
-from pserver.operations.recorded_log import recorded_log
-from pserver.operations.replay import Target, replay
-from pserver.operations.replayed_server import ReplayedServer
+from pserver.operations.replay import ReplayedServer, Target, recorded_log, replay
 from tests.support.recorded_jobs import MODES, RecordedJob, held_by, program_of, same
 from tests.support.reloading_jobs import until
 from tests.support.tiers import RARE

@@ -14,9 +14,7 @@ import torch
 from rich.console import Console
 
 from pserver.errors import Refused
-from pserver.operations.recorded_log import recorded_log
-from pserver.operations.recorded_part import RecordedPart
-from pserver.operations.replay import replay
+from pserver.operations.replay import RecordedPart, recorded_log, replay
 from pserver.wire_pb2 import StatusRequest
 from tests.support.job_frames import DEADLINE
 from tests.support.reloading_jobs import World

@@ -200,7 +200,7 @@ def test_geo_says_that_the_trainers_have_the_optimizer_states(
 
 def test_a_job_that_is_being_saved_waits_and_goes_on(servers: Servers) -> None:
     """A pause ends with its observer: nobody is stopped for good by one that is gone."""
-    from pserver.operations.held_job import holding
+    from pserver.operations.save import holding
 
     endpoints, model = servers(2), net()
     optimizer = joined(endpoints, model, adam(model))

@@ -15,7 +15,7 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
-from pserver.operations.save_programs import save_programs
+from pserver.operations.save import save_programs
 from pserver.service.server import Server
 from tests.support.eager_jobs import assert_same, joined
 from trainer import DistributedEmbedding, fleet
