@@ -287,143 +287,143 @@ Notes
 
 Hard things are explained in a ``[Note: ...]``, in the docstring of the file that it is about::
 
-    checkpoint/checkpoint.py         what makes a checkpoint complete
-    checkpoint/checkpoint.py         one writer
-    checkpoint/checkpoint.py         merging a chain
-    checkpoint/checkpoint.py         few files
-    checkpoint/manifest.py           chains of checkpoints
-    checkpoint/manifest.py           parts that others have written
-    checkpoint/manifest.py           the checksum of the metadata
-    client/client.py                 joining again
-    client/client.py                 silence
-    client/stream.py                 sending again
-    control/control_client.py        dialling again
-    dense/compression.py             error feedback
-    dense/slices.py                  memory that is there before
-    dense/update.py                  chunks
-    dense/update.py                  ends of tensors
-    dense/update.py                  merge order
-    dense/update.py                  sums of halves
-    dense/update.py                  what arrives
-    finite.py                        one sum
-    job/averaged_steps.py            averages of a lost trainer
-    job/barriers.py                  barriers of the past
-    job/barriers.py                  a save that is put off
-    job/coordination.py              a coordinator that comes back
-    job/coordination.py              between a record and its samples
-    job/gatherings.py                gatherings
-    job/job.py                       what is lost
-    job/program.py                   a server's file
-    job/program.py                   one moment
-    job/script_position.py           where the others are
-    job/server_cut.py                a cut
-    job_log/coordinator.py           the job's log
-    job_log/coordinator.py           calls in the log
-    job_log/coordinator.py           a server that comes back
-    job_log/coordinator.py           a coordinator that comes back
-    job_log/files.py                 a torn end
-    job_log/files.py                 what a process leaves behind
-    job_log/link.py                  exactly once and in order
-    job_log/link.py                  whoever sends takes all
-    lane/judge.py                    NaN
-    lane/judge.py                    outliers
-    lane/judge.py                    one measure
-    lane/lane.py                     who updates
-    lane/lane.py                     answers begin early
-    lane/lane.py                     a record is all
-    lane/lane.py                     turns
-    lane/lane.py                     norms again
-    lane/recorded_steps.py           layouts
-    lane/recorder.py                 what a recording may cost
-    lane/recording.py                the order of a recorded log
-    lane/rounds.py                   whose buffers
-    lane/tables.py                   the table's lock
-    lane/tables.py                   a reader that keeps up
-    lane/tables.py                   a reader that rests
-    lane/tasks.py                    going on
-    lane/tasks.py                    torch's threads
-    lane/values.py                   reading beside an update
-    launcher/planning/__init__.py    what a probe measures
-    launcher/planning/candidates.py  other modes from a sync probe
-    launcher/planning/cost.py        the cost model
-    launcher/process.py              no orphans
-    launcher/question.py             no answer is no answer
-    launcher/terminal.py             who owns the terminal
-    leases/__init__.py               epochs of unknown length
-    leases/__init__.py               the life of a position
-    leases/__init__.py               trainers that step together
-    leases/__init__.py               the end of an epoch
-    leases/table.py                  calls that come twice
-    membership/decisions.py          who decides
-    membership/decisions.py          an awaited server
-    membership/decisions.py          a call's turn
-    membership/lifecycle.py          kept values
-    membership/lifecycle.py          the job's lock
-    membership/members.py            whose end it is
-    membership/members.py            a straggler
-    membership/members.py            trainers that wait for each other
-    membership/members.py            kept places
-    membership/waits.py              one wake for one waiter
-    membership/waits.py              rings
-    membership/watermark.py          far beyond its history
-    membership/watermark.py          exactly once
-    onlookers.py                     onlookers
-    operations/replay.py             a server that comes back
-    running_clock.py                 one's own pause
-    security/keys.py                 asked before gRPC
-    security/tokens.py               what the port is for
-    security/tokens.py               challenges that nobody keeps
-    security/tokens.py               files of a launch that was killed
-    service/server.py                draining
-    service/tensors.py               the later stream counts
-    side_business.py                 side business
-    storage/local.py                 what a growing file costs
-    storage/remote.py                replacing an object
-    table/deferred.py                deferred updates
-    table/ids.py                     two hashes
-    table/index.py                   the index
-    table/index.py                   ids that agree
-    table/index.py                   reserved memory
-    table/index.py                   a record
-    table/kernels.py                 kept kernels
-    table/lifecycle.py               samples
-    table/rows.py                    rounding at random
-    table/rows.py                    halves in memory
-    table/snapshots.py               copy before change
-    table/snapshots.py               slots that are read in a row
-    table/table.py                   rows as they were read
-    table/tiered.py                  two tiers
-    table/tiered.py                  what RocksDB holds
-    table/tiered.py                  whose directory
-    table/updater.py                 rows that were always there
-    table/updater.py                 a history that ends
-    telemetry/__init__.py            what metrics cost
-    telemetry/__init__.py            one clock
-    telemetry/__init__.py            what a trace costs
-    telemetry/memory.py              frozen modules
-    telemetry/memory.py              warm buffers
-    telemetry/memory.py              holes
-    telemetry/memory.py              one heap
-    transport/arrays.py              norms of 32 bits
-    transport/checksums.py           checked messages
-    transport/frames.py              the payload stands behind the header
-    transport/grpc_port.py           a call without its message
-    transport/grpc_stream.py         who is near
-    transport/grpc_stream.py         two threads a stream, on the accepting end
-    transport/memory.py              memory may come from a stranger
-    transport/shm.py                 finding each other
-    transport/stream.py              who owns a payload
-    transport/stream.py              landing
-    transport/stream.py              offered memory
-    transport/stream.py              how a stream ends
-    transport/stream.py              a loss shows
-    transport/tcp.py                 one way under TLS
-    transport/tcp.py                 what was said last arrives
-    transport/tcp.py                 bytes land once
-    transport/zones.py               free zones
-    transport/zones.py               values that change
-    web/__init__.py                  one page, one token
-    web/step_split.py                where a step's time goes
+    checkpoint/checkpoint.py       what makes a checkpoint complete
+    checkpoint/checkpoint.py       one writer
+    checkpoint/checkpoint.py       merging a chain
+    checkpoint/checkpoint.py       few files
+    checkpoint/manifest.py         chains of checkpoints
+    checkpoint/manifest.py         parts that others have written
+    checkpoint/manifest.py         the checksum of the metadata
+    client/client.py               joining again
+    client/client.py               silence
+    client/stream.py               sending again
+    control/control_client.py      dialling again
+    dense/compression.py           error feedback
+    dense/slices.py                memory that is there before
+    dense/update.py                chunks
+    dense/update.py                ends of tensors
+    dense/update.py                merge order
+    dense/update.py                sums of halves
+    dense/update.py                what arrives
+    finite.py                      one sum
+    job/averaged_steps.py          averages of a lost trainer
+    job/barriers.py                barriers of the past
+    job/barriers.py                a save that is put off
+    job/coordination.py            a coordinator that comes back
+    job/coordination.py            between a record and its samples
+    job/gatherings.py              gatherings
+    job/job.py                     what is lost
+    job/program.py                 a server's file
+    job/program.py                 one moment
+    job/script_position.py         where the others are
+    job/server_cut.py              a cut
+    job_log/coordinator.py         the job's log
+    job_log/coordinator.py         calls in the log
+    job_log/coordinator.py         a server that comes back
+    job_log/coordinator.py         a coordinator that comes back
+    job_log/files.py               a torn end
+    job_log/files.py               what a process leaves behind
+    job_log/link.py                exactly once and in order
+    job_log/link.py                whoever sends takes all
+    lane/judge.py                  NaN
+    lane/judge.py                  outliers
+    lane/judge.py                  one measure
+    lane/lane.py                   who updates
+    lane/lane.py                   answers begin early
+    lane/lane.py                   a record is all
+    lane/lane.py                   turns
+    lane/lane.py                   norms again
+    lane/recorded_steps.py         layouts
+    lane/recorder.py               what a recording may cost
+    lane/recording.py              the order of a recorded log
+    lane/rounds.py                 whose buffers
+    lane/tables.py                 the table's lock
+    lane/tables.py                 a reader that keeps up
+    lane/tables.py                 a reader that rests
+    lane/tasks.py                  going on
+    lane/tasks.py                  torch's threads
+    lane/values.py                 reading beside an update
+    launcher/planning/__init__.py  what a probe measures
+    launcher/planning/cost.py      the cost model
+    launcher/planning/plan.py      other modes from a sync probe
+    launcher/processes.py          no orphans
+    launcher/processes.py          who owns the terminal
+    launcher/question.py           no answer is no answer
+    leases/__init__.py             epochs of unknown length
+    leases/__init__.py             the life of a position
+    leases/__init__.py             trainers that step together
+    leases/__init__.py             the end of an epoch
+    leases/table.py                calls that come twice
+    membership/decisions.py        who decides
+    membership/decisions.py        an awaited server
+    membership/decisions.py        a call's turn
+    membership/lifecycle.py        kept values
+    membership/lifecycle.py        the job's lock
+    membership/members.py          whose end it is
+    membership/members.py          a straggler
+    membership/members.py          trainers that wait for each other
+    membership/members.py          kept places
+    membership/waits.py            one wake for one waiter
+    membership/waits.py            rings
+    membership/watermark.py        far beyond its history
+    membership/watermark.py        exactly once
+    onlookers.py                   onlookers
+    operations/replay.py           a server that comes back
+    running_clock.py               one's own pause
+    security/keys.py               asked before gRPC
+    security/tokens.py             what the port is for
+    security/tokens.py             challenges that nobody keeps
+    security/tokens.py             files of a launch that was killed
+    service/server.py              draining
+    service/tensors.py             the later stream counts
+    side_business.py               side business
+    storage/local.py               what a growing file costs
+    storage/remote.py              replacing an object
+    table/deferred.py              deferred updates
+    table/ids.py                   two hashes
+    table/index.py                 the index
+    table/index.py                 ids that agree
+    table/index.py                 reserved memory
+    table/index.py                 a record
+    table/kernels.py               kept kernels
+    table/lifecycle.py             samples
+    table/rows.py                  rounding at random
+    table/rows.py                  halves in memory
+    table/snapshots.py             copy before change
+    table/snapshots.py             slots that are read in a row
+    table/table.py                 rows as they were read
+    table/tiered.py                two tiers
+    table/tiered.py                what RocksDB holds
+    table/tiered.py                whose directory
+    table/updater.py               rows that were always there
+    table/updater.py               a history that ends
+    telemetry/__init__.py          what metrics cost
+    telemetry/__init__.py          one clock
+    telemetry/__init__.py          what a trace costs
+    telemetry/memory.py            frozen modules
+    telemetry/memory.py            warm buffers
+    telemetry/memory.py            holes
+    telemetry/memory.py            one heap
+    transport/arrays.py            norms of 32 bits
+    transport/checksums.py         checked messages
+    transport/frames.py            the payload stands behind the header
+    transport/grpc_port.py         a call without its message
+    transport/grpc_stream.py       who is near
+    transport/grpc_stream.py       two threads a stream, on the accepting end
+    transport/memory.py            memory may come from a stranger
+    transport/shm.py               finding each other
+    transport/stream.py            who owns a payload
+    transport/stream.py            landing
+    transport/stream.py            offered memory
+    transport/stream.py            how a stream ends
+    transport/stream.py            a loss shows
+    transport/tcp.py               one way under TLS
+    transport/tcp.py               what was said last arrives
+    transport/tcp.py               bytes land once
+    transport/zones.py             free zones
+    transport/zones.py             values that change
+    web/__init__.py                one page, one token
+    web/step_split.py              where a step's time goes
 """
 
 from __future__ import annotations

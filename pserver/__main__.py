@@ -29,9 +29,9 @@ from pserver.config import (
     split_endpoint,
 )
 from pserver.errors import PServerError
-from pserver.launcher import cluster, plan
-from pserver.launcher.checkpoint_variables import variables_of
-from pserver.launcher.planning import probe, quantities
+from pserver.launcher import cluster
+from pserver.launcher.cluster import variables_of
+from pserver.launcher.planning import cost, plan
 from pserver.security.access import Access
 from pserver.telemetry.memory import frozen_imports, share_heap
 
@@ -209,11 +209,11 @@ def _planned(given: Mapping[str, Any]) -> plan.PlanSettings:
     for flag in ("memory", "write"):
         if given[flag] and not given["search"]:
             raise ValueError(f"--{flag}: has no effect without --search")
-    memory = quantities.memory("--memory", given["memory"]) if given["memory"] else None
-    link = quantities.bandwidth("--link", given["link"]) if given["link"] else None
-    latency = quantities.latency("--latency", given["latency"]) if given["latency"] else 0.0
+    memory = cost.memory("--memory", given["memory"]) if given["memory"] else None
+    link = cost.bandwidth("--link", given["link"]) if given["link"] else None
+    latency = cost.latency("--latency", given["latency"]) if given["latency"] else 0.0
     apart = given["hosts"] == "each" or (given["hosts"] is None and link is not None)
-    window = probe.WINDOW_SECONDS if given["window"] is None else given["window"]
+    window = plan.WINDOW_SECONDS if given["window"] is None else given["window"]
     check_seconds("--window", window)
     return plan.PlanSettings(
         servers,

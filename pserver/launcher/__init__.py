@@ -2,39 +2,25 @@
 
 In reading order::
 
-    cluster               which processes a launch starts, and their settings
-    restart_policy        what follows when a process has failed
-    launch                one attempt at the job after another; ``pserver launch``
-    supervisor            waits for the processes of an attempt, and ends them
-    started_processes     starts them
-    joining               which trainer a host brings to a job under way
-    free_place            which trainer a host brings to a job under way
-    environments          the variables of each process
-    checkpoint_variables  by which trainers learn that their job saves by itself
-    job_tokens            the files with the job's keys
-    free_port             for the trainers' rendezvous
-    prometheus_targets    where Prometheus finds them
-    terminal              the output of all processes, and the panel below it
-    earlier_logs          those that an earlier job has left
-    process               one process: its output, its end, the group that dies with ``launch``
-    log_file              the file with its output
-    panel_state           the live panel on a terminal
-    panel_rows            the live panel on a terminal
-    panel                 the live panel on a terminal
-    watch                 asks servers for it
-    question              asks a job's servers something, by another process
-    ended_trainers        tell servers of trainers that died here, and ask whether the job goes on
-    last_word             tell servers of trainers that died here, and ask whether the job goes on
-    server_reload         what a server that died here goes on from, while its job goes on
-    lost_server           what a server that died here goes on from, while its job goes on
-    rescue                saves what a failed job has left
-    report                what ``launch`` says of a failed job
-    web_page              the process behind --web
-    planning              predicts the step of a job from a probe of its script
-    plan                  ``pserver plan``
-    status                ``pserver status``
-    readiness             the same with --ready: a health check, without torch
-    manifests             ``pserver manifest``: files by which others start a job
+    cluster             which processes a launch starts, and their settings
+    supervisor          waits for the processes of an attempt, and ends them
+    launch              one attempt at the job after another; ``pserver launch``
+    started_processes   starts them
+    joining             which trainer a host brings to a job under way
+    free_place          which trainer a host brings to a job under way
+    prometheus_targets  where Prometheus finds them
+    processes           one process: its output, its end, the group that dies with ``launch``; the
+                        output of all processes, and the panel below it
+    log_file            the file with its output
+    panel               the live panel on a terminal
+    watch               asks servers for it
+    question            asks a job's servers something, by another process
+    last_word           tell servers of trainers that died here, and ask whether the job goes on
+    lost_server         what a server that died here goes on from, while its job goes on
+    planning            predicts the step of a job from a probe of its script
+    status              ``pserver status``
+    readiness           the same with --ready: a health check, without torch
+    manifests           ``pserver manifest``: files by which others start a job
 
 May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``,
 ``pserver.control`` (only ``status``, ``watch``, ``last_word``, ``free_place`` and ``lost_server``,

@@ -4,8 +4,16 @@ one, with servers or without.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+import random
+import re
+import socket
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from pserver.config import (
@@ -18,6 +26,77 @@ from pserver.config import (
     refuse_url,
     split_endpoint,
 )
+from pserver.security import tokens
+from pserver.security.tokens import Role, Secret
+
+# ---- checkpoint variables ----
+#
+# The variables by which trainers learn that their job saves by itself, and where.
+
+
+def variables_of(path: str | None, every: float | None, keep: int | None) -> dict[str, str]:
+    """What ``--checkpoint``, ``--every`` and ``--keep`` say, as trainers read it.
+
+    Args:
+        path: of the folder, or its URL; None: the job does not save by itself.
+        every: seconds between two checkpoints; None: the trainers' own choice.
+        keep: how many of the newest stay; None: likewise.
+
+    Returns:
+        Values by name; none without a path.
+
+    Raises:
+        ValueError: a number is out of range, or has no effect.
+    """
+    if path is None:
+        for flag, value in (("--every", every), ("--keep", keep)):
+            if value is not None:
+                raise ValueError(f"{flag}: has no effect without --checkpoint")
+        return {}
+    said = {"PSERVER_CHECKPOINT": path}
+    if every is not None:
+        check_seconds("--every", every)
+        said["PSERVER_CHECKPOINT_EVERY"] = repr(every)
+    if keep is not None:
+        if keep < 1:
+            raise ValueError(f"--keep: expected 1 or more, got {keep}")
+        said["PSERVER_CHECKPOINT_KEEP"] = str(keep)
+    return said
+
+
+# ---- earlier logs ----
+#
+# Logs that an earlier job has left in a folder, of processes that this job does not have.
+
+
+LOG_NAME = re.compile(r"(server|trainer)-(0|[1-9][0-9]*)\.log")
+ASIDE = ".old"  # a page shows the files *.log
+
+
+def set_aside(folder: Path, written: Collection[str]) -> list[str]:
+    """Gives such logs names that nobody takes for this job's; nothing is removed.
+
+    Args:
+        folder: of the logs; it need not be there.
+        written: the names of the files that this job writes.
+
+    Returns:
+        A line for each.
+    """
+    if not folder.is_dir():
+        return []
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if path.name in written or not LOG_NAME.fullmatch(path.name) or not path.is_file():
+            continue
+        names = (f"{path.name}{ASIDE}{number or ''}" for number in count())
+        free = next(folder / name for name in names if not (folder / name).exists())
+        path.rename(free)
+        lines.append(f"{path} is of an earlier job: it is {free.name} now")
+    return lines
+
+
+# ---- cluster ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +130,7 @@ class Cluster:
         straggler_factor: as ``pserver serve`` has it; None: its own choice.
         record_log: where servers record the job's log; None: nowhere.
         log_dir: the directory of ``server-0.log``, ``trainer-0.log``, ..., which are overwritten;
-            see earlier_logs.py.
+            see cluster.py.
         devices: the GPUs of this host's trainers, one each; None: all that there are.
 
     Raises:
@@ -372,3 +451,243 @@ def _endpoints(name: str, text: str) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         raise ValueError(f"{name}: expected each endpoint once, got {text}")
     return found
+
+
+# ---- free port ----
+#
+# A port of this machine that a process can be told to listen on.
+
+
+# below the ports that a kernel gives to a process that asks for any, so that it gives none of these
+PORTS = range(20000, 32000)
+# A process does not give a port twice, and two processes begin at different ones, whatever either
+# has told `random` to begin with.
+_turns = itertools.count(random.SystemRandom().randrange(len(PORTS)))
+
+
+def free_port() -> int:
+    """A port of this machine on which trainer 0 can listen: unused now, and outside of the range
+    from which the kernel picks ports for other processes.
+
+    Raises:
+        OSError: none was found.
+    """
+    for _ in range(100):
+        port = PORTS[next(_turns) % len(PORTS)]
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(
+        f"expected a free port of {PORTS.start} to {PORTS.stop - 1} on 127.0.0.1, found none in "
+        "100 tries"
+    )
+
+
+# ---- environments ----
+#
+# The environment variables of the processes of a launch: they tell a script its role.
+
+
+SERVER_ROLE_VARIABLES = (
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+class ProcessEnvironments:
+    """What each process of this host finds in its environment.
+
+    Args:
+        cluster: what is started.
+        inherits: the variables that every process gets besides its own.
+    """
+
+    def __init__(self, cluster: Cluster, inherits: Mapping[str, str]) -> None:
+        self._cluster, self._inherits = cluster, inherits
+
+    def of(self, kind: str, number: int) -> dict[str, str]:
+        """The variables of a process, without those of its role.
+
+        Args:
+            kind: "server" or "trainer".
+        """
+        return {**self._inherited(), **self._threads(), **self._labels(kind, number)}
+
+    def trainer_roles(self, endpoints: Sequence[str]) -> dict[int, dict[str, str]]:
+        """By trainer of this host, the variables of its role where there are servers.
+
+        Args:
+            endpoints: of all servers.
+        """
+        cluster = self._cluster
+        local, fewer = cluster.host is None, bool(cluster.least_trainers)
+        return {
+            number: {
+                "TRAINING_ROLE": "TRAINER",
+                "PSERVER_ENDPOINTS": ",".join(endpoints),
+                "TRAINERS": str(len(cluster.trainers)),
+                "TRAINER_ID": str(number),
+                **({} if local or fewer else {"CURRENT_ENDPOINT": cluster.trainers[number]}),
+                **({} if cluster.transport is None else {"PSERVER_TRANSPORT": cluster.transport}),
+            }
+            for number in cluster.trainers_here
+        }
+
+    def collective_roles(self) -> dict[int, dict[str, str]]:
+        """By trainer, torchrun's variables.
+
+        Trainers of one host see the same GPUs and take theirs by LOCAL_RANK.
+        """
+        cluster = self._cluster
+        local = cluster.host is None
+        host, port = ("127.0.0.1", free_port()) if local else split_endpoint(cluster.trainers[0])
+        here = cluster.trainers_here
+        shared = {
+            "TRAINING_ROLE": "TRAINER",
+            **{"WORLD_SIZE": str(len(cluster.trainers)), "LOCAL_WORLD_SIZE": str(len(here))},
+            **{"MASTER_ADDR": host, "MASTER_PORT": str(port)},
+            **(
+                {}
+                if cluster.devices is None
+                else {"CUDA_VISIBLE_DEVICES": ",".join(cluster.devices)}
+            ),
+        }
+        if local and sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in self._inherits:
+            # this host's name need not resolve to an address of this host
+            shared["GLOO_SOCKET_IFNAME"] = "lo"
+        return {
+            number: {**shared, "RANK": str(number), "LOCAL_RANK": str(index)}
+            for index, number in enumerate(here)
+        }
+
+    def _inherited(self) -> Mapping[str, str]:
+        """The variables that every process inherits: in the collective mode without those of the
+        other role.
+        """
+        if not self._cluster.collective:
+            return self._inherits
+        return {
+            name: value
+            for name, value in self._inherits.items()
+            if name not in SERVER_ROLE_VARIABLES
+        }
+
+    def _threads(self) -> dict[str, str]:
+        """How many threads a process may use: its share of the cores, or what the user has set."""
+        if "OMP_NUM_THREADS" in self._inherits:
+            return {}
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        servers = self._cluster.here(self._cluster.servers)
+        processes = len(servers) + len(self._cluster.trainers_here)
+        count = str(max(1, cores // processes))
+        return {
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": self._inherits.get("MKL_NUM_THREADS", count),
+        }
+
+    def _labels(self, kind: str, number: int) -> dict[str, str]:
+        """The job's name, and where a process serves its metrics, if it does."""
+        cluster = self._cluster
+        if cluster.collective:
+            return {}
+        name = cluster.job or self._inherits.get("PSERVER_JOB", "") or cluster.script_name
+        place = cluster.metrics_at(kind, number)
+        return {"PSERVER_JOB": name, **({"PSERVER_METRICS": place} if place else {})}
+
+
+# ---- job tokens ----
+#
+# The token files of one launch: for its servers, for its trainers, and for the commands of the same
+# user.
+
+
+VARIABLE = "PSERVER_TOKEN_FILE"
+
+
+class JobTokens:
+    """Makes the files, and removes them at the end; a context manager.
+
+    A local job always has a new secret.  The parts of a larger one must have the same, which the
+    user gives to each host's ``launch`` in ``PSERVER_TOKEN_FILE``; without it there is none.
+
+    Args:
+        cluster: what is launched.
+        environ: the variables of ``launch``.
+
+    Attributes:
+        operator: the file for servers and for ``launch`` itself; "" where the job has no secret.
+        trainer: the file for trainers; likewise.
+
+    Raises:
+        ValueError: the file that the user gives holds no secret.
+        OSError: there is no private place for files.
+    """
+
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        self.operator = self.trainer = ""
+        self._environ = environ
+        self._held: tokens.Held | None = None
+        self._own: Path | None = None  # the directory of this job
+        if cluster.collective:
+            return
+        local = cluster.host is None
+        given = "" if local else environ.get(VARIABLE, "")
+        if not (local or given):
+            return
+        secret = Secret.make() if local else tokens.read(given)
+        if secret.role is Role.TRAINER:
+            if cluster.here(cluster.servers):
+                raise ValueError(
+                    f"{VARIABLE}: servers of this host need the operator's token file, got a "
+                    "trainer's"
+                )
+            self.operator = self.trainer = given
+            return
+        self._held = tokens.Held(tokens.folder(environ))
+        self._own = self._held.directory()
+        self.trainer = self._write("trainer.token", secret.of(Role.TRAINER))
+        self.operator = given or self._write("operator.token", secret)
+
+    def _write(self, name: str, secret: Secret) -> str:
+        assert self._own is not None, "the directory of this job"
+        tokens.write(self._own / name, secret)
+        return str(self._own / name)
+
+    def publish(self, endpoints: Iterable[str]) -> None:
+        """Leaves the operator's file where the commands of this user find it by a server's port.
+
+        Args:
+            endpoints: of the servers of a local job.
+        """
+        if self._held is None:
+            return
+        secret = tokens.read(self.operator)
+        for endpoint in endpoints:
+            self._held.file(tokens.name_of(split_endpoint(endpoint)[1]), secret)
+
+    @staticmethod
+    def _variables(path: str) -> dict[str, str]:
+        return {VARIABLE: path} if path else {}
+
+    @property
+    def for_servers(self) -> dict[str, str]:
+        """The variables of servers, and of what ``launch`` runs for itself."""
+        return self._variables(self.operator)
+
+    @property
+    def for_trainers(self) -> dict[str, str]:
+        """The variables of trainers."""
+        return self._variables(self.trainer)
+
+    def __enter__(self) -> JobTokens:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._held is not None:
+            self._held.remove()

@@ -10,7 +10,7 @@
 
 With ``--max-restarts`` a job that has failed is started again from the beginning of this picture;
 its logs go on in the same files.  Without servers it may then go on with the trainers that are
-left; see restart_policy.py.
+left; see supervisor.py.
 
 Servers of a local cluster bind port 0 and print the port in their readiness line, so that two
 launches never use the same one.  In the collective mode there are no servers, and trainers get
@@ -30,18 +30,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from pserver.launcher.cluster import Cluster
-from pserver.launcher.earlier_logs import set_aside
-from pserver.launcher.environments import ProcessEnvironments
-from pserver.launcher.job_tokens import JobTokens
+from pserver.launcher.cluster import Cluster, JobTokens, ProcessEnvironments, set_aside
 from pserver.launcher.joining import find_place
 from pserver.launcher.panel import Panel
-from pserver.launcher.process import Group
-from pserver.launcher.restart_policy import Next, RestartPolicy
+from pserver.launcher.processes import Group, Terminal
 from pserver.launcher.started_processes import SHOWN, StartedProcesses
-from pserver.launcher.supervisor import Supervisor
-from pserver.launcher.terminal import Terminal
-from pserver.launcher.web_page import WebPage
+from pserver.launcher.supervisor import Next, RestartPolicy, Supervisor, WebPage
 
 SERVE = (sys.executable, "-m", "pserver", "serve")
 

@@ -11,24 +11,314 @@ state and memory of each process.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from io import StringIO
-from typing import IO
+from typing import IO, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from pserver.launcher.panel_rows import panel_rows
-from pserver.launcher.panel_state import Feed, ProcessLine
-from pserver.launcher.process import Group, Process
-from pserver.launcher.terminal import Row, Terminal
+from pserver.launcher.processes import Group, Process, Row, Terminal
 from pserver.onlookers import onlooker
 from transpiler.files import bounded_json
+
+# ---- panel state ----
+#
+# What the panel of ``launch`` shows, computed from what servers say: pure, but for its memory.
+
+
+STALE_SECONDS = 5.0  # after which an answer says nothing of now
+RATE_SECONDS = 10.0  # over which samples are counted
+
+Server = Mapping[str, Any]  # what ``watch.said`` makes of a server's answer
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the trainer that is least far has come in the data.
+
+    Attributes:
+        number: of the pass, from 1.
+        batch: that it has been given.
+        batches: of the pass; 0: not known.
+        seconds_left: of the pass; None: not known yet.
+    """
+
+    number: int
+    batch: int
+    batches: int
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """One process.
+
+    Attributes:
+        step: None: it has none, or none is known.
+        memory_bytes: resident; 0: not known.
+    """
+
+    name: str
+    state: str
+    step: int | None = None
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a panel shows.
+
+    Attributes:
+        seconds: since the launch.
+        samples_per_second: of all trainers together; None: not known.
+        values: of ``fleet.report``, by name: the mean over the trainers that report it.
+    """
+
+    title: str
+    seconds: float
+    processes: Sequence[ProcessLine]
+    progress: Progress | None = None
+    samples_per_second: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+class Feed:
+    """What servers have said of a job, one time after another.
+
+    One thread calls :meth:`take`; what another reads meanwhile is of before or after.
+    """
+
+    def __init__(self) -> None:
+        self._servers: Sequence[Server] = ()
+        self._taken = 0.0
+        self._seen = set[int]()  # trainers that a server has ever known
+        self._samples = deque[tuple[float, int]]()  # when, and how many in all
+        self._pass = (0, 0)  # which one is timed, and how many batches it has
+        self._began = (0.0, 0)  # when it was first seen, and at which batch
+        self._view: tuple[Progress | None, float | None, Mapping[str, float]] = (None, None, {})
+
+    def take(self, servers: Sequence[Server], now: float) -> None:
+        """What all servers say now.
+
+        Args:
+            servers: by number.
+            now: in seconds of any clock that only goes on.
+        """
+        self._servers, self._taken = servers, now
+        if not any(server["state"] for server in servers):
+            return  # they have ended, or nobody can be reached: what was last known stays
+        trainers = self._trainers()
+        self._seen |= trainers.keys()
+        reports = [trainer["report"] for trainer in trainers.values()]
+        self._view = self._progress(reports, now), self._rate(reports, now), means(reports)
+
+    def view(self, title: str, seconds: float, processes: Sequence[ProcessLine]) -> View:
+        """What a panel shows of it."""
+        return View(title, seconds, processes, *self._view)
+
+    def server(self, number: int, now: float) -> str:
+        """A server's state in a word or two; "" where none has been asked."""
+        if number >= len(self._servers):
+            return ""
+        if now - self._taken > STALE_SECONDS or not self._servers[number]["state"]:
+            return "no answer"
+        return str(self._servers[number]["state"])
+
+    def version(self, number: int) -> int | None:
+        """The updates that a server has applied."""
+        if number >= len(self._servers) or not self._servers[number]["state"]:
+            return None
+        return int(self._servers[number]["version"])
+
+    def trainer(self, number: int) -> tuple[str, int | None]:
+        """A trainer's state in some words, "" where no server knows it, and its step."""
+        known = self._trainers().get(number)
+        if known is None:
+            return "running" if number in self._seen else "", None
+        state, doing = str(known["state"]), str(known["activity"])
+        if state == "joined":
+            state = "training" if not doing or doing.startswith("step ") else doing
+        return state, int(known["step"])
+
+    def _trainers(self) -> dict[int, Mapping[str, Any]]:
+        """Each trainer by number, as the first server says that knows it."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for server in self._servers:
+            for trainer in server["trainers"]:
+                found.setdefault(trainer["trainer_id"], trainer)
+        return found
+
+    def _progress(self, reports: Sequence[Mapping[str, Any]], now: float) -> Progress | None:
+        places = [(each["passes"], each["batch"], each["batches"]) for each in reports]
+        number, batch, batches = min((each for each in places if each[0]), default=(0, 0, 0))
+        if not number:
+            return None
+        if self._pass != (number, batches) or batch < self._began[1]:
+            self._pass, self._began = (number, batches), (now, batch)
+        seconds, done = now - self._began[0], batch - self._began[1]
+        left = (batches - batch) * seconds / done if batches and done else None
+        return Progress(number, batch, batches, left)
+
+    def _rate(self, reports: Sequence[Mapping[str, Any]], now: float) -> float | None:
+        samples = sum(each["samples"] for each in reports)
+        if self._samples and samples < self._samples[-1][1]:
+            self._samples.clear()  # a trainer has left
+        self._samples.append((now, samples))
+        while now - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        first, before = self._samples[0]
+        return (samples - before) / (now - first) if samples and now > first else None
+
+
+def means(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each value over the reports that have it.
+
+    Example:
+        >>> means([{"values": {"loss": 1.0}}, {"values": {"loss": 3.0, "auc": 0.5}}])
+        {'auc': 0.5, 'loss': 2.0}
+    """
+    found: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report["values"].items():
+            found.setdefault(name, []).append(float(value))  # "nan" and "inf" are texts
+    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+
+
+# ---- panel rows ----
+#
+# The rows of the panel of ``launch``, for a terminal of any width: pure.
+
+
+BAR = 10  # cells of a bar at least; with less room there is none
+VALUE_ROWS = 3  # of the script's values at most
+STATE = 40  # cells of a process's state at most
+GOOD = ("serving", "training", "running", "finished", "left", "ended")
+BAD = ("failed", "lost", "no answer", "exit status", "killed")  # how a state begins that is none
+
+
+def panel_rows(view: View, width: int, height: int) -> list[Text]:
+    """The panel, row by row.
+
+    Args:
+        width: cells of a row at most.
+        height: rows at most: processes that have no room are counted in the last one.
+    """
+    rows = [_head(view, width)]
+    if view.progress is not None:
+        rows.append(_progress(view.progress, width))
+    rows += _values(view, width)
+    room = max(1, height - len(rows))
+    shown = view.processes if len(view.processes) <= room else view.processes[: room - 1]
+    rows += _processes(shown, width)
+    if left := len(view.processes) - len(shown):
+        rows.append(Text(f"and {left} more processes", style="dim"))
+    for row in rows:
+        row.truncate(width, overflow="ellipsis")
+    return rows[: max(1, height)]
+
+
+def _head(view: View, width: int) -> Text:
+    """A rule with the script's name, and the time since the launch."""
+    time = clock(view.seconds)
+    title = Text(_printable(view.title))
+    title.truncate(max(1, width - len(time) - 9), overflow="ellipsis")
+    left = Text.assemble(("\u2500\u2500 ", "dim"), (title.plain, "bold"), " ")
+    rule = max(1, width - left.cell_len - len(time) - 4)
+    return left.append("\u2500" * rule, "dim").append(f" {time} ").append("\u2500\u2500", "dim")
+
+
+def _progress(progress: Progress, width: int) -> Text:
+    """The pass: a bar where there is room, batches, and the time that is left."""
+    row = Text(f"pass {progress.number}  ")
+    if not progress.batches:
+        return row.append(f"batch {progress.batch}")
+    part = min(1.0, progress.batch / progress.batches)
+    said = f"{progress.batch}/{progress.batches}  {math.floor(100 * part)}%"
+    if progress.seconds_left is not None:
+        said += f"  {clock(progress.seconds_left)} left"
+    room = width - row.cell_len - cell_len(said) - 2
+    if room >= BAR:
+        done = math.floor(room * part)
+        row.append("\u2501" * done, "green").append("\u2500" * (room - done), "dim").append("  ")
+    return row.append(said)
+
+
+def _values(view: View, width: int) -> list[Text]:
+    """The samples per second and the script's values, in as many rows as they need."""
+    parts = [f"{_printable(name)} {value:.4g}" for name, value in view.values.items()]
+    if view.samples_per_second is not None:
+        parts.insert(0, f"{view.samples_per_second:,.0f} samples/s")
+    rows = list[str]()
+    for part in parts:
+        if rows and cell_len(rows[-1]) + 3 + cell_len(part) <= width:
+            rows[-1] += f"   {part}"
+        else:
+            rows.append(part)
+    return [Text(row) for row in rows[:VALUE_ROWS]]
+
+
+def _processes(processes: Sequence[ProcessLine], width: int) -> Iterator[Text]:
+    """A row for each: its name, state, step and memory."""
+    names = max((len(each.name) for each in processes), default=0)
+    steps = max((len(_step(each)) for each in processes), default=0)
+    sizes = max((len(_memory(each)) for each in processes), default=0)
+    states = max((cell_len(each.state) for each in processes), default=0)
+    states = max(1, min(states, STATE, width - names - steps - sizes - 6))
+    for each in processes:
+        state = Text(_printable(each.state), _style(each.state))
+        state.truncate(states, overflow="ellipsis", pad=True)
+        numbers = f"  {_step(each):>{steps}}" if steps else ""
+        row = Text(f"{each.name:<{names}}  ").append_text(state)
+        row.append(f"{numbers}  {_memory(each):>{sizes}}".rstrip())
+        row.rstrip()
+        yield row
+
+
+def _step(process: ProcessLine) -> str:
+    return "" if process.step is None else f"step {process.step}"
+
+
+def _memory(process: ProcessLine) -> str:
+    if not process.memory_bytes:
+        return ""
+    count = process.memory_bytes
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _style(state: str) -> str:
+    if state in GOOD:
+        return "green"
+    return "bold red" if state.startswith(BAD) else "yellow"
+
+
+def _printable(text: str) -> str:
+    """What others have said, without codes that a terminal would obey."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    Example:
+        >>> clock(3725.4)
+        '1:02:05'
+    """
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+# ---- panel ----
+
 
 WATCH = (sys.executable, "-m", "pserver.launcher.watch")
 DRAW_SECONDS = 0.25

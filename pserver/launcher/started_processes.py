@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from pserver.launcher.cluster import Cluster
-from pserver.launcher.environments import ProcessEnvironments
-from pserver.launcher.job_tokens import JobTokens
-from pserver.launcher.process import Group, Process
+from pserver.launcher.cluster import Cluster, JobTokens, ProcessEnvironments
+from pserver.launcher.processes import Group, Process, Terminal
 from pserver.launcher.prometheus_targets import write_targets
-from pserver.launcher.terminal import Terminal
 
 READY = re.compile(r"pserver ready at (\S+)")
 RELOADED = re.compile(r"\bgoes on from .* are lost here")

@@ -8,33 +8,512 @@ that was told there is one line.
 
 from __future__ import annotations
 
+import enum
 import queue
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pserver.launcher.ended_trainers import TELL_SECONDS, Answer, EndedTrainers
 from pserver.launcher.panel import Panel
-from pserver.launcher.process import Process
-from pserver.launcher.question import BEGIN_SECONDS, Question
-from pserver.launcher.report import (
-    by_cause,
-    ended_after_job,
-    lost,
-    preemption,
-    reloads,
-    sentences,
-    unanswered,
-)
-from pserver.launcher.rescue import KEEP_SECONDS, rescue
-from pserver.launcher.restart_policy import Ended, Next, RestartPolicy
-from pserver.launcher.server_reload import UNKNOWN, ask_for_reload
+from pserver.launcher.processes import Group, Process, killer
+from pserver.launcher.question import BEGIN_SECONDS, Question, patience
 from pserver.launcher.started_processes import StartedProcesses
-from pserver.launcher.web_page import WebPage
+from pserver.onlookers import onlooker
 from pserver.running_clock import RUNNING
+
+# ---- ended trainers ----
+#
+# The servers learn of trainers that have ended on this host.
+
+
+LAST_WORD = (sys.executable, "-m", "pserver.launcher.last_word")
+TELL_SECONDS = 10.0  # for other hosts' servers to be told
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The servers' answers about a trainer that has ended; None: they have not said it.
+
+    Attributes:
+        took_part: no server had seen it leave.
+        done: every server had, or had heard that it takes no further step.
+        goes_on: every server serves the job without it, or says that the job is done.
+    """
+
+    took_part: bool | None = None
+    done: bool | None = None
+    goes_on: bool | None = None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Answer:
+        """From what last_word.py prints; unknown where it has printed nothing."""
+        return cls(said.get("took_part"), said.get("done"), said.get("goes_on"))
+
+
+class EndedTrainers:
+    """Tells the servers of trainers that have ended here.
+
+    Args:
+        started: the processes of this host.
+        environment: the variables of ``launch``; PSERVER_KEYS counts.
+    """
+
+    def __init__(self, started: StartedProcesses, environment: Mapping[str, str]) -> None:
+        self._started, self._environment = started, environment
+
+    def tell(self, ended: Sequence[Process]) -> None:
+        """Tells the servers: for them these trainers are lost, unless they have left."""
+        if command := self._command(ended):
+            # local servers may have ended with their job, while a trainer still evaluates
+            quiet = subprocess.DEVNULL if self._started.cluster.host is None else None
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
+
+    def ask(self, ended: Process, replaced: bool) -> Question | None:
+        """Tells the servers of one, and asks what becomes of the job.
+
+        Args:
+            replaced: it is to be started again, if the job goes on.
+
+        Returns:
+            The question; ``started.events`` gets None when it is answered.  None: there is nobody
+            to ask.
+        """
+        command = self._command([ended])
+        if not command:
+            return None
+        more = [] if replaced else ["--unreplaced"]
+        wake = partial(self._started.events.put, None)
+        return Question([*command, *more, "--ask", f"{self.patience_seconds:g}"], wake)
+
+    @property
+    def patience_seconds(self) -> float:
+        """For how long servers are asked that do not answer."""
+        return patience(self._started.cluster.heartbeat_timeout_seconds)
+
+    def _command(self, ended: Sequence[Process]) -> list[str]:
+        """What tells the servers; nothing where there is nobody to tell, or of nobody."""
+        words = [
+            f"{number}=its process ended with status {trainer.status}"
+            for number, trainer in self._started.trainers.items()
+            if trainer in ended
+        ]
+        endpoints = self._started.asked
+        # another host may have taken a joining one's place since: servers must miss it themselves
+        if not endpoints or not words or self._started.cluster.joining:
+            return []
+        keys = self._environment.get("PSERVER_KEYS", "")
+        operator = self._started.tokens.operator
+        return [*LAST_WORD, operator, keys, ",".join(endpoints), *words]
+
+
+# ---- restart policy ----
+#
+# What follows when a process of a job has failed: a pure decision, from what ``launch`` knows.
+#
+# ::
+#
+#                       | servers say that    | restarts are | what follows
+#                       | the job goes on     | left         |
+#   --------------------+---------------------+--------------+----------------------------------
+#   a trainer           | yes, and it left in | -            | WITHOUT: the others go on
+#                       | order (preempted)   |              |
+#                       | yes                 | yes          | ALONE: it is started again
+#                       | yes                 | no           | WITHOUT
+#                       | no                  | yes          | WHOLE: the job is started again
+#   a server            | yes, and it has     | yes          | ALONE: it is started again, and goes
+#                       | saved               |              | on from its last save
+#                       | no                  | yes          | WHOLE
+#   any of them         | no                  | no           | FAIL
+#
+# Without servers nothing goes on, and each start has new ranks.  So a place that does not come back
+# may be left empty then: FEWER.
+
+
+EARLY_SECONDS = 60.0  # a trainer that lives for less has died at its start
+
+
+class Next(enum.Enum):
+    """What ``launch`` does when a process has failed."""
+
+    WITHOUT = "the others go on without it"
+    ALONE = "it is started again, and the others go on"
+    WHOLE = "the job is started again"
+    FEWER = "the job is started again on the trainers that are left"
+    FAIL = "the job has failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that has failed, or has left before its job's end.
+
+    Attributes:
+        trainer: its number; None: a server.
+        lived_seconds: for how long it ran.
+        goes_on: all servers say that the job goes on without it; of a server: that they wait for
+            it to go on from its last save.
+        preempted: it has left in order, because somebody asked it to.
+    """
+
+    trainer: int | None
+    lived_seconds: float
+    goes_on: bool = False
+    preempted: bool = False
+
+
+@dataclass
+class RestartPolicy:
+    """Decides, and counts restarts.
+
+    Attributes:
+        most: how many restarts there may be, of single trainers and of the job.
+        whole: this launch has started all processes of the job, and so can start them again.
+        least: without servers: with how many trainers the job may go on as soon as it has lost one;
+            0: it goes on with fewer where one has died at its start twice in a row.
+        used: restarts until now.
+
+    Example:
+        >>> policy = RestartPolicy(most=1, whole=True)
+        >>> policy.after(Ended(trainer=1, lived_seconds=90.0, goes_on=True))
+        <Next.ALONE: 'it is started again, and the others go on'>
+        >>> policy.after(Ended(trainer=None, lived_seconds=95.0))
+        <Next.FAIL: 'the job has failed'>
+    """
+
+    most: int
+    whole: bool
+    least: int = 0
+    used: int = 0
+    _early: int | None = None  # the trainer that has died at the last start
+
+    @property
+    def left(self) -> int:
+        """How many restarts are left."""
+        return self.most - self.used
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a trainer without which the job goes on is started again."""
+        return self.left > 0
+
+    @property
+    def counted(self) -> str:
+        """Which restart the last one was, in words."""
+        return f"restart {self.used} of {self.most}"
+
+    def after(self, ended: Ended) -> Next:
+        """What follows in a job with servers."""
+        if ended.trainer is None and ended.goes_on and self.left:
+            self.used += 1
+            return Next.ALONE
+        if ended.trainer is None:
+            return self._whole()
+        if ended.goes_on:
+            if ended.preempted or not self.replaces:
+                return Next.WITHOUT
+            self.used += 1
+            return Next.ALONE
+        return self._whole()
+
+    def after_collective(self, ended: Ended, trainers: int) -> Next:
+        """What follows in a job without servers.
+
+        Args:
+            trainers: with how many the job was started last.
+        """
+        early = ended.trainer if ended.lived_seconds < EARLY_SECONDS else None
+        again = early is not None and early == self._early
+        self._early = early
+        what = self._whole()
+        may = trainers > self.least if self.least else again and trainers > 1
+        if what is Next.FAIL or ended.trainer is None or not may:
+            return what
+        self._early = None  # the places have other numbers from here on
+        return Next.FEWER
+
+    def _whole(self) -> Next:
+        if not self.whole or not self.left:
+            return Next.FAIL
+        self.used += 1
+        return Next.WHOLE
+
+
+# ---- report ----
+#
+# What ``launch`` says of a failed job: the cause first, then one line for each process that was
+# told of it.
+
+
+def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Process]:
+    """The processes that failed by themselves, the likeliest cause first: those that a signal
+    killed, those that nobody told of another's end, then the others; of each trainers, then
+    servers, in the order in which they ended.
+
+    Args:
+        ended: in this order.
+    """
+    return sorted(
+        (process for process in ended if process.failed),
+        key=lambda process: (
+            (process.status or 0) < 128,
+            bool(process.told),
+            process in servers,
+        ),
+    )
+
+
+def sentences(
+    failed: Sequence[Process],
+    suspended: Sequence[Process],
+    killed: Sequence[Process],
+    grace_seconds: float,
+) -> Iterator[str]:
+    """The report, line by line.
+
+    Args:
+        failed: by cause; see :func:`by_cause`.
+        suspended: neither ran nor ended when another process failed.
+        killed: had not ended ``grace_seconds`` after they were told to.
+    """
+    for process in suspended:
+        yield (
+            f"{process.name} was suspended (by SIGSTOP, or in a debugger) and sent no heartbeat; "
+            f"it was killed; its output is in {process.log}"
+        )
+    for process in failed:
+        if process.preempted_after is not None:
+            yield preemption(process)
+            continue
+        status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+        if process.told and (suspended or process is not failed[0]):
+            yield f"{status}, told by others: {process.told} (see {process.log})"
+            continue
+        log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
+        yield f"{status}; {log}"
+        yield from (f"    {line}" for line in process.tail)
+    for process in killed:
+        yield (
+            f"{process.name} had not ended {grace_seconds:g} s after it was told to, and was "
+            f"killed; its output is in {process.log}"
+        )
+
+
+def preemption(process: Process) -> str:
+    """That a trainer has left in order, because somebody asked it to."""
+    return f"{process.name} was preempted after step {process.preempted_after}"
+
+
+def lost(process: Process, what: Next, counted: str) -> str:
+    """What is said of a trainer without which its job goes on.
+
+    Args:
+        what: ALONE or WITHOUT.
+        counted: which restart it is, in words.
+    """
+    if process.preempted_after is not None:
+        return f"{preemption(process)}; the others go on"
+    status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+    if what is Next.ALONE:
+        return f"{status}: starts it again ({counted}); the others go on; see {process.log}"
+    return f"{status}; the others go on without it; see {process.log}"
+
+
+def ended_after_job(process: Process) -> str:
+    """The end of the sentence about a trainer of a job without servers that had finished it."""
+    status = f"ended with status {process.status}{_killer(process.status)}"
+    return f"{status} when it had finished the job; see {process.log}"
+
+
+def unanswered(process: Process, seconds: float) -> str:
+    """The line for a trainer of which no server says whether the job goes on without a trainer.
+
+    Args:
+        seconds: for how long they were asked.
+    """
+    return (
+        f"the servers have not said within {seconds:g} s whether the job goes on without "
+        f"{process.name}: the processes that run are believed"
+    )
+
+
+def reloads(process: Process, path: str, counted: str) -> str:
+    """What is said of a server that is started again while its job goes on.
+
+    Args:
+        path: of the save that it goes on from.
+        counted: which restart it is, in words.
+    """
+    status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
+    return f"{status}: starts it again from {path} ({counted}); the others wait for it"
+
+
+def _killer(status: int | None) -> str:
+    """The signal that a status of 128 and more stands for, as part of a sentence."""
+    found = killer(status)
+    return f" (killed by {found.name})" if found else ""
+
+
+# ---- rescue ----
+#
+# What a failed job has left, saved below ``--data-dir`` before its servers end.
+
+
+KEEP_SECONDS = 60.0  # for how long servers wait to be saved
+SAVE_SECONDS = 600.0
+SAVE = (sys.executable, "-m", "pserver", "save")
+
+
+def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) -> str:
+    """Runs ``pserver save``.
+
+    Args:
+        endpoints: all servers of the job.
+        data_dir: below which the checkpoint goes, in a directory of its own: ``failed-...``.
+        environ: the command's variables, with the operator's key.
+
+    Returns:
+        What became of it, as a sentence.
+    """
+    path = Path(data_dir) / time.strftime("failed-%Y%m%d-%H%M%S")
+    command = [*SAVE, ",".join(endpoints), str(path)]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=SAVE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"what the servers held is not saved: it took more than {SAVE_SECONDS:.0f} s"
+    with suppress(IndexError):
+        if done.returncode == 0:
+            return f"{done.stdout.splitlines()[0]} (fleet.load reads it)"
+        return f"what the servers held is not saved: {done.stderr.splitlines()[-1]}"
+    return "what the servers held is not saved"
+
+
+# ---- server reload ----
+#
+# What a server that has died here goes on from, as the others say it and as its checkpoint is.
+
+
+LOST_SERVER = (sys.executable, "-m", "pserver.launcher.lost_server")
+UNKNOWN = "the other servers do not say how the job goes on"
+
+
+def ask_for_reload(
+    started: StartedProcesses, ended: Process, environment: Mapping[str, str]
+) -> Question:
+    """Asks for the ``path`` of what a dead server has saved, if its job goes on with that;
+    otherwise "", and the ``reason``.
+
+    Args:
+        started: the processes of this host; ``events`` gets None when the question is answered.
+        ended: the server.
+        environment: the variables of ``launch``; PSERVER_KEYS counts.
+    """
+    index = started.index_of(ended)
+    own = started.endpoints.get(ended)
+    others = [each for each in started.asked if each != own]
+    command = [*LOST_SERVER, started.tokens.operator, environment.get("PSERVER_KEYS", "")]
+    places = [",".join(others), str(index), started.checkpoint, started.write_ahead_log]
+    seconds = patience(started.cluster.heartbeat_timeout_seconds)
+    return Question([*command, *places, f"{seconds:g}"], partial(started.events.put, None))
+
+
+# ---- web page ----
+#
+# ``launch --web``: a process that serves a page with the job, for as long as the job runs.
+#
+# Its address has a token, so it is no process whose output is filed: it is told to whoever has
+# started the job, and to nobody else.
+
+
+WEB = (sys.executable, "-m", "pserver", "web")
+END_SECONDS = 5.0
+SAYS = "pserver web at "
+
+
+class WebPage:
+    """The process; a context manager, which ends it.  Whatever becomes of it, the job goes on.
+
+    Args:
+        port: of the page; 0 is any free one.
+        log_dir: whose logs it shows.
+        environment: with the keys of the job's operator.
+        group: that dies with ``launch``.
+        say: tells the user a sentence.
+    """
+
+    def __init__(
+        self,
+        port: int | None,
+        log_dir: str,
+        environment: Mapping[str, str],
+        group: Group,
+        say: Callable[[str], None],
+    ) -> None:
+        self._port, self._log_dir, self._environment = port, log_dir, environment
+        self._group, self._say = group, say
+        self._ending = False
+        self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread(target=self._read, name="web: output", daemon=True)
+
+    @onlooker("the job's page")
+    def begin(self, endpoints: Sequence[str]) -> None:
+        """The servers are there; without a port there is no page."""
+        if self._port is None:
+            return
+        flags = ["--port", str(self._port), "--log-dir", self._log_dir]
+        self._process = subprocess.Popen(
+            [*WEB, ",".join(endpoints), *flags],
+            env=dict(self._environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=self._group.id,
+        )
+        self._reader.start()
+
+    @onlooker("the job's page")
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None, "it has begun"
+        for line in self._process.stdout:
+            if line.startswith(SAYS):
+                self._say(f"the job's page is at {line.removeprefix(SAYS).strip()}")
+        status = self._process.wait()
+        if not self._ending:
+            self._say(f"the job's page has ended with status {status}; the job goes on")
+
+    def __enter__(self) -> WebPage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._ending = True
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._process.kill()
+        self._reader.join(END_SECONDS)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+# ---- supervisor ----
+
 
 READY_SECONDS = 120.0  # imports and compiled tables, from a cold disk
 REASON_SECONDS = 2.0  # after a failure: for the other processes to end and say why

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pserver.launcher.log_file import LogFile
-from pserver.launcher.terminal import Terminal
+from pserver.launcher.processes import Terminal
 
 
 class Output:

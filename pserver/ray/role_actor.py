@@ -14,10 +14,9 @@ from typing import Any
 
 from pserver.errors import JobFailed, Lost
 from pserver.launcher.launch import SERVE
-from pserver.launcher.process import Group, Process
+from pserver.launcher.processes import Group, Process, Terminal
 from pserver.launcher.started_processes import READY
 from pserver.launcher.supervisor import GRACE_SECONDS
-from pserver.launcher.terminal import Terminal
 from pserver.ray.captured_output import captured_output
 from pserver.ray.installed import ray_library
 from pserver.ray.news import Ended, News, Place

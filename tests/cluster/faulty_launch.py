@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pserver.launcher import launch, process, started_processes, supervisor
+from pserver.launcher import launch, processes, started_processes, supervisor
 from pserver.launcher.cluster import Cluster, cluster_endpoints
 from tests.support.load import scaled
 
@@ -46,7 +46,7 @@ def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     _, servers, trainers, timeout, script, *words = sys.argv
-    vars(started_processes)["Process"] = _watched(process.Process)
+    vars(started_processes)["Process"] = _watched(processes.Process)
     supervisor.READY_SECONDS = scaled(READY_SECONDS)
     endpoints = cluster_endpoints(servers, trainers, None)
     cluster = Cluster(script, tuple(words), *endpoints, heartbeat_timeout_seconds=float(timeout))

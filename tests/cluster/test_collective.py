@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.load import communicated, scaled
 from tests.support.processes import PATIENCE, Processes
 

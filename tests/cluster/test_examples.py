@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.launched import EXAMPLES, accuracy, environment, launched
 from tests.support.load import communicated
 from tests.support.tiers import RARE

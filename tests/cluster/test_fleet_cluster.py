@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.processes import Processes, Started
 
 DEADLINE = 3.0

@@ -70,7 +70,7 @@ def begun(processes: Processes, script: str, mode: str, *more: str) -> list[Star
 
 
 def _free_port() -> int:
-    from pserver.launcher.free_port import free_port
+    from pserver.launcher.cluster import free_port
 
     return free_port()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.load import Deadline, scaled
 from tests.support.matrix import crossed
 from tests.support.processes import Processes

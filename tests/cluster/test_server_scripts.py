@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.load import scaled
 from tests.support.processes import Processes, Started
 from tests.support.tiers import RARE

@@ -22,7 +22,7 @@ WHY_WALL = {
     "pserver/job/job.py": "tells a status' own time, beside those of its events",
     "pserver/lane/tables.py": "rows age in days, which checkpoints keep",
     "pserver/lane/recorder.py": "names a recording",
-    "pserver/launcher/rescue.py": "names a folder",
+    "pserver/launcher/supervisor.py": "names a folder",
     "pserver/launcher/status.py": "warns of certificates that end soon",
     "pserver/operations/keys.py": "stamps a line; certificates begin and end",
     "pserver/ray/node_keys.py": "certificates begin and end",

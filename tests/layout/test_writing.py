@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pserver.job_log.files import WriteAheadLog
-from pserver.launcher.planning.choice import Choice
+from pserver.launcher.planning.plan import Choice
 from pserver.security import tokens
 from pserver.security.keys import write_private
 from pserver.security.tokens import Secret
@@ -30,7 +30,7 @@ NAMES = {"naming", "whole_file", "written"}
 WHY_NOT = {
     "pserver/lane/recorder.py": "the failure that it keeps begins with the path",
     "pserver/launcher/log_file.py": "the warning names the file",
-    "pserver/launcher/planning/probe.py": "what a probe says, in a folder that goes with it",
+    "pserver/launcher/planning/plan.py": "what a probe says, in a folder that goes with it",
     "pserver/ray/role_actor.py": "opens /dev/null",
     "pserver/storage/remote.py": "an object of a store, whose errors name the place",
     "trainer/communicator/termination.py": "a pipe",

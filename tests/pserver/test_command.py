@@ -15,8 +15,7 @@ from pserver import __version__
 from pserver.__main__ import main
 from pserver.config import ServerConfig
 from pserver.errors import Unreachable
-from pserver.launcher.cluster import visible_devices
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port, visible_devices
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -37,7 +37,7 @@ from pserver.errors import (
     TrainerLost,
     Unreachable,
 )
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.launcher.status import ask_each, show
 from pserver.telemetry.logs import LimitedLog
 from pserver.transport import grpc_stream

@@ -27,8 +27,7 @@ from pserver.client.client import Heartbeating, Report, ServerReturn
 from pserver.client.observer import Observer
 from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
-from pserver.launcher.process import Group, Process
-from pserver.launcher.terminal import Terminal
+from pserver.launcher.processes import Group, Process, Terminal
 from pserver.limits import Limits
 from pserver.ray import captured_output
 from pserver.service import streams
@@ -396,7 +395,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/client/client.py", "self._beat"): heartbeats,
     ("pserver/client/observer.py", "self._beat"): observers,
     ("pserver/client/stream.py", "target"): outboxes,
-    ("pserver/launcher/process.py", "self._read"): "a test above",
+    ("pserver/launcher/processes.py", "self._read"): "a test above",
     ("pserver/job_log/follower.py", "target"): followers,
     ("pserver/telemetry/metrics.py", "self._server.serve_forever"): pages_of_metrics,
     ("pserver/ray/captured_output.py", "_read"): functions_of_actors,
@@ -409,13 +408,13 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",
-    ("pserver/launcher/process.py", "self._wait"): "waits for a child, and puts it into a queue",
+    ("pserver/launcher/processes.py", "self._wait"): "waits for a child, and puts it into a queue",
     ("pserver/transport/strangers.py", "self._run"): "any error drops one connection",
     ("pserver/web/page_server.py", "self._server.serve_forever"): "as that of metrics",
     # only look: off after an error, see pserver/onlookers.py
     ("pserver/launcher/panel.py", "self._draw"): "an onlooker",
     ("pserver/launcher/panel.py", "self._read"): "an onlooker",
-    ("pserver/launcher/web_page.py", "self._read"): "an onlooker",
+    ("pserver/launcher/supervisor.py", "self._read"): "an onlooker",
     # what fails there is the work itself, and whoever waits for it is told
     ("pserver/job/background_saves.py", "self._write"): "the save has failed",
     ("pserver/lane/recorder.py", "self._write_all"): "the recording ends, and says so",

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.load import patiently
 from trainer import Executor, ParallelExecutor
 from transpiler import (

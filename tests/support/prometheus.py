@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.load import Deadline
 from tests.support.sources import ROOT
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support.collective_trainers import GRAD, fine, ports, together
 from tests.support.eager_jobs import Servers, joined
 from tests.support.optimizers import OPTIMIZERS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pserver.client.client import Client
-from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
+from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured
 from trainer.communicator.lane import LaneSender
 from trainer.environment.connection import Connection
 from transpiler.formats.plan_bytes import server_load

@@ -8,7 +8,7 @@ import copy
 import logging
 import sys
 
-from pserver.launcher.planning.choice import Choice
+from pserver.launcher.planning.plan import Choice
 from trainer.environment.connection import Connection
 from trainer.environment.role import Role, RoleMaker
 from transpiler.strategy.strategy import DistributedStrategy

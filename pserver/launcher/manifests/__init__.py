@@ -2,11 +2,8 @@
 
 In reading order::
 
-    quantities   --cpus and --memory as numbers
-    credentials  arguments that would put a password into a file
-    description  the job that a manifest describes, and what may be said of it
-    roles        the command and the variables of a server and of a trainer in containers
-    yaml_text    plain dicts as YAML
+    description  the job that a manifest describes, and what may be said of it; --cpus and --memory
+                 as numbers; arguments that would put a password into a file; plain dicts as YAML
     jobset       a JobSet of Kubernetes
     compose      a file for docker compose and podman-compose
     slurm        a batch script; ``batch_script.sh`` is the part that is the same for all jobs

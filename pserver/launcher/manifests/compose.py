@@ -8,21 +8,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pserver.launcher.manifests.description import ClusterDescription
-from pserver.launcher.manifests.quantities import bytes_of, cpus_of
-from pserver.launcher.manifests.roles import (
+from pserver.launcher.manifests.description import (
     GRACE_SECONDS,
     KEYS_AT,
     PROBE,
     SCRIPT_AT,
     TMP_MEBIBYTES,
     USER,
+    ClusterDescription,
+    bytes_of,
+    cpus_of,
     serve_command,
     shared_variables,
     train_command,
     trainer_variables,
+    yaml_text,
 )
-from pserver.launcher.manifests.yaml_text import yaml_text
 
 
 def compose(cluster: ClusterDescription, folder: Path) -> str:

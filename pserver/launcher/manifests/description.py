@@ -3,13 +3,89 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
 
 from pserver.config import check_seconds
-from pserver.launcher.checkpoint_variables import variables_of
-from pserver.launcher.manifests.credentials import refuse_credentials
-from pserver.launcher.manifests.quantities import bytes_of, cpus_of
+from pserver.launcher.cluster import variables_of
+
+# ---- credentials ----
+#
+# Arguments of a script that hold a password or a key: a manifest is a file that many may read.
+
+
+# "--tokens" and "--pad-token" are words of a language model, "--token" and "--hf-token" are not
+NAMES = re.compile(
+    r"(.*[-_])?(password|passwd|secret|credentials|(api|access|private|secret)[-_]?key)"
+    r"|((hf|api|auth|access|bearer)[-_])?token",
+    re.IGNORECASE,
+)
+URL = re.compile(r"://[^/@\s]*:[^/@\s]*@")  # scheme://user:password@host
+
+
+def refuse_credentials(arguments: Sequence[str]) -> None:
+    """Returns if no argument looks like a secret.
+
+    Raises:
+        ValueError: one does; the message does not repeat it.
+    """
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        named = flag.startswith("-") and NAMES.fullmatch(flag.lstrip("-"))
+        if named or URL.search(argument):
+            what = flag if named else "a URL with a password"
+            raise ValueError(
+                f"{what}: expected no secret among the script's arguments, as everybody who reads "
+                "the manifest reads them; give it to the script by a file or a variable"
+            )
+
+
+# ---- quantities ----
+#
+# What a process gets of a machine, as Kubernetes writes it: ``500m`` or ``2`` CPUs, ``4Gi``.
+
+
+UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def cpus_of(text: str) -> float:
+    """CPUs: ``"2"`` is 2.0 and ``"500m"`` 0.5.
+
+    Raises:
+        ValueError: it is neither a whole number above 0 nor thousandths.
+    """
+    found = re.fullmatch(r"([1-9][0-9]*)(m?)", text)
+    if found is None:
+        raise ValueError(
+            f"--cpus: expected a whole number above 0, or thousandths as in 500m, got {text!r}"
+        )
+    return int(found[1]) / (1000 if found[2] else 1)
+
+
+def bytes_of(flag: str, text: str) -> int:
+    """Bytes: ``"4Gi"`` is 4 * 2**30.
+
+    Args:
+        flag: what the user has written it with.
+
+    Raises:
+        ValueError: it is no whole number of one of these units.
+    """
+    found = re.fullmatch(r"([1-9][0-9]*)(Ki|Mi|Gi|Ti)", text)
+    if found is None:
+        raise ValueError(
+            f"{flag}: expected a whole number with Ki, Mi, Gi or Ti behind it, as in 4Gi, got "
+            f"{text!r}"
+        )
+    return int(found[1]) * UNITS[found[2]]
+
+
+# ---- description ----
+
 
 KINDS = ("jobset", "compose", "slurm")
 CONTAINERS = ("jobset", "compose")
@@ -200,3 +276,98 @@ class ClusterDescription:
     def threads(self) -> int:
         """torch's threads of a process."""
         return max(1, int(cpus_of(self.cpus))) if self.cpus else 1
+
+
+# ---- roles ----
+#
+# The processes of a job in containers: what each runs, and with which variables.
+
+
+CONTROL, DATA = 6174, 6175  # ports of a server; a container has them for itself
+KEYS_AT = "/run/secrets/keys"
+SCRIPT_AT = "/job"  # the folder of a script that is in no image
+USER = 10001  # of the image
+GRACE_SECONDS = 30  # a process that is told to end does so in 10
+TMP_MEBIBYTES = 256
+PROBE = ["pserver", "status", "--ready", f"localhost:{CONTROL}"]
+
+
+def serve_command(cluster: ClusterDescription) -> list[str]:
+    """What a server runs, but for when it ends."""
+    command = ["pserver", "serve", "--endpoint", f"0.0.0.0:{CONTROL}", "--data-port", str(DATA)]
+    if cluster.data_dir:
+        command += ["--data-dir", cluster.data_dir]
+    if cluster.metrics:
+        command += ["--metrics", f"0.0.0.0:{cluster.metrics}"]
+    return [*command, "--start-timeout", f"{cluster.start_timeout_seconds:g}"]
+
+
+def train_command(cluster: ClusterDescription) -> list[str]:
+    """What a trainer runs."""
+    script = cluster.script
+    if not cluster.in_image:
+        script = f"{SCRIPT_AT}/{Path(cluster.script).name}"
+    return ["python", script, *cluster.arguments]
+
+
+def shared_variables(cluster: ClusterDescription) -> dict[str, str]:
+    """The variables of servers and trainers."""
+    protected = {"PSERVER_INSECURE": "1"} if cluster.insecure else {"PSERVER_KEYS": KEYS_AT}
+    return {
+        **protected,
+        "PSERVER_JOB": cluster.job,
+        "OMP_NUM_THREADS": str(cluster.threads),
+    }
+
+
+def trainer_variables(cluster: ClusterDescription) -> dict[str, str]:
+    """The variables of trainers, but for their number."""
+    hosts = [cluster.server_host(number) for number in range(cluster.servers)]
+    metrics = {"PSERVER_METRICS": f"0.0.0.0:{cluster.metrics}"} if cluster.metrics else {}
+    return {
+        **shared_variables(cluster),
+        "TRAINING_ROLE": "TRAINER",
+        "PSERVER_ENDPOINTS": ",".join(f"{host}:{CONTROL}" for host in hosts),
+        "TRAINERS": str(cluster.trainers),
+        "PSERVER_START_TIMEOUT": f"{cluster.start_timeout_seconds:g}",
+        **metrics,
+        **cluster.checkpoint_variables,
+    }
+
+
+# ---- yaml text ----
+#
+# Plain dicts and lists as YAML that people read: in the order of the dicts, with texts of several
+# lines as blocks, and short lists and dicts on one line.
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no annotations
+    """Writes lists indented, and every value where it stands: no anchors."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(comment: str, documents: Sequence[dict[str, Any]]) -> str:
+    """A file of some documents.
+
+    Args:
+        comment: its first lines, without ``#``.
+    """
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+    written = [
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, default_flow_style=None)
+        for document in documents
+    ]
+    return head + "---\n".join(written)

@@ -19,8 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pserver.launcher.manifests.description import ClusterDescription
-from pserver.launcher.manifests.roles import (
+from pserver.launcher.manifests.description import (
     CONTROL,
     DATA,
     GRACE_SECONDS,
@@ -29,12 +28,13 @@ from pserver.launcher.manifests.roles import (
     SCRIPT_AT,
     TMP_MEBIBYTES,
     USER,
+    ClusterDescription,
     serve_command,
     shared_variables,
     train_command,
     trainer_variables,
+    yaml_text,
 )
-from pserver.launcher.manifests.yaml_text import yaml_text
 
 Object = dict[str, Any]
 

@@ -14,8 +14,7 @@ import math
 import shlex
 from pathlib import Path
 
-from pserver.launcher.manifests.description import ClusterDescription
-from pserver.launcher.manifests.quantities import bytes_of
+from pserver.launcher.manifests.description import ClusterDescription, bytes_of
 
 BODY = Path(__file__).with_name("batch_script.sh")
 WARN_SECONDS = 60  # before the time is up

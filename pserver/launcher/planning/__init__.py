@@ -2,13 +2,10 @@
 
 In reading order::
 
-    figures          what the plan says of a job's bytes, and what a probe has measured
-    quantities       what a user types: 1Gbit, 0.2ms, 8Gi
-    cost             the cost model: figures and a cluster -> a predicted step; pure
-    candidates       the clusters and modes that ``--search`` compares; pure
-    choice           the winner of a search, in a file
-    prediction_text  a prediction, and a search, as tables
-    probe            runs the script with real servers for some seconds
+    plan  ``pserver plan``; the clusters and modes that ``--search`` compares; pure; the winner of a
+          search, in a file; a prediction, and a search, as tables
+    cost  the cost model: figures and a cluster -> a predicted step; pure; what the plan says of a
+          job's bytes, and what a probe has measured; what a user types: 1Gbit, 0.2ms, 8Gi
 
 figures, quantities, cost, candidates and prediction_text are pure: no clock, process or
 environment.

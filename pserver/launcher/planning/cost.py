@@ -26,10 +26,200 @@ of a gradient's way with the rest of the backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
+# ---- figures ----
+#
+# What a prediction is made of: the loads of a plan, and what a probe has measured.
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLoad:
+    """The messages of one lane.
+
+    Attributes:
+        mode: the update mode's name.
+        waits: the script waits for a message's answer before it goes on.
+        steps: of the script that one message stands for, at most.
+        together: servers wait for every trainer's message.
+        sent, received: bytes of dense parameters in one message of one trainer, by server.
+    """
+
+    mode: str
+    waits: bool
+    steps: int
+    together: bool
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobLoad:
+    """What the plan of a job says of its cost.
+
+    Attributes:
+        trainers: of the job.
+        lanes: in the plan's order; empty for a job without servers.
+        memory: bytes by server; of tables the most that their rows take.
+        unbounded: some tables grow without a bound, and are not in ``memory``.
+        trainer_memory: bytes of a trainer's parameters and gradients.
+        tables: whether there are any.
+    """
+
+    trainers: int
+    lanes: tuple[LaneLoad, ...]
+    memory: tuple[int, ...]
+    unbounded: bool
+    trainer_memory: int
+    tables: bool
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self.memory)
+
+    def write(self, path: str) -> None:
+        """Writes them as JSON."""
+        from transpiler.files.named_errors import naming
+
+        with naming(path):
+            Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str) -> JobLoad:
+        """Reads what :meth:`write` has written."""
+        found = _object(path)
+        lanes = tuple(
+            LaneLoad(**{**lane, "sent": tuple(lane["sent"]), "received": tuple(lane["received"])})
+            for lane in found.pop("lanes")
+        )
+        return cls(lanes=lanes, memory=tuple(found.pop("memory")), **found)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a probe has measured: means over its window, for one step of its one trainer.
+
+    Attributes:
+        steps: in the window.
+        seconds: of a step.
+        exchange_seconds: of these, within the step's exchange.
+        cpu_seconds: processor time of the trainer's process.
+        exchange_cpu_seconds: of these, while the script's thread was in the exchange.
+        messages: to each server; less than 1 where a message stands for several steps.
+        lookups: requests for rows of tables.
+        sent, received: bytes by server.
+        looked_up: of those received, bytes of rows that a forward waited for, by server.
+        begun, ended: of the window, on the system's monotonic clock; seconds.
+        server_cpu_seconds: processor time by server; empty until the launcher has added it, as the
+            next one.
+        others: cores of this machine that other processes kept busy, on average.
+    """
+
+    steps: int
+    seconds: float
+    exchange_seconds: float
+    cpu_seconds: float
+    exchange_cpu_seconds: float
+    messages: float
+    lookups: float
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    looked_up: tuple[float, ...]
+    begun: float = 0.0
+    ended: float = 0.0
+    server_cpu_seconds: tuple[float, ...] = field(default=())
+    others: float = 0.0
+
+    def write(self, path: str) -> None:
+        """Writes it as JSON."""
+        from transpiler.files.named_errors import naming
+
+        with naming(path):
+            Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str) -> Measured:
+        """Reads what :meth:`write` has written."""
+        found = _object(path)
+        return cls(**{name: _whole(value) for name, value in found.items()})
+
+
+def _object(path: str) -> dict[str, Any]:
+    from transpiler.files import bounded_json
+
+    found: Mapping[str, Any] = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
+    return dict(found)
+
+
+def _whole(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# ---- quantities ----
+#
+# What a user types for a link, a time or a memory; errors begin with the flag.
+
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BYTES = {"mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def bandwidth(flag: str, text: str) -> float:
+    """Bytes per second of a link.
+
+    Raises:
+        ValueError: it is no rate.
+
+    Example:
+        >>> bandwidth("--link", "1Gbit")
+        125000000.0
+    """
+    return _parsed(flag, text, _BITS, "a rate as 200Mbit or 1Gbit") / 8
+
+
+def latency(flag: str, text: str) -> float:
+    """Seconds one way.
+
+    Raises:
+        ValueError: it is no time.
+
+    Example:
+        >>> latency("--latency", "0.2ms")
+        0.0002
+    """
+    return _parsed(flag, text, _SECONDS, "a time as 200us or 0.2ms")
+
+
+def memory(flag: str, text: str) -> int:
+    """Bytes.
+
+    Raises:
+        ValueError: it is no size.
+
+    Example:
+        >>> memory("--memory", "8Gi")
+        8589934592
+    """
+    return int(_parsed(flag, text, _BYTES, "a size as 500Mi or 8Gi"))
+
+
+def _parsed(flag: str, text: str, units: dict[str, float], expected: str) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units or not float(match[1]):
+        raise ValueError(f"{flag}: expected {expected}, got {text!r}")
+    return float(match[1]) * units[match[2].lower()]
+
+
+# ---- cost ----
+
 
 SHARED = 0.5  # of a server's processor time in a step that waits for all: for each trainer
 PAYLOAD = 0.95  # of a link's rate: frames of 1538 bytes carry 1448 of TCP

@@ -16,10 +16,9 @@ from pserver.checkpoint.manifest import LIST, Kept, list_bytes
 from pserver.launcher import supervisor
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.lost_server import main, obstacle, part_of
-from pserver.launcher.restart_policy import RestartPolicy
 from pserver.launcher.started_processes import StartedProcesses
 from pserver.launcher.status import more
-from pserver.launcher.supervisor import Failed, Supervisor
+from pserver.launcher.supervisor import Failed, RestartPolicy, Supervisor
 from pserver.wire_pb2 import StatusReply
 
 

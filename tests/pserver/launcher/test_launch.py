@@ -18,10 +18,10 @@ from pserver.launcher.cluster import (
     Cluster,
     cluster_endpoints,
     elastic_endpoints,
+    free_port,
     least_and_most,
 )
 from pserver.launcher.free_place import free_places
-from pserver.launcher.free_port import free_port
 from pserver.launcher.launch import launch
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 from tests.support.tiny_launch import DEADLINE, LEAVE, SERVER, SHOW, Run, run_logs

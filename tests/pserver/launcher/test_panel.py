@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.launcher.terminal import Terminal
+from pserver.launcher.processes import Terminal
 from tests.support.on_terminal import OnTerminal
 from tests.support.screen import Screen
 

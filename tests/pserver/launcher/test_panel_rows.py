@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pserver import wire_pb2 as wire
-from pserver.launcher.panel_rows import panel_rows
-from pserver.launcher.panel_state import STALE_SECONDS, Feed, ProcessLine, Progress, View
+from pserver.launcher.panel import STALE_SECONDS, Feed, ProcessLine, Progress, View, panel_rows
 from pserver.launcher.watch import NO_ANSWER, said
 
 ROOT = Path(__file__).parents[3]

@@ -11,9 +11,9 @@ import pytest
 from pserver.config import HEARTBEAT_TIMEOUT_SECONDS
 from pserver.errors import TimedOut, Unreachable
 from pserver.launcher import last_word
-from pserver.launcher.ended_trainers import Answer
 from pserver.launcher.lost_server import status_of
 from pserver.launcher.question import Question, patience
+from pserver.launcher.supervisor import Answer
 from pserver.security.access import OPEN
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 

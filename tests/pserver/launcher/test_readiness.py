@@ -12,7 +12,7 @@ import pytest
 
 from pserver.__main__ import main
 from pserver.config import ServerConfig
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.launcher.readiness import obstacle, show
 from pserver.service.server import Server
 

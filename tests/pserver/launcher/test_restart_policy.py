@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pserver.launcher.restart_policy import EARLY_SECONDS, Ended, Next, RestartPolicy
+from pserver.launcher.supervisor import EARLY_SECONDS, Ended, Next, RestartPolicy
 
 LATE = EARLY_SECONDS + 1
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from pserver import wire_pb2
 from pserver.config import ServerConfig
 from pserver.launcher import status
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.service.server import Server
 from tests.support.one_parameter import Trainer
 

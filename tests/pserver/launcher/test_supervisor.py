@@ -9,10 +9,9 @@ import pytest
 
 from pserver.launcher.cluster import Cluster
 from pserver.launcher.last_word import Question, Said, is_done, obstacle, states
-from pserver.launcher.process import killer
-from pserver.launcher.restart_policy import Next, RestartPolicy
+from pserver.launcher.processes import killer
 from pserver.launcher.started_processes import StartedProcesses
-from pserver.launcher.supervisor import Failed, Supervisor
+from pserver.launcher.supervisor import Failed, Next, RestartPolicy, Supervisor
 from pserver.security.access import OPEN
 from pserver.wire_pb2 import StatusReply, TrainerStatus
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from pserver.launcher import web_page
-from pserver.launcher.process import Group
-from pserver.launcher.web_page import WebPage
+from pserver.launcher import supervisor
+from pserver.launcher.processes import Group
+from pserver.launcher.supervisor import WebPage
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.processes
@@ -23,7 +23,7 @@ LASTS = (
 def test_the_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the user alone: the process's output is filed nowhere; it ends with the job."""
     told: list[str] = []
-    monkeypatch.setattr(web_page, "WEB", (sys.executable, "-c", LASTS))
+    monkeypatch.setattr(supervisor, "WEB", (sys.executable, "-c", LASTS))
     with Group() as group, WebPage(8090, "logs", os.environ, group, told.append) as page:
         page.begin(["a:1", "b:2"])
         eventually(lambda: told == ["the job's page is at http://127.0.0.1:1/?token=t"])
@@ -35,7 +35,7 @@ def test_the_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_page_that_ends_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said; and without --web there is none."""
     told: list[str] = []
-    monkeypatch.setattr(web_page, "WEB", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(supervisor, "WEB", (sys.executable, "-c", "raise SystemExit(3)"))
     with Group() as group:
         with WebPage(0, "logs", os.environ, group, told.append) as page:
             page.begin(["a:1"])

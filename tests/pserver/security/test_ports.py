@@ -18,7 +18,7 @@ OPENS = re.compile(
 OPENERS = {
     "pserver/telemetry/metrics.py": "metrics",
     "pserver/web/page_server.py": "web",
-    "pserver/launcher/free_port.py": "rendezvous",  # looks whether one is free
+    "pserver/launcher/cluster.py": "rendezvous",  # looks whether one is free
     "pserver/security/enrolment.py": "enrolment",
     "pserver/testing/network_path.py": "",  # for tests
     "pserver/transport/endpoint.py": "control",

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from pserver.errors import Unreachable
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import BYE, GRADIENT, HELLO, VALUE, Frame, Part

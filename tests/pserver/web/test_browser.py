@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.web.acts import Acts
 from pserver.web.curves import MOST_POINTS, Curves
 from pserver.web.log_files import LogFiles

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pserver.config import ServerConfig
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.security.access import Access
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLost, Unreachable
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
 from trainer.collective import membership, parallel_env

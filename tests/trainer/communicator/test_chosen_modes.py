@@ -9,7 +9,7 @@ import pytest
 
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.service.server import Server
 from tests.support.eager_jobs import Servers
 from tests.support.eager_modes import adam, eventually, joined, net

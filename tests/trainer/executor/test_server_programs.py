@@ -16,7 +16,7 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, JobFailed, Refused
-from pserver.launcher.free_port import free_port
+from pserver.launcher.cluster import free_port
 from pserver.service.server import Server
 from tests.support.eager_modes import strategy_of
 from trainer import DistributedEmbedding, Executor, Uniform

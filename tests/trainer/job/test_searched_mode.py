@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pserver.launcher.planning.choice import Choice
+from pserver.launcher.planning.plan import Choice
 from tests.support.eager_jobs import Servers
 from trainer import fleet
 from trainer.job.current import present

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.launcher.planning.candidates import between, candidates, on_servers
-from pserver.launcher.planning.cost import Where
-from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
-from pserver.launcher.planning.prediction_text import candidates_text
+from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured, Where
+from pserver.launcher.planning.plan import between, candidates, candidates_text, on_servers
 
 MB = 10**6
 LOAD = JobLoad(

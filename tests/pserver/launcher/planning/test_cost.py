@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pserver.launcher.planning.cost import PAYLOAD, Where, predict
-from pserver.launcher.planning.figures import JobLoad, LaneLoad, Measured
-from pserver.launcher.planning.prediction_text import prediction_text
+from pserver.launcher.planning.cost import PAYLOAD, JobLoad, LaneLoad, Measured, Where, predict
+from pserver.launcher.planning.plan import prediction_text
 
 MB = 10**6
 SYNC = LaneLoad("sync", True, 1, True, (4 * MB,), (4 * MB,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pserver.launcher.planning.quantities import bandwidth, latency, memory
+from pserver.launcher.planning.cost import bandwidth, latency, memory
 
 
 def test_units_are_those_of_links_clocks_and_kubernetes() -> None:

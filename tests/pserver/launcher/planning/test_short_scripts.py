@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from pserver.launcher.planning.probe import ProbeFailed, _Run
+from pserver.launcher.planning.plan import ProbeFailed, _Run
 
 
 @pytest.mark.parametrize(
