@@ -423,7 +423,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     transport/zones.py             free zones
     transport/zones.py             values that change
     web/__init__.py                one page, one token
-    web/step_split.py              where a step's time goes
+    web/views.py                   where a step's time goes
 """
 
 from __future__ import annotations

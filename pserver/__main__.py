@@ -280,7 +280,7 @@ def run_web(arguments: argparse.Namespace) -> int:
     checked(lambda: check_protected("--host", page, keys, insecure))
     # here, because they import gRPC, torch and rich, and --help does not need them
     from pserver.operations import keys as from_page
-    from pserver.web import web
+    from pserver.web import server as web
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     settings = web.Settings(

@@ -2,20 +2,12 @@
 
 In reading order::
 
-    web          the process: flags become a collector and a page, until a signal comes
-    collector    asks every server each second; one lock
-    watched      what is known of the job as of now, and its curves: pure
-    happenings   what has happened, on the time axis: pure
-    sightings    what servers have said at one moment, and rates between two: pure
-    step_split   where a step's time goes: pure
-    curves       values over time, bounded by thinning: pure
-    job_view     the job as the page shows it, JSON-able: pure
-    table_view   its tables: pure
-    answers      the five answers, a sentence each: pure
-    log_files    the last lines of a log, and of no other file
-    visitors     who may read, who may act: token, host, origin
-    acts         save and drain, one at a time
-    page_server  HTTP
+    server   HTTP
+    watched  what servers have said at one moment, and rates between two: pure; what has happened,
+             on the time axis: pure; the last lines of a log, and of no other file
+    views    the five answers, a sentence each: pure; where a step's time goes: pure; values over
+             time, bounded by thinning: pure; the job as the page shows it, JSON-able: pure; its
+             tables: pure
 
 ``static/`` holds the page: one HTML file, one style sheet, one script.  Nothing is built, and
 nothing is loaded from elsewhere.

@@ -1,28 +1,477 @@
-"""HTTP: the page, its data, logs and acts."""
+"""``pserver web``: the process, its collector, who may read and act, and HTTP."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
+import math
+import secrets
+import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from pserver.control.control_client import ControlClient
+from pserver.errors import PServerError
 from pserver.half_open import HalfOpen
+from pserver.security.access import Access, always_open
+from pserver.security.keys import Keys
+from pserver.side_business import SideBusiness
 from pserver.telemetry.logs import LimitedLog
-from pserver.web.acts import Acts
-from pserver.web.log_files import LogFiles
-from pserver.web.visitors import TOKEN, Visitors
+from pserver.web import views
+from pserver.web.views import (
+    TREND_POINTS,
+    Curves,
+    Facts,
+    LaneTimes,
+    Point,
+    Seen,
+    answers,
+    lane_times,
+)
+from pserver.web.watched import Change, Happenings, LogFiles, Sighting, recent
+from pserver.wire_pb2 import StatusReply, StatusRequest
+
+# ---- acts ----
+#
+# What an operator does from the page: saves the job, drains its servers; one at a time.
+
 
 log = logging.getLogger(__name__)
+
+Act = Callable[[], str]  # does it, and says in a sentence what has come of it
+
+
+class Acts:
+    """The acts that a page offers.  Any thread may call it.
+
+    Args:
+        acts: by name: "save", "drain"; none where the page only shows.
+        refusal: why there are none.
+        told: called with the name and the result of each.
+    """
+
+    def __init__(
+        self, acts: Mapping[str, Act], refusal: str, told: Callable[[str, str], None]
+    ) -> None:
+        self._acts, self._refusal, self._told = dict(acts), refusal, told
+        self._lock = threading.Lock()  # held while one is done; guards the next
+        self._last = ""
+
+    def names(self) -> list[str]:
+        """Of those that the page offers."""
+        return sorted(self._acts)
+
+    def state(self) -> dict[str, Any]:
+        """For the page, JSON-able."""
+        return {
+            "names": self.names(),
+            "refusal": self._refusal,
+            "busy": self._lock.locked(),
+            "last": self._last,
+        }
+
+    def begin(self, name: str) -> bool:
+        """Begins an act, in a thread of its own.
+
+        Returns:
+            False: another one is not over.
+
+        Raises:
+            KeyError: the page does not offer it.
+        """
+        act = self._acts[name]
+        if not self._lock.acquire(blocking=False):
+            return False
+        threading.Thread(target=self._do, args=(name, act), name=f"act {name}").start()
+        return True
+
+    def _do(self, name: str, act: Act) -> None:
+        try:
+            kind, said = ("saved" if name == "save" else name), act()
+        except (PServerError, OSError, ValueError) as error:
+            kind, said = "refused", f"{name}: {' '.join(str(error).split())}"
+        finally:
+            self._lock.release()
+        self._last = said
+        log.info("%s: %s", name, said)
+        self._told(kind, said)
+
+
+# ---- watched ----
+#
+# What is known of a job that is watched: its curves, its events, and how it is now.  No clock, no
+# thread, no socket: time is an argument.
+
+
+KEPT_SIGHTINGS = 12
+VALUES = "values"  # the curves of what scripts report: "values/loss/0"
+
+
+class Watched:
+    """A job as one watcher knows it.
+
+    Args:
+        endpoints: of its servers.
+        curves: where values over time are kept.
+
+    Attributes:
+        curves: "values/NAME/TRAINER", "samples/TRAINER", "samples/all", "steps/LANE",
+            "split/LANE/PART", "staleness/LANE", "memory/PROCESS", "bytes/in", "bytes/out",
+            "progress/step".
+        happenings: on the time axis.
+    """
+
+    def __init__(self, endpoints: Sequence[str], curves: Curves | None = None) -> None:
+        self.endpoints = list(endpoints)
+        self.curves = Curves() if curves is None else curves
+        self.happenings = Happenings()
+        self._sightings: deque[Sighting] = deque(maxlen=KEPT_SIGHTINGS)
+        self._now: dict[str, Any] = {}
+        self._moved: float | None = None  # when a server's version last did
+        self._run = ""
+
+    def take(self, sighting: Sighting) -> None:
+        """What the servers have said at one moment, later than those before."""
+        before = self._sightings[-1] if self._sightings else Sighting(sighting.time)
+        self._sightings.append(sighting)
+        change = recent(self._sightings)
+        times = lane_times(change)
+        seen = views.trainers_of(sighting.replies)
+        run = next((reply.run for reply in sighting.replies.values() if reply.run), "")
+        if run and run != self._run:  # another job: its steps are counted anew
+            self._run, self._moved = run, None
+        if any(_moved(before, sighting, endpoint) for endpoint in sighting.replies):
+            self._moved = sighting.time
+        self.curves.add(sighting.time, _values(sighting, change, times, seen))
+        self.happenings.take(self.curves.tick, before, sighting)
+        self._now = self._page(sighting, change, times, seen)
+
+    def page(self, since: int) -> dict[str, Any]:
+        """What a page that knows all until a tick has not seen, JSON-able."""
+        return {
+            "tick": self.curves.tick,
+            "now": self._now,
+            "curves": {
+                key: [(point.time, views.spoken(point.value)) for point in points]
+                for key, points in self.curves.since(since).items()
+            },
+            "events": self.happenings.since(since),
+        }
+
+    def _page(
+        self,
+        sighting: Sighting,
+        change: Change,
+        times: Sequence[LaneTimes],
+        seen: Sequence[Seen],
+    ) -> dict[str, Any]:
+        replies = sighting.replies
+        job: dict[str, Any] = {"run": self._run, "mode": "", "fingerprint": "", "expected": 0}
+        for reply in replies.values():
+            if reply.fingerprint:
+                job |= {
+                    "mode": reply.mode,
+                    "fingerprint": reply.fingerprint[:12],
+                    "expected": reply.trainers_expected,
+                }
+        facts = self._facts(sighting, times, seen)
+        return {
+            "time": sighting.time,
+            "job": job,
+            "answers": [
+                {"question": each.question, "verdict": each.verdict, "text": each.text}
+                for each in answers(facts)
+            ],
+            "servers": views.servers(self.endpoints, sighting, change),
+            "trainers": views.trainers(seen, change),
+            "links": views.links(self.endpoints, replies, change),
+            "lanes": views.lanes(times),
+            "tables": views.tables(replies.values(), change),
+        }
+
+    def _facts(self, sighting: Sighting, times: Sequence[LaneTimes], seen: Sequence[Seen]) -> Facts:
+        values: dict[str, dict[int, list[Point]]] = {}
+        for each in seen:
+            for name in each.report.values:
+                points = self.curves.curve(f"{VALUES}/{name}/{each.number}").last(TREND_POINTS)
+                values.setdefault(name, {})[each.number] = points
+        saves = [each.report.since_save_seconds for each in seen if each.report.saves]
+        written = self.happenings.saved_at
+        saves += [] if written is None else [sighting.time - written]
+        saved = min(saves, default=None)
+        step = max((each.step for each in seen), default=0)
+        then: float | None = 0.0
+        if saved is not None:
+            then = self.curves.curve("progress/step").at(sighting.time - saved)
+        return Facts(
+            self.endpoints,
+            sighting,
+            seen,
+            times,
+            None if self._moved is None else sighting.time - self._moved,
+            values,
+            saved,
+            None if then is None else max(0, step - int(then)),
+        )
+
+
+def _moved(before: Sighting, after: Sighting, endpoint: str) -> bool:
+    known = before.replies.get(endpoint)
+    version = after.replies[endpoint].version
+    return known is not None and version != known.version and version > 0
+
+
+def _values(
+    sighting: Sighting, change: Change, times: Sequence[LaneTimes], seen: Sequence[Seen]
+) -> dict[str, float]:
+    """What is drawn as curves."""
+    found: dict[str, float] = {}
+    for each in seen:
+        if each.state != "joined":
+            continue
+        for name, value in each.report.values.items():
+            found[f"{VALUES}/{name}/{each.number}"] = value
+        if each.report.memory_bytes:
+            found[f"memory/trainer {each.number}"] = float(each.report.memory_bytes)
+    for reply in sighting.replies.values():
+        if reply.memory_bytes:
+            found[f"memory/server {reply.server_index}"] = float(reply.memory_bytes)
+    for index, lane in enumerate(times):
+        found[f"steps/{index}"] = lane.steps_per_second
+        if lane.mean.total:
+            found |= {f"split/{index}/{name}": each for name, each in lane.mean.parts().items()}
+        if lane.staleness is not None:
+            found[f"staleness/{index}"] = lane.staleness
+    joined = {each.number for each in seen if each.report.samples and each.state == "joined"}
+    rates = {who: rate for who, rate in change.samples().items() if who in joined}
+    found |= {f"samples/{who}": rate for who, rate in rates.items()}
+    if len(rates) > 1:
+        found["samples/all"] = math.fsum(rates.values())
+    if change.seconds:
+        found["bytes/in"] = math.fsum(change.rates("bytes_in").values())
+        found["bytes/out"] = math.fsum(change.rates("bytes_out").values())
+    if seen:
+        found["progress/step"] = float(max(each.step for each in seen))
+    return found
+
+
+# ---- collector ----
+#
+# Asks every server each second, and tells pages what is new.
+
+
+EACH_SECONDS = 1.0
+ASK_SECONDS = 2.0  # after which a server counts as gone
+
+
+class Collector:
+    """Watches a job: a thread asks each server, and one takes what they have said each second, so
+    that a server that is gone makes no other one wait.  Any thread may call it.
+
+    Args:
+        endpoints: of the servers.
+        access_of: by endpoint, what is proved to the server.
+        seconds: between two questions.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        access_of: Callable[[str], Access] = always_open,
+        seconds: float = EACH_SECONDS,
+    ) -> None:
+        self.endpoints = list(endpoints)
+        self._access_of, self._seconds = access_of, seconds
+        self._watched = Watched(endpoints)
+        self._condition = threading.Condition()  # guards all above and below
+        self._heard: dict[str, tuple[float, StatusReply]] = {}
+        self._errors: dict[str, str] = {}
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(each,), name=f"asks {each}", daemon=True)
+            for each in self.endpoints
+        ]
+        self._threads.append(threading.Thread(target=self._take, name="collector", daemon=True))
+
+    def __enter__(self) -> Collector:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+
+    def page(self, since: int) -> dict[str, Any]:
+        """What a page that knows all until a tick has not seen: see :meth:`Watched.page`."""
+        with self._condition:
+            return self._watched.page(since)
+
+    def add(self, kind: str, text: str) -> None:
+        """Something has happened here: it stands on the time axis with the rest."""
+        with self._condition:
+            tick = self._watched.curves.tick + 1  # pages know the present one already
+            self._watched.happenings.add(tick, time.time(), kind, text)
+
+    def _ask(self, endpoint: str) -> None:
+        """Asks one server until the end."""
+        control: ControlClient | None = None
+        wait = 0.0
+        while not self._closing.wait(wait):
+            began = time.monotonic()
+            try:
+                if control is None:  # a server that was started again may have another secret
+                    access = self._access_of(endpoint)
+                    control = ControlClient(endpoint, ASK_SECONDS, access=access)
+                reply = control.status(StatusRequest())
+            except (PServerError, OSError, ValueError) as error:
+                with self._condition:
+                    self._heard.pop(endpoint, None)
+                    self._errors[endpoint] = str(error).removeprefix(f"{endpoint}: ")
+                if control is not None:
+                    control.close()
+                control = None
+            else:
+                with self._condition:
+                    self._heard[endpoint] = time.time(), reply
+                    self._errors.pop(endpoint, None)
+            wait = max(0.0, self._seconds - (time.monotonic() - began))
+        if control is not None:
+            control.close()
+
+    def _take(self) -> None:
+        """Takes what servers have said, until the end."""
+        taking = SideBusiness("what servers have said")
+        while not self._closing.wait(self._seconds):
+            taking.do(self._take_once)
+
+    def _take_once(self) -> None:
+        with self._condition:
+            heard = dict(self._heard)
+            self._watched.take(
+                Sighting(
+                    time.time(),
+                    {endpoint: reply for endpoint, (_, reply) in heard.items()},
+                    {endpoint: when for endpoint, (when, _) in heard.items()},
+                    dict(self._errors),
+                )
+            )
+
+
+# ---- visitors ----
+#
+# Who may read the page, and who may act: see [Note: one page, one token].
+
+
+TOKEN = "token"  # in the address that is printed
+CSRF = "x-pserver-csrf"
+
+
+class Visitors:
+    """Checks requests.
+
+    Args:
+        host: where the page is served, as the user has named it.
+        port: of the page.
+        secure: it is served over TLS.
+
+    Attributes:
+        token: whoever has it may read.
+        csrf: what the page sends with each act.
+    """
+
+    def __init__(self, host: str, port: int, secure: bool) -> None:
+        self.token, self.csrf = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self._host, self._port, self._secure = host, port, secure
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+
+    @property
+    def url(self) -> str:
+        """What the user opens."""
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
+        host = f"[{host}]" if ":" in host else host
+        return f"{self._scheme}://{host}:{self._port}/?{TOKEN}={self.token}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._secure else "http"
+
+    @property
+    def _cookie(self) -> str:
+        """Its name: a host's ports share their cookies."""
+        return f"pserver-{self._port}"
+
+    def cookie(self) -> str:
+        """The header that gives a browser the token: no script reads it, no other site sends it."""
+        secure = "; Secure" if self._secure else ""
+        return f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+    def knows_host(self, header: str | None) -> bool:
+        """Whether a request names this page's host: an address, or a name that is known here; any
+        other name may be one that somebody else's DNS server has pointed here.
+        """
+        name, port = _divided(header or "")
+        if port != str(self._port):
+            return False
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def is_token(self, text: str) -> bool:
+        """Whether a text is the token."""
+        return secrets.compare_digest(text.encode(), self.token.encode())
+
+    def may_read(self, cookie: str | None) -> bool:
+        """Whether a request's cookies hold the token."""
+        try:
+            found = SimpleCookie(cookie or "").get(self._cookie)
+        except CookieError:
+            return False
+        return found is not None and self.is_token(found.value)
+
+    def may_act(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request that may read comes from the page itself.
+
+        Args:
+            headers: of the request, with names in lower case.
+        """
+        origin = headers.get("origin")
+        host = headers.get("host", "")
+        sent = headers.get(CSRF) or ""
+        known = origin is not None and origin.lower() == f"{self._scheme}://{host}".lower()
+        return known and secrets.compare_digest(sent.encode(), self.csrf.encode())
+
+
+def _divided(header: str) -> tuple[str, str]:
+    """Host and port of a Host header."""
+    name, _, port = header.strip().lower().rpartition(":")
+    return name.strip("[]"), port
+
+
+# ---- page server ----
+#
+# HTTP: the page, its data, logs and acts.
+
 
 SECONDS = 10.0  # for a stranger to show the token, and between two parts of a later request
 MOST_OPEN = 64  # connections of strangers, and as many of who has the token
@@ -52,7 +501,7 @@ class PageServer:
 
     Args:
         host, port: where it listens; port 0 is any free one.
-        page: what is new since a tick: see :meth:`pserver.web.watched.Watched.page`.
+        page: what is new since a tick: see :meth:`pserver.web.server.Watched.page`.
         logs: that the page may show.
         acts: made with this server's visitors; that it offers.
         context: for TLS; None: plain HTTP.
@@ -321,3 +770,135 @@ def _number(text: str) -> int:
 
 def _json(found: dict[str, Any]) -> tuple[str, bytes]:
     return "application/json", json.dumps(found, allow_nan=False).encode()
+
+
+# ---- web ----
+#
+# The process of ``pserver web``: asks the servers, serves the page, ends with a signal.
+
+
+READ_ONLY = "this page only shows (--read-only)"
+NO_KEY = "acting needs an operator's key at the process that serves this page"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the page is served.
+
+    Attributes:
+        endpoints: of the servers that are watched.
+        host, port: of the page; port 0 is any free one.
+        log_dir: whose logs are shown; None: none are.
+        keys: the folder with this host's certificate, for a page beyond this host; None: HTTP.
+        access_of: by endpoint, what is proved to the server.
+        acts: by name, what an operator may do; they are offered where all servers take this
+            process for one.
+        read_only: they are never.
+        seconds: between two questions to a server.
+    """
+
+    endpoints: Sequence[str]
+    host: str = "127.0.0.1"
+    port: int = 0
+    log_dir: Path | None = None
+    keys: str | None = None
+    access_of: Callable[[str], Access] = always_open
+    acts: Mapping[str, Act] | None = None
+    read_only: bool = False
+    seconds: float = EACH_SECONDS
+
+
+class Web:
+    """A page that is served, and what it needs; a context manager.
+
+    Args:
+        settings: how.
+
+    Attributes:
+        url: what the user opens.
+
+    Raises:
+        OSError: it cannot listen there.
+        ValueError: the folder of keys has no certificate for a page.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        context = None if settings.keys is None else tls_context(settings.keys)
+        self._collector = Collector(settings.endpoints, settings.access_of, settings.seconds)
+        self._server = PageServer(
+            settings.host,
+            settings.port,
+            self._collector.page,
+            LogFiles(settings.log_dir),
+            Acts(*offered(settings), self._collector.add),
+            context,
+        )
+        self.url = self._server.url
+
+    def __enter__(self) -> Web:
+        self._collector.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        self._collector.__exit__()
+
+
+def serve(settings: Settings) -> int:
+    """Serves the page until SIGINT or SIGTERM; prints its address.
+
+    Returns:
+        The exit status: 0.
+
+    Raises:
+        OSError, ValueError: as :class:`Web`.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with Web(settings) as web:
+        print(f"pserver web at {web.url}", flush=True)
+        while not ended.wait(1.0):  # a wait without an end would keep signals away
+            pass
+    return 0
+
+
+def offered(settings: Settings) -> tuple[Mapping[str, Act], str]:
+    """The acts that the page offers; and why there are none, where that is so."""
+    if settings.read_only:
+        return {}, READ_ONLY
+    if not all(is_operator(settings.access_of(each)) for each in settings.endpoints):
+        return {}, NO_KEY
+    return settings.acts or {}, ""
+
+
+def is_operator(access: Access) -> bool:
+    """Whether servers take the holder for an operator because of a key that it has: of what the
+    secret and the certificate give the lesser counts.
+    """
+    if access.is_open:
+        return False
+    certified = access.keys is None or access.keys.bearer.role == "operator"
+    return certified and access.role.word == "operator"
+
+
+def tls_context(folder: str) -> Callable[[], ssl.SSLContext]:
+    """What makes the context of each connection: TLS 1.3 with the host's certificate, as the
+    folder has it then.  Browsers show no certificate: the page's token is the key.
+
+    Raises:
+        ValueError: the folder has no certificate of a server; one sentence.
+    """
+    try:
+        keys = Keys(folder, ("server",))
+    except ValueError as error:
+        raise ValueError(f"keys: {error}") from error
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.load_cert_chain(keys.directory / "server.pem", keys.directory / "server.key")
+        return made
+
+    context()
+    return context

@@ -1,16 +1,416 @@
-"""The five questions of an operator, each answered in one sentence from what servers say."""
+"""A job as the page shows it: answers, curves, tables, and where a step's time goes.  Pure.
+
+[Note: where a step's time goes]  A trainer measures a step from one close to the next, for how long
+its script was blocked in it, and for how long each server's answer took.  What was not blocked it
+has computed.  A server measures for how long its step lasted from the first trainer's commit, how
+late this trainer's commit came after that, and how long the update took.  So of a server's answer::
+
+    others = step - this trainer's lateness - update
+    wire   = answer - others - update
+
+The slowest server's parts divide what the script was blocked for.  Where a step's answer comes
+while the script computes already, it is blocked for less than the answer takes, and each part
+counts for as much less; what it is blocked for beyond the slowest answer is packing and unpacking,
+and counts as wire.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, NamedTuple
 
-from pserver.web.curves import Point
-from pserver.web.job_view import Seen
-from pserver.web.sightings import Sighting
-from pserver.web.step_split import LaneTimes
+from pserver.web.watched import Change, Sighting
+from pserver.wire_pb2 import StatusReply, TrainerReport, TrainerStatus
+
+# ---- curves ----
+#
+# Values over time, as many as a page can draw: old ones are thinned.
+
+
+MOST_POINTS = 10_000  # of a curve
+MOST_CURVES = 2_000
+
+
+class Point(NamedTuple):
+    """One value.
+
+    Attributes:
+        tick: numbers the moments at which values were taken, from 1.
+        time: in seconds since 1970.
+    """
+
+    tick: int
+    time: float
+    value: float
+
+
+class Curve:
+    """One curve.  When it has as many points as it may have, every second one of the older half is
+    dropped: the past gets coarser, the present stays.
+
+    Args:
+        most: points; 4 or more.
+
+    Example:
+        >>> curve = Curve(4)
+        >>> for tick in range(1, 6):
+        ...     curve.add(Point(tick, float(tick), 0.0))
+        >>> [point.tick for point in curve.since(0)]
+        [1, 3, 4, 5]
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._points: list[Point] = []
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def add(self, point: Point) -> None:
+        """A value, later than those before."""
+        if len(self._points) >= self._most:
+            half = self._most // 2
+            self._points[:half] = self._points[:half:2]
+        self._points.append(point)
+
+    def since(self, tick: int) -> list[Point]:
+        """The points after a moment, in order."""
+        low, high = 0, len(self._points)
+        while low < high:
+            middle = (low + high) // 2
+            if self._points[middle].tick > tick:
+                high = middle
+            else:
+                low = middle + 1
+        return self._points[low:]
+
+    def last(self, count: int) -> list[Point]:
+        """The last points, in order."""
+        return self._points[-count:]
+
+    def at(self, time: float) -> float | None:
+        """The last value at or before a time; None: it is older than the curve."""
+        found = None
+        for point in reversed(self._points):
+            if point.time <= time:
+                found = point.value
+                break
+        return found
+
+
+class Curves:
+    """All curves of a job, by key: "loss/trainer 0".
+
+    Args:
+        most_points: of each.
+        most_curves: of further names nothing is kept.
+
+    Attributes:
+        tick: the last moment at which values were taken; 0 before the first.
+    """
+
+    def __init__(self, most_points: int = MOST_POINTS, most_curves: int = MOST_CURVES) -> None:
+        self.tick = 0
+        self._most_points, self._most_curves = most_points, most_curves
+        self._by_key: dict[str, Curve] = {}
+
+    def add(self, time: float, values: dict[str, float]) -> None:
+        """What the curves are at one moment; a curve without a value has a gap there."""
+        self.tick += 1
+        for key, value in values.items():
+            if key not in self._by_key and len(self._by_key) < self._most_curves:
+                self._by_key[key] = Curve(self._most_points)
+            if key in self._by_key:
+                self._by_key[key].add(Point(self.tick, time, value))
+
+    def curve(self, key: str) -> Curve:
+        """A curve; an empty one where there is none of this key."""
+        return self._by_key.get(key) or Curve()
+
+    def since(self, tick: int) -> dict[str, list[Point]]:
+        """What is new after a moment, by key; curves without anything new are not in it."""
+        found = {key: curve.since(tick) for key, curve in self._by_key.items()}
+        return {key: points for key, points in found.items() if points}
+
+
+# ---- step split ----
+#
+# Where a step's time goes: computing, waiting for other trainers, the wire, the update.
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Seconds of a trainer's step of one lane, on average.
+
+    Attributes:
+        compute: the script's own.
+        others: waiting for other trainers.
+        update: the servers' arithmetic.
+        wire: travelling, packing and unpacking.
+    """
+
+    compute: float = 0.0
+    others: float = 0.0
+    update: float = 0.0
+    wire: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.compute + self.others + self.update + self.wire
+
+    def parts(self) -> dict[str, float]:
+        """By name."""
+        return {
+            "compute": self.compute,
+            "others": self.others,
+            "wire": self.wire,
+            "update": self.update,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """The times of one lane.
+
+    Attributes:
+        mode: of the lane.
+        by_trainer: the steps of each trainer that has taken some.
+        lateness: by trainer, seconds of a step for which the first trainer waited for it.
+        answers: by endpoint, seconds from a commit to its answer, on average over trainers.
+        steps_per_second: of the lane's updates.
+        staleness: mean, in steps; None: there are rounds, or nothing was pushed.
+        most_stale: steps, since the job's start.
+    """
+
+    mode: str
+    by_trainer: Mapping[int, Split]
+    lateness: Mapping[int, float]
+    answers: Mapping[str, float]
+    steps_per_second: float
+    staleness: float | None
+    most_stale: int
+
+    @property
+    def mean(self) -> Split:
+        """Over trainers."""
+        found = list(self.by_trainer.values())
+        count = max(1, len(found))
+        return Split(
+            sum(each.compute for each in found) / count,
+            sum(each.others for each in found) / count,
+            sum(each.update for each in found) / count,
+            sum(each.wire for each in found) / count,
+        )
+
+
+def lane_times(change: Change) -> list[LaneTimes]:
+    """The times of every lane, by index."""
+    lanes = {endpoint: change.lanes(endpoint) for endpoint in change.seconds}
+    count = max((len(found) for found in lanes.values()), default=0)
+    return [_times(change, index) for index in range(count)]
+
+
+def _times(change: Change, index: int) -> LaneTimes:
+    splits: dict[int, tuple[float, Split]] = {}  # by trainer: the slowest answer, and its step
+    lateness: dict[int, float] = {}
+    answers: dict[str, float] = {}
+    mode, speed, pushes, stale, most = "", 0.0, 0, 0, 0
+    for endpoint, seconds in change.seconds.items():
+        found = change.lanes(endpoint)
+        if index >= len(found):
+            continue
+        lane = found[index]
+        mode, speed = lane.mode, max(speed, lane.version / seconds)
+        pushes, stale = pushes + lane.stale_pushes, stale + lane.stale_steps
+        most = max(most, lane.most_stale_steps)
+        step = lane.step_seconds / lane.steps if lane.steps else 0.0
+        update = lane.update_seconds / lane.updates if lane.updates else 0.0
+        waits = []
+        for trainer, report in change.reports(endpoint, index).items():
+            late = lane.wait_seconds.get(trainer, 0.0) / lane.steps if lane.steps else 0.0
+            lateness[trainer] = max(lateness.get(trainer, 0.0), late)
+            if not (report.steps and report.waits):
+                continue
+            answer = report.wait_seconds / report.waits
+            waits.append(answer)
+            blocked = min(report.blocked_seconds, report.step_seconds) / report.steps
+            whole = report.step_seconds / report.steps
+            if answer >= splits.get(trainer, (-1.0, Split()))[0]:
+                others = max(0.0, step - late - update)
+                splits[trainer] = answer, _split(whole, blocked, answer, others, update)
+        if waits:
+            answers[endpoint] = sum(waits) / len(waits)
+    by_trainer = {trainer: split for trainer, (_, split) in sorted(splits.items())}
+    mean = stale / pushes if pushes else None
+    return LaneTimes(mode, by_trainer, dict(sorted(lateness.items())), answers, speed, mean, most)
+
+
+def _split(whole: float, blocked: float, answer: float, others: float, update: float) -> Split:
+    """Divides a step of ``whole`` seconds."""
+    share = min(1.0, blocked / answer) if answer else 0.0
+    update = min(update, answer) * share
+    others = min(others * share, max(0.0, blocked - update))
+    return Split(whole - blocked, others, update, max(0.0, blocked - others - update))
+
+
+# ---- job view ----
+#
+# A job as the page shows it, from what its servers say: servers, trainers, links, lanes.
+
+
+# of a trainer's states, the one that counts first
+WORST = ("lost", "joined", "finished", "preempted", "left")
+
+
+@dataclass(slots=True)
+class Seen:
+    """One trainer, as all servers see it.
+
+    Attributes:
+        number: of the trainer.
+        state: "joined", "finished", ...: the first of ``WORST`` that a server says.
+        step: the furthest.
+        silence: seconds since the server that has heard it last has.
+        activity: what it does.
+        report: the freshest.
+        behind: how many times as long as the others it computes, where it is slow; else 0.
+    """
+
+    number: int
+    state: str = "left"
+    step: int = 0
+    silence: float = float("inf")
+    activity: str = ""
+    report: TrainerReport = field(default_factory=TrainerReport)
+    behind: float = 0.0
+
+    def add(self, status: TrainerStatus) -> None:
+        """What one server says of it."""
+        if WORST.index(status.state) < WORST.index(self.state):
+            self.state = status.state
+        if status.silence_seconds < self.silence:
+            self.silence, self.activity = status.silence_seconds, status.activity
+        self.step = max(self.step, status.step)
+        self.behind = max(self.behind, status.behind)
+        if status.report.ByteSize() and status.report.samples >= self.report.samples:
+            self.report = status.report
+
+
+def trainers_of(replies: Mapping[str, StatusReply]) -> list[Seen]:
+    """The trainers that some server knows, by number."""
+    found: dict[int, Seen] = {}
+    for reply in replies.values():
+        for status in reply.trainers:
+            found.setdefault(status.trainer_id, Seen(status.trainer_id)).add(status)
+    return [found[number] for number in sorted(found)]
+
+
+def servers(endpoints: Sequence[str], sighting: Sighting, change: Change) -> list[dict[str, Any]]:
+    """Each server, in the order in which the user has named them."""
+    into, out = change.rates("bytes_in"), change.rates("bytes_out")
+    found = []
+    for place, endpoint in enumerate(endpoints):
+        reply = sighting.replies.get(endpoint)
+        entry: dict[str, Any] = {
+            "endpoint": endpoint,
+            "name": f"server {place if reply is None else reply.server_index}",
+            "up": reply is not None,
+            "state": "unreachable" if reply is None else reply.state,
+            "error": sighting.errors.get(endpoint, ""),
+        }
+        if reply is not None:
+            entry |= {
+                "error": reply.failure,
+                "mode": reply.mode,
+                "version": reply.version,
+                "slices": reply.slices,
+                "held": reply.bytes_held,
+                "memory": reply.memory_bytes,
+                "uptime": reply.uptime_seconds,
+                "in": into.get(endpoint, 0.0),
+                "out": out.get(endpoint, 0.0),
+            }
+        found.append(entry)
+    return found
+
+
+def trainers(seen: Sequence[Seen], change: Change) -> list[dict[str, Any]]:
+    """Each trainer."""
+    samples, steps = change.samples(), change.steps()
+    return [
+        {
+            "number": each.number,
+            "state": each.state,
+            "step": each.step,
+            "activity": each.activity,
+            "silence": each.silence,
+            "behind": each.behind,
+            "memory": each.report.memory_bytes,
+            "samples": each.report.samples,
+            "samples_per_second": samples.get(each.number, 0.0),
+            "steps_per_second": steps.get(each.number, 0.0),
+            "values": {name: spoken(value) for name, value in sorted(each.report.values.items())},
+        }
+        for each in seen
+    ]
+
+
+def links(
+    endpoints: Sequence[str], replies: Mapping[str, StatusReply], change: Change
+) -> list[dict[str, Any]]:
+    """Each pair of a trainer and a server, with the bytes a second that travel."""
+    found = []
+    for place, endpoint in enumerate(endpoints):
+        if (reply := replies.get(endpoint)) is None:
+            continue
+        rates = change.links(endpoint) if endpoint in change.seconds else {}
+        for trainer in reply.trainers:
+            down, up = rates.get(trainer.trainer_id, (0.0, 0.0))
+            found.append(
+                {
+                    "trainer": trainer.trainer_id,
+                    "server": place,
+                    "up": up,
+                    "down": down,
+                    "transport": trainer.transport,
+                    "reconnects": trainer.report.reconnects,
+                    "state": trainer.state,
+                }
+            )
+    return found
+
+
+def lanes(times: Sequence[LaneTimes]) -> list[dict[str, Any]]:
+    """Each lane: where its steps' time goes, who is late, how stale."""
+    return [
+        {
+            "lane": index,
+            "mode": lane.mode,
+            "steps_per_second": lane.steps_per_second,
+            "split": lane.mean.parts(),
+            "by_trainer": {str(number): each.parts() for number, each in lane.by_trainer.items()},
+            "lateness": {str(number): seconds for number, seconds in lane.lateness.items()},
+            "answers": lane.answers,
+            "staleness": lane.staleness,
+            "most_stale": lane.most_stale,
+        }
+        for index, lane in enumerate(times)
+    ]
+
+
+def spoken(value: float) -> float | str:
+    """A number as JSON has it: one that is not finite is "nan", "inf" or "-inf"."""
+    return value if abs(value) < float("inf") else str(value)
+
+
+# ---- answers ----
+#
+# The five questions of an operator, each answered in one sentence from what servers say.
+
 
 SILENT_SECONDS = 5.0  # of a trainer that should beat each second
 LATE_SHARE = 0.1  # of a step: from here on a trainer holds up the others
@@ -234,3 +634,51 @@ def _seconds(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# ---- table view ----
+#
+# Tables as the page shows them: rows by tier, hit rates, admissions, evictions, bytes.
+
+
+REMOVED = ("evicted", "expired", "shrunk")
+
+
+def tables(replies: Iterable[StatusReply], change: Change) -> list[dict[str, Any]]:
+    """Each table, summed over servers, by name.
+
+    "hit_rate" is the part of the ids that were looked up lately whose row was in memory; None where
+    nothing was looked up.
+    """
+    totals: dict[str, dict[str, int]] = {}
+    held: dict[str, int] = {}
+    for reply in replies:
+        for table in reply.tables:
+            counted = totals.setdefault(table.name, {})
+            held[table.name] = held.get(table.name, 0) + table.bytes_held
+            for name, count in {**table.counters, "rows": table.rows}.items():
+                counted[name] = counted.get(name, 0) + count
+    lately = change.tables()
+    return [
+        {
+            "name": name,
+            "memory_rows": counted.get("rows", 0) - counted.get("cold", 0),
+            "disk_rows": counted.get("cold", 0),
+            "waiting": counted.get("waiting", 0),
+            "admitted": counted.get("admitted", 0),
+            "refused": counted.get("refused", 0),
+            "removed": sum(counted.get(each, 0) for each in REMOVED),
+            "bytes": held[name],
+            **_lookups(*lately.get(name, ({}, 0.0))),
+        }
+        for name, counted in sorted(totals.items())
+    ]
+
+
+def _lookups(counted: Mapping[str, float], seconds: float) -> dict[str, Any]:
+    asked = counted.get("lookups", 0.0)
+    missed = counted.get("lookups_disk", 0.0) + counted.get("lookups_new", 0.0)
+    return {
+        "lookups_per_second": asked / seconds if seconds else 0.0,
+        "hit_rate": (asked - missed) / asked if asked > 0 else None,
+    }

@@ -28,7 +28,7 @@ WHY_WALL = {
     "pserver/ray/node_keys.py": "certificates begin and end",
     "pserver/security/enrolment.py": "certificates begin and end",
     "pserver/security/keys.py": "certificates begin and end",
-    "pserver/web/collector.py": "stamps what a page shows",
+    "pserver/web/server.py": "stamps what a page shows",
     "trainer/embedding/local_rows.py": "rows age in days, which checkpoints keep",
 }
 # of those who wait for others: which have a reason not to measure by their own running time

@@ -35,7 +35,7 @@ from pserver.service.server import Server
 from pserver.side_business import SideBusiness
 from pserver.telemetry.metrics import Exposition
 from pserver.transport.stream import AcceptLoop
-from pserver.web.collector import Collector
+from pserver.web.server import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
@@ -332,7 +332,7 @@ def collectors(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Collector(["127.0.0.1:1"], cast(Any, access), 0.001)
     take = Refusing()
     monkeypatch.setattr(collector._watched, "take", take)
-    monkeypatch.setattr("pserver.web.collector.ControlClient", Refusing(times=10**6))
+    monkeypatch.setattr("pserver.web.server.ControlClient", Refusing(times=10**6))
     with collector:
         eventually(lambda: access.passed() and take.passed())
 
@@ -402,15 +402,15 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,
     ("pserver/transport/stream.py", "self._accept"): accepts,
-    ("pserver/web/collector.py", "self._ask"): collectors,
-    ("pserver/web/collector.py", "self._take"): collectors,
+    ("pserver/web/server.py", "self._ask"): collectors,
+    ("pserver/web/server.py", "self._take"): collectors,
     ("trainer/collective/membership.py", "self._run"): memberships,
     ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",
     ("pserver/launcher/processes.py", "self._wait"): "waits for a child, and puts it into a queue",
     ("pserver/transport/strangers.py", "self._run"): "any error drops one connection",
-    ("pserver/web/page_server.py", "self._server.serve_forever"): "as that of metrics",
+    ("pserver/web/server.py", "self._server.serve_forever"): "as that of metrics",
     # only look: off after an error, see pserver/onlookers.py
     ("pserver/launcher/panel.py", "self._draw"): "an onlooker",
     ("pserver/launcher/panel.py", "self._read"): "an onlooker",
@@ -436,7 +436,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/grpc_stream.py", "call.cancel"): "ends one call",
     ("pserver/transport/grpc_stream.py", "self._streams.run"): "one stream",
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",
-    ("pserver/web/acts.py", "self._do"): "one act",
+    ("pserver/web/server.py", "self._do"): "one act",
     ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
     ("trainer/communicator/departure.py", "client.tell"): "one call",
     ("trainer/communicator/position.py", "self._answer"): "one call",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pserver.web.sightings import Sighting
+from pserver.web.watched import Sighting
 from pserver.wire_pb2 import (
     Event,
     LaneReport,

@@ -77,7 +77,7 @@
     }
   }
 
-  function thin(curve) { // as pserver/web/curves.py does
+  function thin(curve) { // as pserver/web/views.py does
     const half = MOST_POINTS / 2;
     for (const name of ["times", "values"]) {
       const kept = curve[name].slice(0, half).filter((_, place) => place % 2 === 0);

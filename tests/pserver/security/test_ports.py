@@ -17,7 +17,7 @@ OPENS = re.compile(
 # Files that open a port, and the rows of the table that they belong to.
 OPENERS = {
     "pserver/telemetry/metrics.py": "metrics",
-    "pserver/web/page_server.py": "web",
+    "pserver/web/server.py": "web",
     "pserver/launcher/cluster.py": "rendezvous",  # looks whether one is free
     "pserver/security/enrolment.py": "enrolment",
     "pserver/testing/network_path.py": "",  # for tests

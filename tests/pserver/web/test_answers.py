@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pserver.web.watched import Watched
+from pserver.web.server import Watched
 from pserver.wire_pb2 import StatusReply
 from tests.support.sightings import HERE, THERE, reply, sighting
 

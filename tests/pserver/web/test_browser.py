@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from pserver.launcher.cluster import free_port
-from pserver.web.acts import Acts
-from pserver.web.curves import MOST_POINTS, Curves
-from pserver.web.log_files import LogFiles
-from pserver.web.page_server import PageServer
-from pserver.web.watched import Watched
+from pserver.web.server import Acts, PageServer, Watched
+from pserver.web.views import MOST_POINTS, Curves
+from pserver.web.watched import LogFiles
 from tests.support.browser import browser, look, needed, violations
 from tests.support.launched import environment
 from tests.support.sightings import HERE, THERE, reply, sighting

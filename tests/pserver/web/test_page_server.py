@@ -18,10 +18,9 @@ from pserver.launcher.cluster import free_port
 from pserver.security.access import Access
 from pserver.security.tokens import Role, Secret
 from pserver.service.server import Server
-from pserver.web import web
-from pserver.web.acts import Acts
-from pserver.web.log_files import LogFiles
-from pserver.web.page_server import MOST_OPEN, PageServer
+from pserver.web import server
+from pserver.web.server import MOST_OPEN, Acts, PageServer
+from pserver.web.watched import LogFiles
 from tests.support.cluster_keys import key_folder, keys_of
 from tests.support.visitor import Visitor
 from tests.support.waiting import eventually
@@ -198,7 +197,7 @@ def test_a_page_over_tls(tmp_path: Path) -> None:
         lambda since: {},
         LogFiles(None),
         Acts({}, "", lambda *_: None),
-        web.tls_context(str(folder)),
+        server.tls_context(str(folder)),
     )
     context = ssl.create_default_context(cadata=(folder / "authority.pem").read_text())
     context.check_hostname = False  # it names host "a"
@@ -209,7 +208,7 @@ def test_a_page_over_tls(tmp_path: Path) -> None:
     finally:
         page.close()
     with pytest.raises(ValueError, match=r"keys: expected a folder with the file server\.key"):
-        web.tls_context(str(tmp_path))
+        server.tls_context(str(tmp_path))
 
 
 def test_a_port_that_is_taken(page: PageServer, visitor: Visitor) -> None:
@@ -230,24 +229,24 @@ def test_only_an_operator_is_offered_acts() -> None:
     for access, read_only, expected in (
         (Access(operator), False, (acts, "")),
         (Access(None, keys_of("operator")), False, (acts, "")),
-        (Access(operator), True, ({}, web.READ_ONLY)),
-        (Access(operator, trainer), False, ({}, web.NO_KEY)),
-        (Access(None, trainer), False, ({}, web.NO_KEY)),
-        (Access(operator.of(Role.TRAINER)), False, ({}, web.NO_KEY)),
-        (Access(), False, ({}, web.NO_KEY)),
+        (Access(operator), True, ({}, server.READ_ONLY)),
+        (Access(operator, trainer), False, ({}, server.NO_KEY)),
+        (Access(None, trainer), False, ({}, server.NO_KEY)),
+        (Access(operator.of(Role.TRAINER)), False, ({}, server.NO_KEY)),
+        (Access(), False, ({}, server.NO_KEY)),
     ):
 
         def access_of(endpoint: str, access: Access = access) -> Access:
             return access
 
-        settings = web.Settings(["a:1"], access_of=access_of, acts=acts, read_only=read_only)
-        assert web.offered(settings) == expected
+        settings = server.Settings(["a:1"], access_of=access_of, acts=acts, read_only=read_only)
+        assert server.offered(settings) == expected
 
 
 def test_a_server_that_goes_and_comes_again() -> None:
     """The page says so, and goes on."""
     endpoint = f"127.0.0.1:{free_port()}"
-    with web.Web(web.Settings([endpoint], seconds=0.05)) as served:
+    with server.Web(server.Settings([endpoint], seconds=0.05)) as served:
         visitor = Visitor(served.url)
         visitor.open()
 
@@ -289,7 +288,7 @@ def test_a_stranger_s_time_is_that_of_all_that_it_sends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A byte now and then does not prolong it."""
-    monkeypatch.setattr("pserver.web.page_server.SECONDS", 0.5)
+    monkeypatch.setattr("pserver.web.server.SECONDS", 0.5)
     acts = Acts({}, "", lambda *said: None)
     page = PageServer("127.0.0.1", 0, lambda since: {}, LogFiles(tmp_path), acts)
     try:

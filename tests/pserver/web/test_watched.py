@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from pserver.web.curves import Curve, Curves, Point
-from pserver.web.sightings import Change
-from pserver.web.step_split import lane_times
-from pserver.web.watched import Watched
+from pserver.web.server import Watched
+from pserver.web.views import Curve, Curves, Point, lane_times
+from pserver.web.watched import Change
 from pserver.wire_pb2 import LaneStatus
 from tests.support.sightings import (
     COMPUTE,
