@@ -2,21 +2,8 @@
 
 In reading order::
 
-    job              ``run``: a placement group, and attempts in it until one ends well
-    request          what ``run`` is asked for, and what is wrong with it
-    placement        the placement group: a bundle of resources for each process
-    attempt          one start of all processes: begins them, follows them, ends them
-    company          the actors of an attempt, and what they say
-    role_actor       one server or trainer, on its node
-    order            what an actor is told
-    news             what it says
-    output           their lines, at the driver
-    spoken_lines     the lines of its process that nobody has fetched yet
-    captured_output  the output of a function that trains in the actor's own process
-    variables        the environment of each process
-    node_keys        the job's secret, and keys for TLS, without a private key on the way
-    failures         which process is the cause, and the error that says so
-    installed        Ray itself, or what to install
+    driver  the actors of an attempt, and what they say
+    actor   one server or trainer, on its node
 
 ::
 
@@ -42,7 +29,6 @@ May import: ``pserver.config``, ``pserver.errors``, ``pserver.launcher``, ``pser
 
 from __future__ import annotations
 
-from pserver.ray.failures import ProcessFailed
-from pserver.ray.job import Result, run
+from pserver.ray.driver import ProcessFailed, Result, run
 
 __all__ = ["ProcessFailed", "Result", "run"]

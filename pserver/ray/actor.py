@@ -1,31 +1,583 @@
-"""One server or trainer, on its node: the class that Ray makes an actor of."""
+"""One server or trainer on its node: the class that Ray makes an actor of, what it is told, and
+what it says.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from pserver.config import MOST_JOB_NAME, check_seconds, refuse_url
 from pserver.errors import JobFailed, Lost
 from pserver.launcher.launch import SERVE
 from pserver.launcher.processes import Group, Process, Terminal
 from pserver.launcher.started_processes import READY
 from pserver.launcher.supervisor import GRACE_SECONDS
-from pserver.ray.captured_output import captured_output
-from pserver.ray.installed import ray_library
-from pserver.ray.news import Ended, News, Place
-from pserver.ray.node_keys import public_bytes, write_credentials
-from pserver.ray.order import Order
-from pserver.ray.spoken_lines import SpokenLines
-from pserver.ray.variables import without_other_jobs
 from pserver.security import tokens
-from pserver.security.keys import new_key
+from pserver.security.keys import (
+    AUTHORITY_FILE,
+    REVOKED,
+    Authority,
+    PrivateKey,
+    certificate_bytes,
+    key_bytes,
+    new_key,
+    write_private,
+)
+from pserver.security.tokens import Role, Secret
+from pserver.side_business import SideBusiness
+
+# ---- captured output ----
+#
+# The output of a function that trains in the actor's own process.
+
+
+DRAIN_SECONDS = 1.0  # a process that the function has started may hold the pipe open for longer
+
+
+@contextmanager
+def captured_output(say: Callable[[str], None]) -> Iterator[None]:
+    """While it lasts, what this process writes to its descriptors 1 and 2 becomes lines.
+
+    Args:
+        say: called for each line, in a thread of its own.
+    """
+    reads, writes = os.pipe()
+    kept = os.dup(1), os.dup(2)
+    reader = threading.Thread(target=_read, args=(reads, say), name="output", daemon=True)
+    _flush()
+    os.dup2(writes, 1)
+    os.dup2(writes, 2)
+    os.close(writes)
+    reader.start()
+    try:
+        yield
+    finally:
+        _flush()
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        reader.join(DRAIN_SECONDS)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _read(descriptor: int, say: Callable[[str], None]) -> None:
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace", newline="\n") as lines:
+        saying = SideBusiness("what this process prints")
+        for line in lines:
+            saying.do(partial(say, line.rstrip("\n").rpartition("\r")[2]))
+
+
+# ---- installed ----
+#
+# Ray, if it is installed.
+
+
+def ray_library() -> Any:
+    """The package ``ray``.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to install it.
+    """
+    try:
+        import ray
+        import ray.cloudpickle
+        import ray.exceptions
+        import ray.util.placement_group
+        import ray.util.scheduling_strategies
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ModuleNotFoundError(
+            "pserver.ray.run needs Ray, which is not installed: pip install '.[ray]' "
+            "in a checkout of pserver",
+            name="ray",
+        ) from None
+    return ray
+
+
+# ---- news ----
+#
+# What an actor says of its process.
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor is.
+
+    Attributes:
+        address: of its node, as other nodes reach it.
+        node: the hexadecimal digits by which Ray names it.
+        public_key: of the key that the actor has made for its process, as PEM.
+    """
+
+    address: str
+    node: str
+    public_key: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process has ended.
+
+    Attributes:
+        status: its exit status, or 128 + the signal that killed it.
+        tail: its last lines; from its last traceback on, where there is one.
+        told: the words in which it says that another process has ended it; "" where there are
+            none.
+        value: what a function has returned.
+    """
+
+    status: int
+    tail: tuple[str, ...] = ()
+    told: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class News:
+    """What has happened since an actor was last asked.
+
+    Attributes:
+        lines: of output.
+        left_out: lines that came faster than they were fetched, and are lost.
+        endpoint: of a server that is ready; "" until then.
+        ended: None while the process runs.
+    """
+
+    lines: tuple[str, ...] = ()
+    left_out: int = 0
+    endpoint: str = ""
+    ended: Ended | None = None
+
+
+# ---- order ----
+#
+# What an actor is told: the part of its process in the job.
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What the process proves its role with; the actor writes it into files of its own.
+
+    Attributes:
+        token: of the job's secret, as a token file holds it.
+        files: by name, what stands in the folder of keys besides the private key, which the actor
+            has made itself; empty: the job has no keys.
+    """
+
+    token: str = field(repr=False)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a server, or the script of a trainer, is started with.
+
+    Attributes:
+        variables: its environment besides the node's.
+        credentials: its own.
+        flags: of ``pserver serve``, for a server.
+        script: the path of the trainer's script as the driver knows it; "" where there is none.
+        near: the same path from the driver's working directory, for nodes that have a copy of it.
+        folder: the driver's working directory.
+        arguments: the script's.
+    """
+
+    variables: dict[str, str]
+    credentials: Credentials
+    flags: tuple[str, ...] = ()
+    script: str = ""
+    near: str = ""
+    folder: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+# ---- node keys ----
+#
+# The job's secret, and keys for TLS between nodes.
+#
+# An actor makes the private key of its process itself, and it stays in a file of that node.  The
+# driver, which is the job's authority for as long as the job runs, gets the public key and answers
+# with a certificate.  So no private key is on the way, whatever Ray's own connections are like.
+#
+# Keys are needed where processes are at several addresses.  On one address they use the loopback,
+# which nobody else reaches.
+
+
+LOOPBACK = "127.0.0.1"
+KEYS = "PSERVER_KEYS"
+
+
+class JobKeys:
+    """The secret of one attempt, and the authority that signs its keys.
+
+    Args:
+        addresses: of all processes.
+        environment: the variables that the user has given: with keys of his own, or with
+            PSERVER_INSECURE=1, none are made.
+    """
+
+    def __init__(self, addresses: Collection[str], environment: Mapping[str, str]) -> None:
+        self._secret = Secret.make()
+        self._local = len(set(addresses)) == 1
+        self._now = datetime.now(UTC)
+        given = environment.get(KEYS) or environment.get("PSERVER_INSECURE") == "1"
+        self._authority = None if self._local or given else Authority.new(self._now)
+
+    def host(self, address: str) -> str:
+        """Where a server listens on a node of this address."""
+        return LOOPBACK if self._local else address
+
+    def credentials(self, kind: str, address: str, public_key: bytes) -> Credentials:
+        """What a process gets.
+
+        Args:
+            kind: "server" or "trainer".
+            public_key: of the key that its actor has made, as PEM.
+        """
+        role = Role.OPERATOR if kind == "server" else Role.TRAINER
+        token = self._secret.of(role).text
+        if self._authority is None:
+            return Credentials(token)
+        key = serialization.load_pem_public_key(public_key)
+        assert isinstance(key, ec.EllipticCurvePublicKey), "as the actor makes it"
+        signed = self._authority.issue(key, kind, (address,), self._now)
+        files = {
+            f"{kind}.pem": certificate_bytes(signed),
+            AUTHORITY_FILE: certificate_bytes(self._authority.certificate),
+            REVOKED: self._authority.revocations((), self._now),
+        }
+        return Credentials(token, files)
+
+
+def public_bytes(key: PrivateKey) -> bytes:
+    """The public half of a key, as PEM."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(serialization.Encoding.PEM, form)
+
+
+def write_credentials(
+    folder: Path, kind: str, credentials: Credentials, key: PrivateKey
+) -> dict[str, str]:
+    """Writes what a process has into files that only this user can read.
+
+    Args:
+        folder: the process's own.
+
+    Returns:
+        The variables that name them.
+    """
+    token = folder / f"{kind}.token"
+    tokens.write(token, Secret.parse(credentials.token))
+    variables = {"PSERVER_TOKEN_FILE": str(token)}
+    if credentials.files:
+        keys = folder / "keys"
+        write_private(keys / f"{kind}.key", key_bytes(key))
+        for name, content in credentials.files.items():
+            write_private(keys / name, content)
+        variables[KEYS] = str(keys)
+    return variables
+
+
+# ---- request ----
+#
+# What ``run`` is asked for, and what is wrong with it.
+
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+MOST_PROCESSES = 65536
+# What a process is told by its place in the job, or by the actor that starts it.
+OUR_SETTINGS = (
+    "TRAINING_ROLE",
+    "PSERVER_ENDPOINTS",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "PSERVER_TOKEN_FILE",
+    "PSERVER_METRICS",
+)
+FLAGS_OF_OURS = ("--endpoint", "--once", "--keys", "--insecure", "--metrics", "--keep-failed")
+Target = str | os.PathLike[str] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A job, as :func:`pserver.ray.run` has been asked for it; see there for each field.
+
+    Raises:
+        TypeError: a field is of another type.
+        ValueError: there is no such script, or a field is out of its range or has no effect; one
+            sentence.
+    """
+
+    target: Target
+    servers: int = 1
+    trainers: int = 1
+    arguments: Sequence[Any] = ()
+    server_resources: Mapping[str, float] | None = None
+    trainer_resources: Mapping[str, float] | None = None
+    max_restarts: int = 0
+    environment: Mapping[str, str] | None = None
+    server_flags: Sequence[str] = ()
+    strategy: str = "PACK"
+    start_timeout: float = 300.0
+    log_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "trainers"):
+            _check_whole(name, getattr(self, name), 1, MOST_PROCESSES)
+        _check_whole("max_restarts", self.max_restarts, 0, MOST_PROCESSES)
+        if self.strategy not in STRATEGIES:
+            raise ValueError(
+                f"strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}"
+            )
+        check_seconds("start_timeout", self.start_timeout)
+        if self.log_dir is not None:
+            refuse_url("log_dir", self.log_dir)
+        self._check_target()
+        self._check_words()
+        for name in ("server_resources", "trainer_resources"):
+            _check_resources(name, getattr(self, name))
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a trainer calls a function; otherwise it runs a script."""
+        return callable(self.target)
+
+    @property
+    def script(self) -> str:
+        """The path of the script, as it was given.
+
+        Raises:
+            TypeError: the target is a function.
+        """
+        if not isinstance(self.target, str | os.PathLike):
+            raise TypeError(f"expected a script, got {self.target!r}")
+        return os.fspath(self.target)
+
+    @property
+    def name(self) -> str:
+        """What the job is called in metrics."""
+        if self.is_function:
+            return getattr(self.target, "__name__", "function")[:MOST_JOB_NAME]
+        return Path(self.script).stem[:MOST_JOB_NAME]
+
+    def resources(self, kind: str) -> dict[str, float]:
+        """What each process of a kind needs: "CPU", "GPU", "memory" (bytes), or any other name.
+
+        Args:
+            kind: "server" or "trainer".
+        """
+        given = self.server_resources if kind == "server" else self.trainer_resources
+        return {"CPU": 1, **(given or {})}
+
+    def processes(self) -> list[tuple[str, int]]:
+        """The kind and the number of each process: servers first."""
+        counts = (("server", self.servers), ("trainer", self.trainers))
+        return [(kind, number) for kind, count in counts for number in range(count)]
+
+    def _check_target(self) -> None:
+        if self.is_function:
+            return
+        if not isinstance(self.target, str | os.PathLike):
+            raise TypeError(
+                f"target: expected the path of a script or a function, got {self.target!r}"
+            )
+        if not Path(self.script).is_file():
+            raise ValueError(f"target: expected a script, and there is no file {self.script!r}")
+        for argument in self.arguments:
+            if not isinstance(argument, str):
+                raise TypeError(f"arguments: a script's are texts, got {argument!r}")
+
+    def _check_words(self) -> None:
+        """The flags and variables that the user adds."""
+        for name in ("arguments", "server_flags"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}: expected a list, got the text {getattr(self, name)!r}")
+        for flag in self.server_flags:
+            if flag.partition("=")[0] in FLAGS_OF_OURS:
+                raise ValueError(f"server_flags: {flag} is not for the user to say here")
+        for variable, value in (self.environment or {}).items():
+            if not isinstance(value, str):
+                raise TypeError(f"environment: expected a text for {variable}, got {value!r}")
+            if variable in OUR_SETTINGS:
+                raise ValueError(f"environment: {variable} follows from the job's place on Ray")
+
+
+def _check_whole(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: expected {least} to {most}, got {value}")
+
+
+def _check_resources(name: str, resources: Mapping[str, float] | None) -> None:
+    for resource, amount in (resources or {}).items():
+        number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        if not number or not 0 <= amount < float("inf"):
+            raise ValueError(f"{name}: expected 0 or more of {resource}, got {amount!r}")
+    if resources is not None and not sum({"CPU": 1, **resources}.values()) > 0:
+        raise ValueError(f"{name}: expected something above 0, got {dict(resources)}")
+
+
+# ---- spoken lines ----
+#
+# What a process has said and done, until somebody fetches it.
+
+
+MOST_KEPT = 20_000  # lines that nobody has fetched
+MOST_BYTES = 32_768  # of lines in one answer: Ray gives answers of up to 100 KB inline
+
+
+class SpokenLines:
+    """The news of one process.  Any thread may call it.
+
+    Example::
+
+        spoken = SpokenLines()
+        spoken.say("loss 0.5")
+        spoken.news(1.0)  # News(lines=("loss 0.5",), ...)
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards all below
+        self._lines = deque[str]()
+        self._left_out = 0
+        self._endpoint = ""
+        self._told_endpoint = False
+        self._ended: Ended | None = None
+
+    def say(self, line: str) -> None:
+        """A line of the process."""
+        with self._changed:
+            if len(self._lines) >= MOST_KEPT:
+                self._lines.popleft()
+                self._left_out += 1
+            self._lines.append(line)
+            self._changed.notify_all()
+
+    def ready(self, endpoint: str) -> None:
+        """The server listens there."""
+        with self._changed:
+            self._endpoint = endpoint
+            self._changed.notify_all()
+
+    def end(self, ended: Ended) -> None:
+        """The process has ended; it has said what it had to say."""
+        with self._changed:
+            self._ended = ended
+            self._changed.notify_all()
+
+    def wait_for_end(self, seconds: float) -> bool:
+        """Whether the process has ended; waits for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended is not None, seconds)
+
+    def news(self, seconds: float) -> News:
+        """What nobody has fetched yet; waits until there is something, or the time is over.
+
+        That the process has ended is said once all of its lines are fetched.
+        """
+        with self._changed:
+            self._changed.wait_for(self._is_news, seconds)
+            lines, size = list[str](), 0
+            while self._lines and size < MOST_BYTES:
+                lines.append(self._lines.popleft()[:MOST_BYTES])
+                size += len(lines[-1].encode())
+            left_out, self._left_out = self._left_out, 0
+            self._told_endpoint = bool(self._endpoint)
+            ended = None if self._lines else self._ended
+            return News(tuple(lines), left_out, self._endpoint, ended)
+
+    def _is_news(self) -> bool:
+        new_endpoint = bool(self._endpoint) and not self._told_endpoint
+        return bool(self._lines) or new_endpoint or self._ended is not None
+
+
+# ---- variables ----
+#
+# The environment variables of the processes of a job on Ray.
+
+
+OUR_VARIABLES = re.compile(r"PSERVER_\w+")
+# of a node's own environment: another job's, or another launcher's
+DROPPED = (
+    "TRAINING_ROLE",
+    "TRAINERS",
+    "TRAINER_ID",
+    "CURRENT_ENDPOINT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def own_variables(
+    request: JobRequest, kind: str, number: int, endpoints: Sequence[str] = ()
+) -> dict[str, str]:
+    """What a process finds in its environment besides what its node has.
+
+    Args:
+        kind: "server" or "trainer".
+        endpoints: of all servers, for a trainer.
+    """
+    threads = str(max(1, int(request.resources(kind)["CPU"])))
+    role = {
+        "TRAINING_ROLE": "TRAINER",
+        "PSERVER_ENDPOINTS": ",".join(endpoints),
+        "TRAINERS": str(request.trainers),
+        "TRAINER_ID": str(number),
+    }
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+        "PSERVER_JOB": request.name,
+        **(request.environment or {}),
+        **(role if kind == "trainer" else {}),
+    }
+
+
+def without_other_jobs(environ: Mapping[str, str]) -> dict[str, str]:
+    """A node's environment without what would tell a process another role.
+
+    Ray may have been started by a process of another job, or in a shell with settings of
+    ``pserver``; what counts here is said to ``run``.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in DROPPED and not OUR_VARIABLES.match(name)
+    }
+
+
+# ---- role actor ----
+#
+# One server or trainer, on its node: the class that Ray makes an actor of.
+
 
 MOST_RESULT = 32_768  # bytes of what a function returns: Ray gives answers of up to 100 KB inline
 MOST_TAIL, MOST_TAIL_LINE = 40, 500  # lines, and characters of each

@@ -25,7 +25,7 @@ WHY_WALL = {
     "pserver/launcher/supervisor.py": "names a folder",
     "pserver/launcher/status.py": "warns of certificates that end soon",
     "pserver/operations/keys.py": "stamps a line; certificates begin and end",
-    "pserver/ray/node_keys.py": "certificates begin and end",
+    "pserver/ray/actor.py": "certificates begin and end",
     "pserver/security/enrolment.py": "certificates begin and end",
     "pserver/security/keys.py": "certificates begin and end",
     "pserver/web/server.py": "stamps what a page shows",

@@ -11,7 +11,7 @@ EVERYTHING = [*MODULES, *files_of("tests", "docs")]
 FORBIDDEN_ANYWHERE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 READS_ENVIRONMENT = {
     "pserver/__main__.py",
-    "pserver/ray/role_actor.py",  # an actor hands its node's environment on, and reads no setting
+    "pserver/ray/actor.py",  # an actor hands its node's environment on, and reads no setting
     "trainer/environment/environment.py",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -31,7 +31,7 @@ WHY_NOT = {
     "pserver/lane/recorder.py": "the failure that it keeps begins with the path",
     "pserver/launcher/log_file.py": "the warning names the file",
     "pserver/launcher/planning/plan.py": "what a probe says, in a folder that goes with it",
-    "pserver/ray/role_actor.py": "opens /dev/null",
+    "pserver/ray/actor.py": "opens /dev/null",
     "pserver/storage/remote.py": "an object of a store, whose errors name the place",
     "trainer/communicator/termination.py": "a pipe",
     "trainer/examples/clicks.py": "an example",

@@ -29,7 +29,7 @@ from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
 from pserver.launcher.processes import Group, Process, Terminal
 from pserver.limits import Limits
-from pserver.ray import captured_output
+from pserver.ray import actor
 from pserver.service import streams
 from pserver.service.server import Server
 from pserver.side_business import SideBusiness
@@ -383,7 +383,7 @@ def functions_of_actors() -> None:
     """What a function prints."""
     reads, writes = os.pipe()
     say = Refusing()
-    thread = running(lambda: captured_output._read(reads, say))
+    thread = running(lambda: actor._read(reads, say))
     os.write(writes, b"a line\n" * 9)
     os.close(writes)
     thread.join(10.0)
@@ -398,7 +398,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/launcher/processes.py", "self._read"): "a test above",
     ("pserver/job_log/follower.py", "target"): followers,
     ("pserver/telemetry/metrics.py", "self._server.serve_forever"): pages_of_metrics,
-    ("pserver/ray/captured_output.py", "_read"): functions_of_actors,
+    ("pserver/ray/actor.py", "_read"): functions_of_actors,
     ("pserver/service/server.py", "self._tick"): clocks_of_servers,
     ("pserver/service/server.py", "self._working.probe_until"): probes,
     ("pserver/transport/stream.py", "self._accept"): accepts,
@@ -419,7 +419,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/job/background_saves.py", "self._write"): "the save has failed",
     ("pserver/lane/recorder.py", "self._write_all"): "the recording ends, and says so",
     ("pserver/launcher/question.py", "self._read"): "the answer is: unknown",
-    ("pserver/ray/role_actor.py", "self._call"): "the trainer has failed",
+    ("pserver/ray/actor.py", "self._call"): "the trainer has failed",
     ("trainer/collective/process_groups.py", "call"): "the group does not come up",
     ("trainer/communicator/async_sender.py", "target"): "the lane has failed",
     ("trainer/communicator/kstep_senders.py", "self._send_in_order"): "the exchange has failed",

@@ -11,16 +11,24 @@ from typing import Any
 import pytest
 
 import pserver.ray
-from pserver.ray.captured_output import captured_output
-from pserver.ray.failures import Failure, ProcessFailed
-from pserver.ray.installed import ray_library
-from pserver.ray.news import Ended
-from pserver.ray.node_keys import JobKeys, public_bytes, write_credentials
-from pserver.ray.order import Credentials, Order
-from pserver.ray.request import JobRequest
-from pserver.ray.role_actor import script_here
-from pserver.ray.spoken_lines import MOST_BYTES, MOST_KEPT, SpokenLines
-from pserver.ray.variables import own_variables, without_other_jobs
+from pserver.ray.actor import (
+    MOST_BYTES,
+    MOST_KEPT,
+    Credentials,
+    Ended,
+    JobKeys,
+    JobRequest,
+    Order,
+    SpokenLines,
+    captured_output,
+    own_variables,
+    public_bytes,
+    ray_library,
+    script_here,
+    without_other_jobs,
+    write_credentials,
+)
+from pserver.ray.driver import Failure, ProcessFailed
 from pserver.security.keys import Keys, new_key
 from pserver.security.tokens import Role, read
 
