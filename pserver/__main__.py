@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pserver.command_line.flags import USAGE, Parser, parser
-from pserver.command_line.operator_access import access_of
-from pserver.command_line.plan_flags import add_planning
-from pserver.command_line.settings import UsageError, checked, server_config
+from pserver.cli.flags import USAGE, Parser, add_planning, parser
+from pserver.cli.settings import UsageError, access_of, checked, server_config
 from pserver.config import (
     check_protected,
     check_seconds,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from docs.generators.tables import filled, table
-from pserver.command_line.flags import parser
+from pserver.cli.flags import parser
 
 PAGE = "command_line.md"
 MARK = "flags of pserver "

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 
 from docs.generators.tables import filled, table
-from pserver.command_line.exit_statuses import EVERY
+from pserver.cli.settings import EVERY
 from pserver.errors import PServerError
 
 PAGE = "errors.md"

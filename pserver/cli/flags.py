@@ -9,14 +9,8 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from pserver import __version__
-from pserver.command_line import exit_statuses
-from pserver.command_line.beginning_flags import add_beginning
-from pserver.command_line.key_flags import KEYS_HELP, add_keys, add_protection
-from pserver.command_line.launch_flags import add_launching
-from pserver.command_line.manifest_flags import add_manifest
-from pserver.command_line.plan_flags import add_planning
-from pserver.command_line.replay_flags import add_replaying
-from pserver.command_line.texts import (
+from pserver.cli import settings
+from pserver.cli.settings import (
     DRAIN,
     ENDPOINTS,
     EXAMPLES,
@@ -31,9 +25,442 @@ from pserver.command_line.texts import (
     SERVE,
     STATUS,
     WEB,
+    add_beginning,
+    add_checkpoints,
+    add_restarts,
 )
-from pserver.command_line.web_flags import add_web
 from pserver.config import CHECKSUM_CHOICES, TRANSPORT_CHOICES
+
+# ---- key flags ----
+#
+# The flags of ``pserver keys``, and those of other commands that have to do with keys.
+
+
+DAYS = 365
+KEYS_HELP = (
+    "this host's folder of keys, for TLS on every port; needed beyond this host (PSERVER_KEYS)"
+)
+INSECURE_HELP = (
+    "endpoints beyond this host without keys, on a network that nobody else reaches "
+    "(PSERVER_INSECURE=1)"
+)
+
+
+def add_keys(sub: argparse.ArgumentParser) -> None:
+    """Adds the acts of ``pserver keys``; the namespace's ``act`` names one of them."""
+    acts = sub.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=type(sub))
+    init = acts.add_parser("init", help="an authority, and keys for hosts")
+    _folder(init)
+    _hosts(init, "names or addresses, as endpoints have them", required=True)
+    _days(init)
+    enrol = acts.add_parser("enrol", help="a code for a host that comes later; waits for it")
+    _folder(enrol)
+    enrol.add_argument("--host", metavar="HOST", required=True, help="the new host")
+    _roles(enrol, "of its keys (default: server,trainer)")
+    enrol.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where to wait, as the new host can reach it (default: this host's name, any port)",
+    )
+    enrol.add_argument(
+        "--minutes", metavar="N", type=float, default=15.0, help="the code counts (default: 15)"
+    )
+    redeem = acts.add_parser("redeem", help="on the new host: asks for the code, gets keys")
+    redeem.add_argument("directory", metavar="DIR", help="where this host's keys are written")
+    renew = acts.add_parser("renew", help="new certificates for the keys that there are")
+    _folder(renew)
+    _hosts(renew, "whose (default: all, and the operator's)", required=False)
+    _days(renew)
+    revoke = acts.add_parser("revoke", help="a host's keys count no more")
+    _folder(revoke)
+    revoke.add_argument("--host", metavar="HOST", required=True, help="whose, or operator")
+    _roles(revoke, "which of its keys (default: all)")
+    show = acts.add_parser("show", help="the certificates of a folder, and when they expire")
+    show.add_argument("directory", metavar="DIR", help="the operator's folder, or a host's")
+
+
+def add_protection(sub: argparse.ArgumentParser, default: Any = None) -> None:
+    """Adds ``--keys`` and ``--insecure``.
+
+    Args:
+        default: of both, where they are not typed.
+    """
+    sub.add_argument("--keys", metavar="DIR", default=default, help=KEYS_HELP)
+    sub.add_argument("--insecure", action="store_true", default=default, help=INSECURE_HELP)
+
+
+def add_collective_protection(sub: argparse.ArgumentParser) -> None:
+    """Adds ``--insecure-collective``."""
+    sub.add_argument(
+        "--insecure-collective",
+        action="store_true",
+        help="trainers of several hosts may exchange tensors among themselves, which is not "
+        "encrypted (PSERVER_INSECURE_COLLECTIVE=1)",
+    )
+
+
+def _folder(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("directory", metavar="DIR", help="the operator's folder of keys")
+
+
+def _hosts(sub: argparse.ArgumentParser, use: str, required: bool) -> None:
+    sub.add_argument("--hosts", metavar="A,B,...", required=required, default="", help=use)
+
+
+def _roles(sub: argparse.ArgumentParser, use: str) -> None:
+    sub.add_argument("--roles", metavar="ROLE,...", default="", help=use)
+
+
+def _days(sub: argparse.ArgumentParser) -> None:
+    text = f"until the certificates expire (default: {DAYS})"
+    sub.add_argument("--days", metavar="N", type=int, default=DAYS, help=text)
+
+
+# ---- web flags ----
+#
+# The flags of ``pserver web``, and ``--web`` of ``pserver launch``.
+
+
+MOST_PORT = 65535
+
+
+def add_web(sub: argparse.ArgumentParser) -> None:
+    """Adds the flags of ``pserver web``."""
+    add = sub.add_argument
+    add("endpoints", metavar=ENDPOINTS, help="all servers of the job")
+    add("--port", metavar="PORT", type=port, default=0, help="of the page (default: any free one)")
+    add(
+        "--host",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="where the page is served (default: 127.0.0.1, for this host alone)",
+    )
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="the folder whose files *.log the page shows (default: none)",
+    )
+    add(
+        "--save-dir",
+        metavar="DIR",
+        default="saved",
+        help="the folder, or URL, below which the page's Save writes checkpoints (default: saved)",
+    )
+    add("--read-only", action="store_true", help="the page offers neither Save nor Drain")
+    add_protection(sub)
+
+
+def add_web_of_launch(sub: argparse.ArgumentParser) -> None:
+    """Adds ``--web``."""
+    sub.add_argument(
+        "--web",
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        type=_port_of_launch,
+        help="serve a page that shows the job, on this host, at this port (or any free one)",
+    )
+
+
+def _port_of_launch(text: str) -> int:
+    """The port of ``--web``, for which SCRIPT is taken where it follows."""
+    try:
+        return port(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; right before SCRIPT write --web=0") from None
+
+
+def port(text: str) -> int:
+    """A port as the user types it.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if text.isascii() and text.isdigit() and int(text) <= MOST_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"expected a port of 0 to {MOST_PORT}, got {text!r} (0 is any free one)"
+    )
+
+
+# ---- launch flags ----
+#
+# The flags of ``pserver launch``.
+
+
+def add_launching(sub: argparse.ArgumentParser) -> None:
+    """Adds which processes to start, and the settings that they share."""
+    _add_launched_processes(sub)
+    _add_settings(sub)
+
+
+def _add_launched_processes(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--nccl2",
+        action="store_true",
+        help="the collective mode: trainers without servers, NCCL on GPUs, gloo on CPUs",
+    )
+    add(
+        "--devices",
+        metavar="0,1,...",
+        help="with --nccl2: the GPUs of this host's trainers, one each, of those that this process "
+        "sees (default: all)",
+    )
+    add(
+        "--servers",
+        metavar="N|HOST:PORT,...",
+        help="how many to start here; or all servers of the cluster",
+    )
+    add(
+        "--trainers",
+        metavar="N|MIN:MAX|HOST:PORT,...",
+        help="how many to start here; or all trainers of the cluster; MIN:MAX: MIN are started, "
+        "and up to MAX join, each by the same command on another host; with --nccl2 MAX are "
+        "started, and when one has died MIN or more go on",
+    )
+    add("--host", metavar="HOST", help="with lists of endpoints: which of them are this host's")
+
+
+def _add_settings(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--transport", choices=TRANSPORT_CHOICES, help="how tensors travel (default: auto)")
+    add(
+        "--heartbeat-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long a process may send no heartbeat before it is declared lost (default: 20)",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=float,
+        help="how long the processes wait for one another to come up (default: 300)",
+    )
+    _add_fates(sub)
+    add(
+        "--record-log",
+        metavar="DIR",
+        help="where the servers keep all that they apply, for `pserver replay` (default: nowhere)",
+    )
+    add("--data-dir", metavar="DIR", help="where the servers save and load (default: nowhere)")
+    add(
+        "--store",
+        metavar="URL",
+        help="the prefix below which they do, in place of --data-dir (default: "
+        "that of --checkpoint)",
+    )
+    add_checkpoints(sub)
+    add_restarts(sub)
+    add_protection(sub)
+    add_collective_protection(sub)
+    add(
+        "--metrics",
+        metavar="PORT",
+        type=int,
+        help="where Prometheus reads metrics: server N at PORT + N, trainer N at the port behind "
+        "those of all servers + N (default: nowhere)",
+    )
+    add_web_of_launch(sub)
+    _add_shown(sub)
+
+
+def _add_fates(sub: argparse.ArgumentParser) -> None:
+    """What becomes of trainers that are taken away, or slow."""
+    add = sub.add_argument
+    add(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        help="how long a trainer that gets SIGTERM may take to end its step and leave, or a "
+        "handler of the script's own to do what it does; the others go on without it (default: 0, "
+        "the job ends)",
+    )
+    add(
+        "--straggler-factor",
+        metavar="F",
+        type=float,
+        help="name a trainer as slow that computes more than F times as long as the others; 0: "
+        "none (default: 3)",
+    )
+
+
+def _add_shown(sub: argparse.ArgumentParser) -> None:
+    """What a job lets others see."""
+    add = sub.add_argument
+    add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
+    add("--log-json", action="store_true", help="log lines of all processes as JSON")
+    add(
+        "--trace",
+        metavar="FILE",
+        help="writes what all processes do in a few steps, after the first two, for "
+        "ui.perfetto.dev (default: nowhere)",
+    )
+    add("--trace-steps", metavar="N", type=int, help="how many steps that are (default: 3)")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        default="logs",
+        help="where each process's output is filed (default: logs)",
+    )
+    add(
+        "--tensorboard",
+        metavar="DIR",
+        help="where each trainer writes the values of fleet.report, for TensorBoard",
+    )
+    add(
+        "--no-panel",
+        action="store_true",
+        help="on a terminal: only the lines of the processes, and trainer 0's own display",
+    )
+
+
+# ---- manifest flags ----
+#
+# The flags of ``pserver manifest``.
+
+
+KINDS = ("jobset", "compose", "slurm")
+
+
+def add_manifest(sub: argparse.ArgumentParser) -> None:
+    """Adds which file to write, and what it says; names are those of ClusterDescription."""
+    add = sub.add_argument
+    add("--kind", choices=KINDS, required=True, help="Kubernetes, docker compose, or Slurm")
+    add("--servers", metavar="N", type=int, required=True, help="how many")
+    add("--trainers", metavar="N", type=int, required=True, help="how many")
+    add("--output", metavar="FILE", help="where to write it (default: to standard output)")
+    add("--name", metavar="NAME", default="", help="of the job (default: the script's name)")
+    _add_manifest_processes(sub)
+    _add_protection(sub)
+
+
+def _add_manifest_processes(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add("--image", metavar="IMAGE", default="", help="of the containers (default: pserver)")
+    add(
+        "--in-image",
+        action="store_true",
+        help="SCRIPT is a file of the image; otherwise it is one here, and comes along",
+    )
+    add("--cpus", metavar="N", default="", help="of each process: 2, or 500m for half of one")
+    add("--memory", metavar="SIZE", default="", help="of each process: 4Gi")
+    add("--gpus", metavar="N", type=int, default=0, help="of each trainer (default: none)")
+    add(
+        "--data-dir",
+        metavar="DIR",
+        default="",
+        help="for checkpoints, and for rows on disk: in containers a volume, which the image has "
+        "/data for; for Slurm a folder that all hosts share (default: none)",
+    )
+    add("--storage", metavar="SIZE", default="", help="jobset: of that volume (default: 10Gi)")
+    add("--storage-class", metavar="NAME", default="", help="jobset: its class")
+    add(
+        "--metrics",
+        metavar="PORT",
+        type=int,
+        default=0,
+        help="where Prometheus reads metrics: in each container; for Slurm as `launch` has it "
+        "(default: nowhere)",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        dest="start_timeout_seconds",
+        type=float,
+        default=300.0,
+        help="how long the processes wait for one another to come up (default: 300)",
+    )
+    add(
+        "--restarts",
+        metavar="N",
+        type=int,
+        help="after a failure: jobset: how often each pod is replaced (default: 3); slurm: how "
+        "often all processes are started again (default: 0)",
+    )
+    add_checkpoints(sub)
+
+
+def _add_protection(sub: argparse.ArgumentParser) -> None:
+    add = sub.add_argument
+    add(
+        "--keys",
+        metavar="DIR",
+        default="",
+        help="the folder of `pserver keys init`; only its name is written (default: ./keys for "
+        "compose; for Slurm one host, with a secret of the job's own; jobset has secrets)",
+    )
+    add("--insecure", action="store_true", help="no keys, on a network that nobody else reaches")
+
+
+# ---- plan flags ----
+#
+# The flags of ``pserver plan``.
+
+
+HOSTS = ("one", "each")
+
+
+def add_planning(sub: argparse.ArgumentParser) -> None:
+    """Adds the job that is planned, and what is predicted of it."""
+    add = sub.add_argument
+    add("--servers", metavar="N", type=int, help="how many there would be")
+    add("--trainers", metavar="N", type=int, help="how many there would be")
+    add("--no-probe", action="store_true", help="show the split only, and run no step")
+    add(
+        "--window",
+        metavar="SECONDS",
+        type=float,
+        help="of the steps that the probe measures (default: 6)",
+    )
+    add("--link", metavar="RATE", help="of each process's link, as 200Mbit or 10Gbit")
+    add("--latency", metavar="TIME", help="of a link, one way, as 200us or 0.2ms")
+    add(
+        "--hosts",
+        choices=HOSTS,
+        help="'one': all processes share the cores of this machine; 'each': each has a machine "
+        "like it (default: each with --link, otherwise one)",
+    )
+    add(
+        "--search",
+        action="store_true",
+        help="compare update modes and numbers of servers, up to --servers, the best on top",
+    )
+    add("--memory", metavar="SIZE", help="with --search: that each server may have, as 8Gi")
+    add(
+        "--write",
+        action="store_true",
+        help="with --search: write the winner to SCRIPT's .plan.json, for strategy.auto_search",
+    )
+
+
+# ---- replay flags ----
+#
+# The flags of ``pserver replay``.
+
+
+def add_replaying(sub: argparse.ArgumentParser) -> None:
+    """Adds the log, where to begin, and what to write."""
+    add = sub.add_argument
+    add("log", metavar="LOG", help="the directory that --record-log named")
+    add(
+        "--from",
+        dest="start",
+        metavar="CHECKPOINT",
+        help="the checkpoint to begin with, of the recorded job (default: the log's beginning)",
+    )
+    add("--to", metavar="PATH", help="where to write what comes out, a checkpoint")
+    add("--overwrite", action="store_true", help="write it even if something is there already")
+    add(
+        "--until",
+        metavar="RECORD",
+        type=int,
+        help="the last record of the job's log that is applied (default: all)",
+    )
+
+
+# ---- flags ----
+
 
 USAGE = 2  # the exit status for a mistake in what was typed
 
@@ -136,7 +563,7 @@ def parser() -> Parser:
     for each in (status, save, reset, drain):
         each.add_argument("--keys", metavar="DIR", help=KEYS_HELP)
     for name, each in commands.choices.items():
-        each.epilog = exit_statuses.said(name)
+        each.epilog = settings.said(name)
     root.commands = commands.choices
     return root
 

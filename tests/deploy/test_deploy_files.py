@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pserver.command_line.flags import parser
+from pserver.cli.flags import parser
 from tests.support.pages import ROOT
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import yaml
 
 from docs.generators.api import MODULES
 from docs.generators.command_line import below
-from pserver.command_line.exit_statuses import EVERY
+from pserver.cli.settings import EVERY
 from tests.support.pages import PAGES, ROOT, fences, name
 from trainer.environment.variables import (
     INTERNAL,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pserver.__main__ import _cluster
-from pserver.command_line.flags import parser
-from pserver.command_line.settings import NAMES, server_config
+from pserver.cli.flags import parser
+from pserver.cli.settings import NAMES, server_config
 from pserver.config import ServerConfig
 
 SERVE = parser().commands["serve"]

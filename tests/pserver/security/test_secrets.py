@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pserver.command_line.operator_access import access_of
+from pserver.cli.settings import access_of
 from pserver.config import ServerConfig
 from pserver.security import tokens
 from pserver.security.access import OPEN, Access

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from pserver.__main__ import main
-from pserver.command_line import manifest_flags
-from pserver.command_line.flags import parser
+from pserver.cli import flags
+from pserver.cli.flags import parser
 from pserver.launcher.manifests import description
 from pserver.launcher.manifests.jobset import SERVE
 from pserver.security.keys import check_host
@@ -260,4 +260,4 @@ def test_a_file_for_compose_names_paths_from_where_it_is(
 
 def test_the_command_line_knows_every_kind() -> None:
     """It has a list of its own, which needs no import."""
-    assert manifest_flags.KINDS == description.KINDS
+    assert flags.KINDS == description.KINDS

@@ -1,0 +1,14 @@
+"""What the user types: the flags of ``pserver``, and a server's settings from flags, file and
+environment.
+
+In reading order::
+
+    settings  A server's settings from flags, a TOML file and environment variables, in this order
+              of precedence
+    flags     the flags of ``pserver`` and its commands, and their help texts
+
+``pserver/__main__.py`` runs the commands.
+
+May import: ``pserver.config``, ``pserver.security``, ``pserver.transport.endpoint``.  Neither torch
+nor grpc, so that ``pserver --help`` answers at once.
+"""
