@@ -17,9 +17,9 @@ from pserver.client.replies import Reply
 from pserver.config import ServerConfig
 from pserver.errors import FingerprintMismatch, PServerError
 from pserver.table.gradient import RowGradient
-from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.transport.arrays import Assignment, checksum
 from pserver.wire_pb2 import Kind
+from tests.faults.faults import Injector, Point, injected
 from tests.support.links import Coordinator, Follower
 from tests.support.protocol import Transcript, written
 from tests.support.transcript import compare

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pserver.testing.network_path import NetworkPath
+from tests.faults.network_path import NetworkPath
 from tests.support.processes import Processes
 from tests.support.tiers import RARE
 

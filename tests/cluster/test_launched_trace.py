@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 DELAY = 0.3  # seconds, of trainer 1's first gradient in each step
 SCRIPT = f"""
 import torch
-from pserver.testing import stream_faults
+from tests.faults import stream_faults
 from pserver.wire_pb2 import Kind
 from trainer import fleet
 

@@ -1,25 +1,4 @@
-"""Injects faults of the network into the streams between a trainer and its servers, at named points
-or at random.
-
-Only tests and the history checker use it.  It works at the connecting end, through which both
-directions pass::
-
-    with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "tcp"):
-        ...                        # the first DONE of step 2 is lost; the trainer asks again
-
-==========  ================================================================================
-action      what happens to a frame
-==========  ================================================================================
-drop        it is lost
-duplicate   it arrives twice
-delay       it arrives later, and so do the frames behind it
-reorder     it arrives after the next one
-reset       the connection breaks, for both ends, and the frame is lost
-late        the trainer sees the connection break; all that it had sent on it, and this
-            frame, reaches the server later, a second time, when another stream may have
-            replaced this one
-==========  ================================================================================
-"""
+"""Faults of the network, in streams and calls, at named points or at random; and loads of saves."""
 
 from __future__ import annotations
 
@@ -31,12 +10,212 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
+import grpc
+from google.protobuf.message import Message
+
+from pserver.client import client
+from pserver.client.client import Client
+from pserver.config import split_endpoint
+from pserver.control.control_client import ControlClient
 from pserver.errors import PServerError, Unreachable
+from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import MISSED, Buffer, Handler, Land, Listener, Stream
-from pserver.wire_pb2 import Frame, Kind
+from pserver.wire_pb2 import Frame, Kind, LoadRequest
+
+# ---- loads ----
+#
+# Loads of saves, server by server, as a checkpoint's reader asks for them.
+
+
+def load(client: Client, path: str, seconds: float) -> None:
+    """Has a server read what servers of its place have written.
+
+    Args:
+        path: below the server's directory.
+        seconds: for its answer.
+
+    Raises:
+        PServerError: it cannot.
+    """
+    client._control.load(LoadRequest(session=client._reply.session, path=path), seconds)
+
+
+# ---- rpc faults ----
+#
+# Injects faults of the network into control calls: Join, Leave, Barrier and the others.
+#
+# Only tests and the history checker use it, together with :mod:`tests.faults.faults`, which injects
+# faults into streams.
+#
+# ===========  ====================================================
+# action       what happens to a call
+# ===========  ====================================================
+# lost         the request does not arrive
+# unanswered   the server acts on it, and its reply is lost
+# twice        it arrives twice; the caller gets the first reply
+# slow         it arrives later
+# ===========  ====================================================
+
+
+CALL_ACTIONS = ("lost", "unanswered", "twice", "slow")
+SLOW_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CallPoint:
+    """One fault at a named point.
+
+    Attributes:
+        action: what happens.
+        call: to which call: "Join", ...
+        occurrence: to which of them: counts such calls from 1, of all trainers.
+    """
+
+    action: str
+    call: str
+    occurrence: int = 1
+
+
+class CallInjector:
+    """Decides what happens to each control call.  Any thread may ask.
+
+    Args:
+        points: faults at named points.
+        seed: of the random faults: the same seed decides the same for the n-th call of a kind to a
+            server.
+        rate: the part of the calls that get a random fault.
+        names: port -> the server's name.
+
+    Attributes:
+        done: how often each fault happened, by (action, "call", name of the call).
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CallPoint] = (),
+        seed: object = 0,
+        rate: float = 0.0,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        self.names = dict(names or {})
+        self.done: Counter[tuple[str, str, str]] = Counter()
+        self._points = list(points)
+        self._calls: Counter[str] = Counter()
+        self._draws: dict[tuple[str, str], random.Random] = {}
+        self._seed, self._rate = seed, rate
+        self._lock = threading.Lock()  # guards all of the above
+
+    def decide(self, call: str, server: str) -> str:
+        """What happens to a call: an action, or "" for nothing."""
+        with self._lock:
+            self._calls[call] += 1
+            named = (
+                point.action
+                for point in self._points
+                if (point.call, point.occurrence) == (call, self._calls[call])
+            )
+            action = next(named, "") or self._random(call, server)
+            if action:
+                self.done[action, "call", call] += 1
+            return action
+
+    def _random(self, call: str, server: str) -> str:
+        draw = self._draws.setdefault(
+            (call, server), random.Random(f"{self._seed} {call} {server}")
+        )
+        return draw.choice(CALL_ACTIONS) if draw.random() < self._rate else ""
+
+
+class Lost(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """The error of a call that did not arrive, or whose reply did not."""
+
+    def code(self) -> grpc.StatusCode:
+        """The status of a call whose connection breaks."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """The text of the status."""
+        return "the connection broke"
+
+    def trailing_metadata(self) -> tuple[()]:
+        """Nothing: the server has not answered."""
+        return ()
+
+
+class FaultyControl(ControlClient):
+    """A control client whose calls may get lost.
+
+    Args:
+        injector: decides what happens to each call.
+        endpoint, timeout_seconds, name, access: as ControlClient has them.
+    """
+
+    def __init__(
+        self,
+        injector: CallInjector,
+        endpoint: str,
+        timeout_seconds: float,
+        name: str = "",
+        access: Access = OPEN,
+    ) -> None:
+        super().__init__(endpoint, timeout_seconds, name, access)
+        self._injector = injector
+        self._server = injector.names.get(split_endpoint(endpoint)[1], endpoint)
+
+    def _ask(self, channel: grpc.Channel, name: str, request: Message, timeout: float) -> Message:
+        action = self._injector.decide(name, self._server)
+        if action == "lost":
+            raise Lost
+        if action == "slow":
+            time.sleep(SLOW_SECONDS)
+        reply = super()._ask(channel, name, request, timeout)
+        if action == "unanswered":
+            raise Lost
+        if action == "twice":
+            with suppress(grpc.RpcError):
+                super()._ask(channel, name, request, timeout)
+        return reply
+
+
+@contextmanager
+def faulty_calls(injector: CallInjector) -> Iterator[CallInjector]:
+    """While it lasts, the control calls of trainers that this process starts are faulty."""
+    before = vars(client)["ControlClient"]
+    vars(client)["ControlClient"] = partial(FaultyControl, injector)
+    try:
+        yield injector
+    finally:
+        vars(client)["ControlClient"] = before
+
+
+# ---- stream faults ----
+#
+# Injects faults of the network into the streams between a trainer and its servers, at named points
+# or at random.
+#
+# Only tests and the history checker use it.  It works at the connecting end, through which both
+# directions pass::
+#
+#   with injected(Injector(points=[Point("drop", "in", Kind.DONE, step=2)]), "tcp"):
+#       ...                        # the first DONE of step 2 is lost; the trainer asks again
+#
+# ==========  ================================================================================
+# action      what happens to a frame
+# ==========  ================================================================================
+# drop        it is lost
+# duplicate   it arrives twice
+# delay       it arrives later, and so do the frames behind it
+# reorder     it arrives after the next one
+# reset       the connection breaks, for both ends, and the frame is lost
+# late        the trainer sees the connection break; all that it had sent on it, and this
+#             frame, reaches the server later, a second time, when another stream may have
+#             replaced this one
+# ==========  ================================================================================
+
 
 ACTIONS = ("drop", "duplicate", "delay", "reorder", "reset", "late")
 DELAY_SECONDS = 0.004
@@ -44,7 +223,7 @@ DELAY_SECONDS = 0.004
 LATE_SECONDS = (0.0, 0.002, 0.02)
 FAULTLESS_FROM = 5  # a lane's streams from this number on get no faults, so that every trial ends
 
-Message = tuple[Frame, bytes | memoryview]
+FrameMessage = tuple[Frame, bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +377,12 @@ class FaultyStream:
         self.offer = stream.offer
         self._stream, self._injector = stream, injector
         self._place = Place(server)
-        self._sent: list[Message] = []  # to be sent again by "late"
+        self._sent: list[FrameMessage] = []  # to be sent again by "late"
         # by direction: a frame that waits until the next one has passed
-        self._held: dict[str, Message | None] = {"out": None, "in": None}
+        self._held: dict[str, FrameMessage | None] = {"out": None, "in": None}
         self._broken = ""
         self._lingers = False  # broken for the trainer, and not yet for the server
-        self._arrived: queue.SimpleQueue[Message | None | PServerError] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[FrameMessage | None | PServerError] = queue.SimpleQueue()
         self._pump = threading.Thread(target=self._pump_in, name=f"faults {self.peer}", daemon=True)
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
@@ -253,7 +432,7 @@ class FaultyStream:
         self._broken = self._broken or reason
         self._arrived.put(Unreachable(f"{self.peer}: the stream {self._broken}"))
 
-    def _after(self, direction: str, message: Message) -> list[Message]:
+    def _after(self, direction: str, message: FrameMessage) -> list[FrameMessage]:
         """The frames that pass in place of this one."""
         action = self._injector.decide(direction, message[0], self._place)
         held, self._held[direction] = self._held[direction], None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from pserver.config import ServerConfig
-from pserver.testing.loads import load
+from tests.faults.faults import load
 from trainer.checker.history import History
 from trainer.checker.processes import Process
 from trainer.checker.reapplication import restored_differences

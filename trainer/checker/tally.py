@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pserver.testing.rpc_faults import CALL_ACTIONS
-from pserver.testing.stream_faults import ACTIONS
+from tests.faults.faults import ACTIONS, CALL_ACTIONS
 
 SEVERED = "severed"
 

@@ -19,9 +19,8 @@ from pserver.client import stream
 from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.service.server import Server
-from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
-from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.transport import inprocess
+from tests.faults.faults import CallInjector, CallPoint, Injector, Point, faulty_calls, injected
 from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, RULE, Scenario
 from trainer.checker.tables import TableInvariants, TableReader

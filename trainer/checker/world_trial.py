@@ -18,8 +18,7 @@ from pserver.job_log.records import Process as LogProcess
 from pserver.launcher import last_word
 from pserver.membership.decisions import Decisions
 from pserver.security.access import OPEN
-from pserver.testing.rpc_faults import CallInjector, faulty_calls
-from pserver.testing.stream_faults import Partitions, injected
+from tests.faults.faults import CallInjector, Partitions, faulty_calls, injected
 from trainer.checker.history import History
 from trainer.checker.laws import Laws
 from trainer.checker.lost_servers import LostServers, quick_heartbeats

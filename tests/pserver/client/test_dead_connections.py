@@ -21,7 +21,7 @@ from pserver.config import ServerConfig
 from pserver.errors import ServerLost
 from pserver.service import streams
 from pserver.service.server import Server
-from pserver.testing.network_path import NetworkPath
+from tests.faults.network_path import NetworkPath
 from tests.support.one_parameter import NUMBERS, SECONDS, Trainer
 from tests.support.tiers import RARE
 from tests.support.waiting import eventually

@@ -10,7 +10,7 @@ import torch
 from pserver.client import stream
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from pserver.testing.network_path import Flips, NetworkPath
+from tests.faults.network_path import Flips, NetworkPath
 from tests.support.one_parameter import Trainer
 
 ADDRESS = "127.0.0.2"

@@ -12,9 +12,9 @@ import pytest
 from pserver.config import split_endpoint
 from pserver.errors import ServerLost
 from pserver.job_log import follower as follower_link
-from pserver.testing.network_path import Flips, NetworkPath
-from pserver.testing.stream_faults import ACTIONS, Injector, Point, injected
 from pserver.wire_pb2 import Kind
+from tests.faults.faults import ACTIONS, Injector, Point, injected
+from tests.faults.network_path import Flips, NetworkPath
 from tests.support.links import SECONDS, Coordinator, Follower
 from tests.support.tiers import RARE
 

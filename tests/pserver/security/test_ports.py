@@ -20,7 +20,6 @@ OPENERS = {
     "pserver/web/server.py": "web",
     "pserver/launcher/cluster.py": "rendezvous",  # looks whether one is free
     "pserver/security/enrolment.py": "enrolment",
-    "pserver/testing/network_path.py": "",  # for tests
     "pserver/transport/endpoint.py": "control",
     "pserver/transport/grpc_security.py": "control",
     "pserver/transport/shm.py": "shared memory",

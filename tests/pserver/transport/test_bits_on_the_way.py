@@ -16,12 +16,12 @@ from pserver.config import ServerConfig
 from pserver.control.control_client import ControlClient
 from pserver.errors import CorruptFrame, PServerError, Unreachable
 from pserver.service.server import Server
-from pserver.testing.network_path import Flips, NetworkPath
 from pserver.transport import checksums
 from pserver.transport.grpc_stream import SERVICE
 from pserver.transport.registry import TRANSPORTS, Transport
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import VALUE, Frame, Part
+from tests.faults.network_path import Flips, NetworkPath
 from tests.support.cluster_keys import SecuredTransport
 from tests.support.one_parameter import Trainer
 from tests.support.streams import SECONDS, CheckedTransport, echo, listening

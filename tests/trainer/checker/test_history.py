@@ -7,9 +7,8 @@ import pytest
 from pserver.dense import update
 from pserver.job import program
 from pserver.lane import tasks
-from pserver.testing.rpc_faults import CALL_ACTIONS, CallPoint
-from pserver.testing.stream_faults import ACTIONS, Point
 from pserver.wire_pb2 import Kind
+from tests.faults.faults import ACTIONS, CALL_ACTIONS, CallPoint, Point
 from tests.support.matrix import crossed
 from tests.support.stories import LARGE, ROW_MODES, SEEDS, story
 from trainer.checker.scenario import MODES, TRANSPORTS, of_seed

@@ -14,9 +14,9 @@ from torch import nn
 
 from pserver.config import ServerConfig
 from pserver.service.server import Server
-from pserver.testing.stream_faults import Injector, injected
 from pserver.transport import zones
 from pserver.transport.stream import MISSED
+from tests.faults.faults import Injector, injected
 from trainer import fleet
 from transpiler import DistributedStrategy
 

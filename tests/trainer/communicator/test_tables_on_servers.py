@@ -13,7 +13,7 @@ from torch import nn
 
 from pserver.job import job
 from pserver.lane import tables
-from pserver.testing.rpc_faults import CallInjector, CallPoint, faulty_calls
+from tests.faults.faults import CallInjector, CallPoint, faulty_calls
 from tests.support.table_trainers import DIM, Net, Servers, sgd
 from trainer import CountFilterEntry, DistributedEmbedding, ProbabilityEntry, ShowClickEntry, fleet
 from trainer.optimizer import DistributedOptimizer

@@ -15,8 +15,8 @@ from torch import nn
 from pserver.config import ServerConfig
 from pserver.errors import PServerError
 from pserver.service.server import Server
-from pserver.testing.stream_faults import Injector, Point, injected
 from pserver.wire_pb2 import Kind
+from tests.faults.faults import Injector, Point, injected
 from tests.support.eager_modes import joined
 from tests.support.table_trainers import Net, Trainer, at_once
 from trainer import DistributedEmbedding, fleet
