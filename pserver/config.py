@@ -380,7 +380,7 @@ def check_store(name: str, url: str) -> None:
 def refuse_url(name: str, path: str) -> None:
     """Returns if a path is one on this machine.
 
-    ``transpiler.files.local_path`` says the same; importing it brings torch, and ``pserver --help``
+    ``transpiler.files.files`` says the same; importing it brings torch, and ``pserver --help``
     answers at once.
 
     Raises:

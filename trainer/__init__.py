@@ -214,7 +214,7 @@ from transpiler.ir.tables import Normal as Normal
 from transpiler.ir.tables import ProbabilityEntry as ProbabilityEntry
 from transpiler.ir.tables import ShowClickEntry as ShowClickEntry
 from transpiler.ir.tables import Uniform as Uniform
-from transpiler.names.missing_name import missing as _missing
+from transpiler.names.names import missing as _missing
 from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
 from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
 

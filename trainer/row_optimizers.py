@@ -217,7 +217,7 @@ class RowwiseAdagrad(RowOptimizer):
 @dataclass
 class DecayedAdagrad(RowOptimizer):
     """Adagrad over a decaying average of squared gradients, as
-    :class:`transpiler.optim.decayed_adagrad.DecayedAdagrad` over each row by itself: a row and its
+    :class:`transpiler.optim.optim.DecayedAdagrad` over each row by itself: a row and its
     average change in the steps that touch it, and in no others.  (Over a whole dense parameter the
     average decays at every step.)
     """

@@ -188,7 +188,7 @@ Essays
 ======
 
 [Note: deep gradient compression]             optim/dgc.py
-[Note: no copy, no lock]                      files/tensor_stream.py
+[Note: no copy, no lock]                      files/files.py
 [Note: names]                                 ir/block.py
 [Note: wrappers]                              ir/plain_names.py
 [Note: ops that are not accepted]             ir/aten_ops.py
@@ -196,7 +196,7 @@ Essays
 [Note: rules as data]                         ir/update_block.py
 [Note: every element alike]                   ir/rule_optimizer.py
 [Note: running a layer again]                 ir/recurrent.py
-[Note: dropout in a program]                  inference/evaluation.py
+[Note: dropout in a program]                  inference/inference.py
 [Note: what stays free]                       tracing/trace.py
 [Note: gradients as autograd stores them]     tracing/trace.py
 [Note: tracing a rule]                        tracing/trace_rule.py
@@ -221,11 +221,11 @@ from transpiler.ir.graph import Op as Op
 from transpiler.ir.graph import Variable as Variable
 from transpiler.memory import memory_optimize as memory_optimize
 from transpiler.memory import release_memory as release_memory
-from transpiler.names.missing_name import missing as _missing
-from transpiler.optim.decayed_adagrad import DecayedAdagrad as DecayedAdagrad
-from transpiler.optim.ftrl import Ftrl as Ftrl
-from transpiler.optim.lamb import LAMB as LAMB
-from transpiler.optim.lars import LARS as LARS
+from transpiler.names.names import missing as _missing
+from transpiler.optim.optim import LAMB as LAMB
+from transpiler.optim.optim import LARS as LARS
+from transpiler.optim.optim import DecayedAdagrad as DecayedAdagrad
+from transpiler.optim.optim import Ftrl as Ftrl
 from transpiler.param_attr import L2Decay as L2Decay
 from transpiler.param_attr import ParamAttr as ParamAttr
 from transpiler.param_attr import parameter_groups as parameter_groups

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transpiler import program_pb2
-from transpiler.files.local_path import local_path
+from transpiler.files.files import local_path
 from transpiler.formats import program_file, serialize
 from transpiler.formats.canonical import canonical
 from transpiler.formats.difference import difference
 from transpiler.formats.svg import draw
 from transpiler.formats.text import text
-from transpiler.inference.evaluation import evaluated
+from transpiler.inference.inference import evaluated
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
 from transpiler.ir.ops import COMMUNICATION

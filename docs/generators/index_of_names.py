@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby
 
-from transpiler.names.index import KINDS, Name, names
+from transpiler.names.names import KINDS, Name, names
 
 FIRST = """# Index of names
 

@@ -69,8 +69,7 @@ from pserver.checkpoint.manifest import (
 )
 from pserver.storage.local import LocalPlace, NewFile, PathLock
 from pserver.storage.place import Place, place_at, relative
-from transpiler.files.local_path import shown
-from transpiler.files.tensor_stream import write_pieces
+from transpiler.files.files import shown, write_pieces
 
 # ---- table chunks ----
 #

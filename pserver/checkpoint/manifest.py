@@ -44,7 +44,7 @@ import torch
 from pserver.storage.local import PARTIAL, InUse, LocalPlace, myself
 from pserver.storage.place import Place, place_at, relative
 from transpiler.files import bounded_json
-from transpiler.files.local_path import is_url
+from transpiler.files.files import is_url
 
 # ---- listed ----
 #

@@ -14,7 +14,7 @@ from pserver.membership.lifecycle import EventLog
 from pserver.membership.waits import patience
 from pserver.telemetry.memory import trim_memory
 from pserver.undone import or_undone
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 
 BEGIN_SECONDS = 20.0  # that a save waits for one that has not begun everywhere
 

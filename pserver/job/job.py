@@ -86,7 +86,7 @@ from pserver.telemetry.memory import resident_bytes
 from pserver.telemetry.trace import now
 from pserver.transport.memory import ByteCounters
 from pserver.undone import or_undone
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment, Plan, differences
 from transpiler.program import Program

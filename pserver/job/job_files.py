@@ -19,7 +19,7 @@ from pserver.membership.decisions import CUT_SECONDS
 from pserver.membership.members import Membership
 from pserver.storage.place import place_at
 from pserver.undone import or_undone
-from transpiler.files.local_path import is_url, local_path, shown
+from transpiler.files.files import is_url, local_path, shown
 
 Named = TypeVar("Named", str, Path)
 

@@ -11,7 +11,7 @@ from pserver.job.program import InstalledProgram
 from pserver.job.reload import Reload
 from pserver.leases.epoch import Account
 from pserver.membership.members import Membership, stragglers
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 from transpiler.formats.plan_message import hparams_to_proto
 
 # of an account, as a status has it

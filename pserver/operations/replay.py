@@ -40,7 +40,7 @@ from pserver.operations.save import HeldJob, write
 from pserver.storage import plain_file
 from pserver.storage.place import place_at
 from transpiler.files import bounded_json
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 from transpiler.ir.graph import Role
 from transpiler.ir.slice_states import slice_states
 from transpiler.program import Program

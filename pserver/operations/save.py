@@ -27,7 +27,7 @@ from pserver.errors import FingerprintMismatch, PServerError, Refused
 from pserver.polling import poll
 from pserver.security.access import Access, always_open
 from pserver.table import counts
-from transpiler.files.local_path import local_path
+from transpiler.files.files import local_path
 from transpiler.ir.graph import Role, Storage
 from transpiler.ir.rules import Hparam
 from transpiler.ir.served import HeldRows, Served

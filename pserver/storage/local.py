@@ -28,9 +28,8 @@ import torch
 
 from pserver.storage import plain_file
 from pserver.undone import or_undone
+from transpiler.files.files import flush, write_pieces
 from transpiler.files.named_errors import naming
-from transpiler.files.tensor_stream import write_pieces
-from transpiler.files.whole_file import flush
 
 # ---- digest ----
 #

@@ -6,7 +6,7 @@ import os
 
 from pserver.storage.local import LocalPlace
 from pserver.storage.remote import RemotePlace
-from transpiler.files.local_path import is_url, local_path
+from transpiler.files.files import is_url, local_path
 
 Place = LocalPlace | RemotePlace
 

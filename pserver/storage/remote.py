@@ -26,9 +26,8 @@ import safetensors.torch
 import torch
 
 from pserver.storage.local import BLOCK_BYTES, NewFile, Upload, digest_of
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown, write_pieces
 from transpiler.files.named_errors import naming
-from transpiler.files.tensor_stream import write_pieces
 
 # ---- login ----
 #

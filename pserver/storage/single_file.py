@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pserver.storage.remote import RemotePlace
-from transpiler.files.local_path import is_url, local_path, shown
+from transpiler.files.files import flush, is_url, local_path, shown
 from transpiler.files.named_errors import naming
-from transpiler.files.whole_file import flush
 
 
 @contextmanager

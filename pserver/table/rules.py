@@ -198,7 +198,7 @@ def _decayed_adagrad(hparams: Hparams, step: int) -> Scalars:
 def decayed_adagrad(
     rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
 ) -> None:
-    """transpiler.optim.decayed_adagrad.DecayedAdagrad; the average of a row decays in the steps
+    """transpiler.optim.optim.DecayedAdagrad; the average of a row decays in the steps
     that touch it only.  Scalars: rate, decay, 1 - decay, eps.
     """
     rate, keep, gain, eps = scalars[0], scalars[1], scalars[2], scalars[3]
@@ -331,7 +331,7 @@ def _ftrl(hparams: Hparams, step: int) -> Scalars:
 def ftrl(
     rows: Array, slots: Array, gradients: Array, begin: int, end: int, states: Array, scalars: Array
 ) -> None:
-    """transpiler.optim.ftrl.Ftrl.  Scalars: rate, l1, l2, -lr_power, beta."""
+    """transpiler.optim.optim.Ftrl.  Scalars: rate, l1, l2, -lr_power, beta."""
     rate, l1, l2, exponent, beta = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     for i in range(len(slots)):

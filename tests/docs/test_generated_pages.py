@@ -12,7 +12,7 @@ from markdown import markdown
 from docs.generators import DOCS, GENERATORS, api
 from docs.pictures.measured_code import unmarked
 from tests.support.pages import PAGES, name
-from transpiler.names.index import names
+from transpiler.names.names import names
 
 pytestmark = pytest.mark.processes  # griffe, which reads the packages, asks git
 

@@ -29,7 +29,7 @@ IMPURE |= {"asyncio", "queue", "grpc", "pyarrow"}
 PURE = ("transpiler/", "pserver/table/", "pserver/dense/", "pserver/leases/")
 PURE += tuple(f"pserver/job_log/{name}.py" for name in ("coordinator", "files", "records"))
 EXCEPT = {
-    "transpiler/files/whole_file.py": {"os"},  # what is saved is synced and renamed
+    "transpiler/files/files.py": {"os"},  # what is saved is synced and renamed
     "transpiler/tracing/equivalence_check.py": {"random"},  # puts back what a step has drawn
     "pserver/table/tiered.py": {"os", "threading"},  # rows in RocksDB
     "pserver/job_log/files.py": {"os"},  # an entry is one write

@@ -19,9 +19,8 @@ from pserver.security.keys import write_private
 from pserver.security.tokens import Secret
 from pserver.storage.local import DiskFile, LocalPlace
 from tests.support.sources import MODULES, relative, tree
+from transpiler.files.files import whole_file, write_object
 from transpiler.files.named_errors import naming
-from transpiler.files.tensor_file import write_object
-from transpiler.files.whole_file import whole_file
 
 WRITES = {"write_text", "write_bytes"}
 SYSTEM = {"write", "writev", "pwrite", "ftruncate", "fsync"}  # of os

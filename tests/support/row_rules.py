@@ -11,8 +11,7 @@ import torch
 from pserver.table.table import SparseTable
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Normal, Segment, Table
-from transpiler.optim.decayed_adagrad import DecayedAdagrad
-from transpiler.optim.ftrl import Ftrl
+from transpiler.optim.optim import DecayedAdagrad, Ftrl
 
 ROWS, DIM, STEPS = 24, 5, 40
 

@@ -28,7 +28,7 @@ from trainer.row_optimizers import (
 )
 from transpiler import Ftrl as DenseFtrl
 from transpiler.ir.rules import ROW_RULES, Rule
-from transpiler.optim.decayed_adagrad import DecayedAdagrad as DenseDecayedAdagrad
+from transpiler.optim.optim import DecayedAdagrad as DenseDecayedAdagrad
 
 
 def test_every_rule_for_rows_has_an_optimizer() -> None:

@@ -27,7 +27,7 @@ from transpiler import (
     capture,
 )
 from transpiler.ir.two_of_four import mask_of
-from transpiler.optim.adam_d2sum import AdamD2Sum
+from transpiler.optim.optim import AdamD2Sum
 from transpiler.program import Program
 from transpiler.rewrites.pipeline import rewritten
 from transpiler.rewrites.programs import Programs

@@ -33,9 +33,8 @@ import torch
 
 from pserver.storage.single_file import written
 from trainer.checkpoint.row_forms import FORMS, check_form, written_as
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown, write_object, write_tensors
 from transpiler.files.named_errors import naming
-from transpiler.files.tensor_file import write_object, write_tensors
 from transpiler.ir.tables import Table
 
 MAX_BYTES = 1 << 32

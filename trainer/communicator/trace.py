@@ -26,7 +26,7 @@ from pserver.onlookers import onlooker
 from pserver.storage.single_file import written
 from pserver.telemetry.trace import SPANS, Recording, document
 from trainer.communicator.torch_spans import TorchSpans
-from transpiler.files.local_path import is_url, shown
+from transpiler.files.files import is_url, shown
 
 GATHER_SECONDS = 30.0  # for the other trainers' last steps, when trainer 0's are over
 JOIN_SECONDS = GATHER_SECONDS + 15.0  # and for the calls besides

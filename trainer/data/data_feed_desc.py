@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.data.pieces import opened
 from trainer.data.slots import Slot
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 
 DTYPES = {"uint64": "int64", "float": "float32"}  # by the description's types
 TOKEN = re.compile(r'"[^"\n]*"|\w+|-\d+|[{}:]|\S')

@@ -14,7 +14,7 @@ from trainer.data.batches import Batch, Prefetched
 from trainer.data.pieces import Piece, size_of
 from trainer.data.slots import Slot, slots_of
 from trainer.data.trainers import Trainers
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 
 if TYPE_CHECKING:
     from trainer.data.formats import Format

@@ -11,7 +11,7 @@ from trainer.data.columns import Column
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece, opened
 from trainer.data.slots import Slot
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 
 
 class Parquet:

@@ -23,7 +23,7 @@ import fsspec
 from fsspec.utils import infer_compression
 
 from pserver.storage.remote import hidden, options_of
-from transpiler.files.local_path import shown
+from transpiler.files.files import shown
 
 PIECE_BYTES = 16 * 2**20
 BLOCK_BYTES = 8 * 2**20  # that are parsed at once

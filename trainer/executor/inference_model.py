@@ -19,7 +19,7 @@ from torch import Tensor
 from pserver.storage.single_file import read, written
 from trainer.communicator.communicator import Communicator
 from trainer.executor.executor import Executor
-from transpiler.inference.pruning import pruned
+from transpiler.inference.inference import pruned
 from transpiler.ir.graph import Block, Op, Role, Storage, freeze
 from transpiler.ir.table_ops import start_rows, table_name
 from transpiler.program import Program

@@ -18,7 +18,7 @@ from trainer.checkpoint.joint_call import jointly
 from trainer.executor.ops_optimizer import OpsOptimizer
 from transpiler.ir.graph import Storage
 from transpiler.ir.table_ops import is_sparse
-from transpiler.optim.following import FollowingOptimizer
+from transpiler.optim.dgc import FollowingOptimizer
 from transpiler.program import Program
 
 if TYPE_CHECKING:

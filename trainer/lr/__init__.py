@@ -28,7 +28,7 @@ from trainer.lr.decays import NoamLR as NoamLR
 from trainer.lr.decays import PolynomialDecayLR as PolynomialDecayLR
 from trainer.lr.piecewise import PiecewiseLR as PiecewiseLR
 from trainer.lr.warmup import WarmupLR as WarmupLR
-from transpiler.names.missing_name import missing as _missing
+from transpiler.names.names import missing as _missing
 
 __all__ = [
     "InverseTimeLR",

@@ -45,7 +45,7 @@ from trainer.metrics.ratios import LogLoss as LogLoss
 from trainer.metrics.ratios import Mean as Mean
 from trainer.metrics.ratios import Precision as Precision
 from trainer.metrics.ratios import Recall as Recall
-from transpiler.names.missing_name import missing as _missing
+from transpiler.names.names import missing as _missing
 
 __all__ = [
     "Accuracy",

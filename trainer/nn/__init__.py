@@ -50,7 +50,7 @@ from trainer.nn.selected_rows import SelectedRows
 from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
 from trainer.nn.shows import ContinuousValueModel
 from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
-from transpiler.names.missing_name import missing as _missing
+from transpiler.names.names import missing as _missing
 
 __all__ = [
     "BPRLoss",

@@ -41,7 +41,7 @@ from trainer.nn.sequence_steps import (
 from trainer.nn.shows import continuous_value_model
 from trainer.nn.tags import filter_by_instag
 from trainer.nn.teacher_student import teacher_student_sigmoid_loss
-from transpiler.names.missing_name import missing as _missing
+from transpiler.names.names import missing as _missing
 
 __all__ = [
     "bpr_loss",

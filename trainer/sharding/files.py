@@ -13,8 +13,7 @@ from pserver.storage.single_file import joined, written
 from trainer.checkpoint.export import export
 from trainer.sharding.levels import sharded
 from trainer.sharding.optimizer import ShardedOptimizer
-from transpiler.files.local_path import is_url, local_path
-from transpiler.files.tensor_file import write_object
+from transpiler.files.files import is_url, local_path, write_object
 from transpiler.ir.plain_names import plain_name
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"

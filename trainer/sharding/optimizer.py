@@ -16,7 +16,7 @@ from trainer.sharding.norms import clip_gradients
 from trainer.sharding.places import Places
 from trainer.sharding.shards import Shards
 from transpiler.clip import GradClip
-from transpiler.optim.following import LayerWiseOptimizer
+from transpiler.optim.dgc import LayerWiseOptimizer
 from transpiler.param_attr import unclipped
 
 if TYPE_CHECKING:  # which brings FSDP2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from transpiler.ir.rules import Rule, rule_of
-from transpiler.optim.following import LayerWiseOptimizer
+from transpiler.optim.dgc import LayerWiseOptimizer
 
 
 def sharded_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:

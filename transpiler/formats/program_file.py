@@ -18,8 +18,7 @@ from google.protobuf import json_format
 from safetensors import SafetensorError, safe_open
 
 from transpiler import program_pb2 as pb
-from transpiler.files.tensor_file import write_tensors
-from transpiler.files.whole_file import whole_file
+from transpiler.files.files import whole_file, write_tensors
 from transpiler.formats.serialize import from_proto, to_proto
 from transpiler.ir.graph import PERSISTENT, Block, Role, Storage, Variable
 from transpiler.ir.python_functions import refuse

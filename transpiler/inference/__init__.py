@@ -2,8 +2,7 @@
 
 In reading order::
 
-    pruning     a block without what its results do not need
-    evaluation  a training block as it is evaluated
+    inference  a training block as it is evaluated; a block without what its results do not need
 
 The room may import ir.
 """

@@ -40,12 +40,8 @@ from transpiler.ir.update_block import (
     states_of,
 )
 from transpiler.ir.update_block import hparams_of as hparams_of_block
-from transpiler.optim.adam_d2sum import AdamD2Sum
-from transpiler.optim.decayed_adagrad import DecayedAdagrad
-from transpiler.optim.following import LayerWiseOptimizer
-from transpiler.optim.ftrl import Ftrl
-from transpiler.optim.lamb import LAMB
-from transpiler.optim.lars import LARS
+from transpiler.optim.dgc import LayerWiseOptimizer
+from transpiler.optim.optim import LAMB, LARS, AdamD2Sum, DecayedAdagrad, Ftrl
 
 Hparam = float | tuple[float, ...]
 

@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from transpiler.inference.pruning import renamed
+from transpiler.inference.inference import renamed
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variable, freeze, refs
 from transpiler.ir.loss_scale import ScaleCourse
 from transpiler.ir.ops import is_optimizer

@@ -30,8 +30,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from transpiler import strategy_pb2 as pb
-from transpiler.files.local_path import local_path, shown
-from transpiler.files.whole_file import PRIVATE, whole_file
+from transpiler.files.files import PRIVATE, local_path, shown, whole_file
 from transpiler.plan.lane_settings import OUTER_OPTIMIZER
 from transpiler.plan.setting import check_keys, refuse_name, refuse_type
 from transpiler.strategy.fields import ALIASES, CONFIGS, SWITCHES, every_setting

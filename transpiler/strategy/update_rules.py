@@ -24,10 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transpiler.optim.adam_d2sum import AdamD2Sum
-from transpiler.optim.following import FollowingOptimizer, Group
-from transpiler.optim.lamb import LAMB
-from transpiler.optim.lars import LARS
+from transpiler.optim.dgc import FollowingOptimizer, Group
+from transpiler.optim.optim import LAMB, LARS, AdamD2Sum
 from transpiler.strategy.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transpiler.inference.pruning import renamed
+from transpiler.inference.inference import renamed
 from transpiler.ir.graph import Block, Op, Ref, Role, Variable, freeze
 from transpiler.lower import Lowered, lower
 from transpiler.program import Program

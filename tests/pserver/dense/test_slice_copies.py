@@ -9,7 +9,7 @@ import torch
 
 from pserver.dense.slices import SliceCopies, SliceStore
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.files.tensor_stream import pieces
+from transpiler.files.files import pieces
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment
 

@@ -8,18 +8,18 @@ import pytest
 import safetensors.torch
 import torch
 
-from transpiler.files import tensor_stream
-from transpiler.files.tensor_stream import pieces
+from transpiler.files import files
+from transpiler.files.files import pieces
 
-DTYPES = list(tensor_stream._NAMES)
+DTYPES = list(files._NAMES)
 
 
-@pytest.mark.parametrize("piece", [7, tensor_stream.PIECE])
+@pytest.mark.parametrize("piece", [7, files.PIECE])
 def test_the_library_reads_what_is_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     """Tensors of every dtype, scalars and empty ones, and names with quotes, to the bit."""
-    monkeypatch.setattr(tensor_stream, "PIECE", piece)
+    monkeypatch.setattr(files, "PIECE", piece)
     torch.manual_seed(0)
     of_dtypes = {f't "{dtype}"': torch.randint(0, 2, (3, 5)).to(dtype) for dtype in DTYPES}
     others = {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 4), "flag": torch.tensor(True)}

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.name_entries import SHORT, check_call, check_snippet, resolved
-from transpiler.names.index import KINDS, Name, names, tables
+from transpiler.names.names import KINDS, Name, names, tables
 
 LISTED = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").split()
 ENTRIES = [entry for entries in tables().values() for entry in entries]

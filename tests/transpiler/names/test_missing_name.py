@@ -17,8 +17,7 @@ import torch
 
 from tests.support.name_entries import resolved
 from trainer import fleet
-from transpiler.names.index import names, suggestion
-from transpiler.names.missing_name import missing
+from transpiler.names.names import missing, names, suggestion
 from transpiler.names.other_words import WORDS
 
 ROOMS = ("nn", "nn.functional", "metrics", "lr", "fleet")
@@ -27,7 +26,7 @@ UNREAD = """
 import importlib, sys
 import transpiler, trainer
 from trainer import fleet, lr, metrics, nn
-from transpiler.names.index import names
+from transpiler.names.names import names
 for module in (transpiler, trainer, nn, nn.functional, metrics, lr, fleet):
     assert not hasattr(module, "Nothing")
     assert getattr(module, "fc", None) is None

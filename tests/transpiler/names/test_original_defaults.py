@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tests.support.name_entries import inputs, scope
-from transpiler.names.index import names
+from transpiler.names.names import names
 
 Array = NDArray[Any]
 GIVEN = {name: tensor.numpy() for name, tensor in inputs().items()}

@@ -10,9 +10,7 @@ from torch import Tensor, optim
 
 from pserver.dense.update import CHUNK, SliceUpdater, SmallSlices, slice_state
 from transpiler.ir.rules import RULES, Rule, hparams_of, rule_of, state_of
-from transpiler.optim.adam_d2sum import AdamD2Sum
-from transpiler.optim.decayed_adagrad import DecayedAdagrad
-from transpiler.optim.ftrl import Ftrl
+from transpiler.optim.optim import AdamD2Sum, DecayedAdagrad, Ftrl
 
 # Where a parameter of three rows is cut: at odd places, with an empty slice, and one of more than a
 # chunk.

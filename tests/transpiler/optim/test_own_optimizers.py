@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, optim
 
-from transpiler.optim.decayed_adagrad import DecayedAdagrad
-from transpiler.optim.ftrl import Ftrl
+from transpiler.optim.optim import DecayedAdagrad, Ftrl
 
 
 def test_ftrl_follows_the_paper() -> None:

@@ -7,11 +7,7 @@ import torch
 from torch import optim
 
 from transpiler.ir.rules import RULES, Rule, hparams_of, make, rule_of, set_hparams
-from transpiler.optim.adam_d2sum import AdamD2Sum
-from transpiler.optim.decayed_adagrad import DecayedAdagrad
-from transpiler.optim.ftrl import Ftrl
-from transpiler.optim.lamb import LAMB
-from transpiler.optim.lars import LARS
+from transpiler.optim.optim import LAMB, LARS, AdamD2Sum, DecayedAdagrad, Ftrl
 
 
 def test_flags_left_to_torch_stay_left_to_torch() -> None:
