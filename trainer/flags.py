@@ -18,7 +18,7 @@ import torch
 from trainer.environment.connection import Connection
 from trainer.environment.values import set_variable, variable
 from transpiler.ir.close_names import close_names
-from transpiler.plan.execution import Execution
+from transpiler.plan.plan import Execution
 
 Flag = str | int | float | bool
 

@@ -77,7 +77,7 @@ from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
 from transpiler.clip import GradClip
 from transpiler.names.names import missing as _missing
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 from transpiler.precision.mixed_forward import fp16_guard
 from transpiler.strategy.parallel_degrees import is_divided
 from transpiler.strategy.refusals import check, too_late

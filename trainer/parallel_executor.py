@@ -16,7 +16,7 @@ from trainer.executor.compiled_program import (
 )
 from trainer.executor.executor import Executor
 from trainer.executor.trainer_numbers import check_numbers
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 from transpiler.program import Program
 from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy
 from transpiler.tracing.default_programs import default_trainer_program

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from transpiler.ir.rules import ROW_RULES, Rule
-from transpiler.plan.table_planner import group_rule as group_rule
+from transpiler.plan.planner import group_rule as group_rule
 
 __all__ = [
     "Adagrad",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer.scope import global_scope
 from transpiler.ir.schema import DTYPES
 from transpiler.param_attr import Initializer, ParamAttr, check_initializer, fill
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 
 def create_parameter(

@@ -205,7 +205,7 @@ Essays
 [Note: the shape of a pserver's program]      verify/untrusted_program.py
 [Note: what a fingerprint covers]             formats/canonical.py
 [Note: defaults]                              strategy/strategy.py
-[Note: ops inside functions]                  precision/op_casts.py
+[Note: ops inside functions]                  precision/ops.py
 [Note: the loss scale stays inside]           precision/mixed_forward.py
 """
 

@@ -21,8 +21,7 @@ from transpiler.passes import (
     NCCL2_STARTUP_PASSES,
     SHARDED_PASSES,
 )
-from transpiler.plan.execution import Execution
-from transpiler.plan.plan import Collective, Deployment
+from transpiler.plan.plan import Collective, Deployment, Execution
 from transpiler.program import Program
 from transpiler.program_planner import plan_collective
 from transpiler.verify.verify import run

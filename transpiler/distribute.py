@@ -40,7 +40,7 @@ from transpiler.ir.updates import updates
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Deployment, Plan
 from transpiler.plan.planner import plan_parameters
-from transpiler.plan.setting import check_flag, whole_number
+from transpiler.plan.settings import check_flag, whole_number
 from transpiler.program import Program
 from transpiler.program_planner import plan_program, plan_programs
 from transpiler.rewrites.amp import check_scales

@@ -9,10 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import COMPRESSIONS
-from transpiler.plan.setting import (
+from transpiler.plan.settings import (
+    A_SYNC_CONFIGS,
     Kind,
     Setting,
     count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 from transpiler.program import Program
 
 _LOG = logging.getLogger("transpiler")

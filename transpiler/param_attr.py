@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from transpiler.ir.close_names import close_names
 from transpiler.ir.tables import Initial
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 Initializer = Initial | Callable[[Tensor], Any]
 

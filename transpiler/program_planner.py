@@ -17,10 +17,9 @@ from transpiler.ir.updates import (
     tables_of,
     updates,
 )
-from transpiler.plan.lane_plan import LanePlan
 from transpiler.plan.placement import Dispatcher, RoundRobin
 from transpiler.plan.plan import Collective, Placement, Plan
-from transpiler.plan.planner import Asked, Named, plan_parameters
+from transpiler.plan.planner import Asked, LanePlan, Named, plan_parameters
 from transpiler.program import Program
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from transpiler.strategy.fields import Row, documentation
+from transpiler.strategy.strategy import Row, documentation
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST = """# Every key of a strategy

@@ -37,7 +37,7 @@ from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import stored
+from transpiler.plan.planner import stored
 
 # ---- locked cut ----
 #

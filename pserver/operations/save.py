@@ -33,7 +33,7 @@ from transpiler.ir.rules import Hparam
 from transpiler.ir.served import HeldRows, Served
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan
-from transpiler.plan.table_planner import stored
+from transpiler.plan.planner import stored
 from transpiler.program import Program
 
 # ---- each server ----

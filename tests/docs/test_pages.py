@@ -23,7 +23,7 @@ from trainer.environment.variables import (
     WITHOUT_SERVERS,
 )
 from trainer.row_optimizers import BY_TYPE
-from transpiler.strategy.fields import CONFIGS, SWITCHES
+from transpiler.strategy.strategy import CONFIGS, SWITCHES
 
 WIDTH, README_LINES = 100, 120
 VARIABLES = (*WITH_SERVERS, *WITHOUT_SERVERS, *OTHER_LAUNCHERS, *INTERNAL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.generators import strategy_keys
-from transpiler.strategy.fields import every_setting
+from transpiler.strategy.strategy import every_setting
 
 
 def test_a_test_observes_every_key_that_acts() -> None:

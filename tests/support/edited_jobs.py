@@ -12,8 +12,8 @@ from transpiler.distribute import (
 )
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.plan.planner import LanePlan, uniform
 from transpiler.program import Program
 
 SGD = {

@@ -29,8 +29,8 @@ from tests.support.load import result
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
-from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.plan.planner import LanePlan, uniform
 from transpiler.program import Program
 
 DEADLINE = 20.0

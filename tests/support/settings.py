@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from transpiler import DistributedStrategy
-from transpiler.plan.setting import Setting
+from transpiler.plan.settings import Setting
 
 
 def read(strategy: DistributedStrategy, name: str) -> Any:

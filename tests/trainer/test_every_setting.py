@@ -26,7 +26,7 @@ from trainer.job.current import present
 from transpiler import DistributedStrategy
 from transpiler.plan.modes import COLLECTIVE
 from transpiler.precision.mixed_forward import mixed_forward
-from transpiler.strategy.fields import every_setting
+from transpiler.strategy.strategy import every_setting
 
 EVERY = dict(every_setting())
 HYBRID = {"mp_degree": 1, "order": ["mp", "sep", "sharding", "pp", "dp"]}  # another one than unset

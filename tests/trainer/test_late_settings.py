@@ -10,7 +10,7 @@ from tests.support.eager_jobs import Servers
 from tests.support.settings import assign, other
 from trainer import fleet
 from transpiler import DistributedStrategy
-from transpiler.strategy.fields import every_setting
+from transpiler.strategy.strategy import every_setting
 
 
 def test_all_offenders_are_named_in_one_error() -> None:

@@ -17,8 +17,8 @@ from transpiler import (
     Program,
 )
 from transpiler.plan.plan import Lane
-from transpiler.plan.setting import Setting
-from transpiler.strategy.fields import every_setting
+from transpiler.plan.settings import Setting
+from transpiler.strategy.strategy import every_setting
 
 AGAINST_A_STRATEGY: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sync_mode": True}, {}, "a_sync=True"),

@@ -7,8 +7,8 @@ from transpiler.clip import ClipGradByGlobalNorm
 from transpiler.distribute import plan_program, pserver_program, trainer_program
 from transpiler.ir.graph import Op, Ref, Role
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.plan import Deployment, Lane
+from transpiler.plan.planner import LanePlan, uniform
 from transpiler.program import Program
 from transpiler.verify.untrusted_program import check_server_program
 

@@ -25,7 +25,7 @@ from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam, Rule, make, set_hparams
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Placement, Plan, Slice
-from transpiler.plan.table_planner import stored
+from transpiler.plan.planner import stored
 
 Hparams = Mapping[int, Mapping[str, Hparam]]
 

@@ -29,7 +29,7 @@ from trainer.embedding.local_rows import LocalRows, chunks_of
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of, stored
+from transpiler.plan.planner import rules_of, stored
 
 Chunk = dict[str, np.ndarray]
 Reader = Callable[[np.ndarray], np.ndarray]  # of int64 [n], each once: rows [n, dim]

@@ -2,7 +2,7 @@
 needed.
 
 A bucket of tensors travels as one flat copy, so the tensors that backward goes on reading are never
-written to.  In rows (see ``transpiler/plan/comm_rings.py``) a sum has three parts, one after
+written to.  In rows (see ``transpiler/plan/plan.py``) a sum has three parts, one after
 another (``row_sum.py``).
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.row_sum import RowSum
-from transpiler.plan.comm_rings import flat_id, heads, heads_id, row_id, row_of
+from transpiler.plan.plan import flat_id, heads, heads_id, row_id, row_of
 
 
 class PendingTensors:

@@ -50,7 +50,7 @@ from trainer.collective.gradient_sums import GradientSums
 from trainer.collective.parallel_env import copy_to_group, current_peers, naming_trainers
 from trainer.collective.rendezvous import Peers
 from transpiler.files import bounded_json
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 from transpiler.strategy.exchange import Exchange
 
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]

@@ -20,7 +20,7 @@ from torch import Tensor
 from trainer.collective.parallel_env import wait_on_cpu
 from trainer.collective.rendezvous import Peers
 from trainer.collective.row_sum import RowSum
-from transpiler.plan.comm_rings import heads, row_of, row_or_all
+from transpiler.plan.plan import heads, row_of, row_or_all
 from transpiler.strategy.exchange import Exchange
 
 

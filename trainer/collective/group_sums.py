@@ -23,7 +23,7 @@ from trainer.collective.comm_ring import Ring
 from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.gradient_sums import as_sent
 from trainer.collective.process_groups import ProcessGroups
-from transpiler.plan.comm_rings import row_or_all
+from transpiler.plan.plan import row_or_all
 from transpiler.strategy.exchange import Exchange
 
 DENSE = "the dense all-reduce"  # in messages

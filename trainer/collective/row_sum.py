@@ -1,6 +1,6 @@
 """A sum in rows: three operations, one after another, on a thread of their own.
 
-See ``transpiler/plan/comm_rings.py``.  Each operation needs the result of the one before, so that
+See ``transpiler/plan/plan.py``.  Each operation needs the result of the one before, so that
 somebody has to wait between them; backward goes on meanwhile.
 """
 

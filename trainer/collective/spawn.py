@@ -31,7 +31,7 @@ from pserver.errors import JobFailed, Lost
 from pserver.undone import or_undone
 from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
 from trainer.environment.world import World
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 SETTLE_SECONDS = 3.0
 GRACE_SECONDS = 5.0

@@ -37,7 +37,7 @@ from trainer.communicator.written_tables import initial_of
 from trainer.embedding.row_source import Arrived
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rules_of
+from transpiler.plan.planner import rules_of
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
 Array = np.ndarray

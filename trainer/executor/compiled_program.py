@@ -13,7 +13,7 @@ from trainer.executor.execution import built
 from transpiler.collective import broadcast_program, executed, parallel_program
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Role
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 from transpiler.program import Program
 from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy
 

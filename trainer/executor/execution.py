@@ -14,8 +14,7 @@ from pserver.telemetry.memory import trim_memory
 from trainer.modules.dump_file import DumpFiles
 from transpiler.ir.graph import Role
 from transpiler.ir.ops import is_optimizer
-from transpiler.plan.dump_settings import DumpSettings
-from transpiler.plan.execution import Execution
+from transpiler.plan.plan import DumpSettings, Execution
 from transpiler.program import Program
 from transpiler.rewrites.fused_updates import fuse_updates
 from transpiler.rewrites.programs import Programs

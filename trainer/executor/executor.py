@@ -37,9 +37,8 @@ from trainer.scope import PROCESS_SCOPE, Scope, global_scope
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel
-from transpiler.plan.execution import Execution
-from transpiler.plan.plan import Deployment
-from transpiler.plan.setting import check_flag
+from transpiler.plan.plan import Deployment, Execution
+from transpiler.plan.settings import check_flag
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program
 

@@ -29,7 +29,7 @@ from transpiler.ir.reuse import reusing
 from transpiler.ir.scaling_ops import found_infinite
 from transpiler.ir.table_ops import updates_rows
 from transpiler.lower import Kernel, Lowered, free_inputs, lower
-from transpiler.plan.execution import Execution
+from transpiler.plan.plan import Execution
 from transpiler.program import Program
 
 # ops that only name what is in its place

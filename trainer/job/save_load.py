@@ -19,7 +19,7 @@ from trainer.checkpoint.row_forms import check_form
 from trainer.gradients.dense_means import keeping_told
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
     from trainer.checkpoint.resume import Opened

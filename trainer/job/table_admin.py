@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainer.job.current import distributed, present
-from transpiler.plan.setting import number, optional, refuse_type
+from transpiler.plan.settings import number, optional, refuse_type
 
 DAYS = number(lambda value: value >= 0, "of 0 or more that is finite")
 THRESHOLD = optional(number(lambda value: True, "that is finite"))

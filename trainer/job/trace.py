@@ -14,7 +14,7 @@ from trainer.environment.role import Role
 from trainer.job.current import present
 from trainer.job.eager_spans import watched
 from trainer.job.job import Job
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 
 def trace(path: str, steps: int = 3, profiler: bool = False) -> None:

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from pserver.onlookers import onlooker
 from trainer.modules.dump_file import DumpFiles
 from transpiler.ir.close_names import close_names
-from transpiler.plan.dump_settings import DumpSettings
+from transpiler.plan.plan import DumpSettings
 from transpiler.tracing.default_programs import Listener, listen
 
 GRAD = "@GRAD"

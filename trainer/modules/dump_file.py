@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pserver.onlookers import onlooker
 from pserver.storage.single_file import joined, written
-from transpiler.plan.dump_settings import DumpSettings
+from transpiler.plan.plan import DumpSettings
 
 Values = Mapping[str, Sequence[Tensor]]  # what a step has computed under each name, in order
 

@@ -9,10 +9,18 @@ from transpiler import program_pb2 as pb
 from transpiler.formats.block_message import block_to_proto, update_from_proto
 from transpiler.formats.table_message import table_from_proto, table_to_proto
 from transpiler.ir.rules import Clip, Hparam, Rule
-from transpiler.plan.dump_settings import DumpSettings
-from transpiler.plan.execution import Execution
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS
-from transpiler.plan.plan import UNSAID, Collective, Deployment, Lane, Placement, Plan, Slice
+from transpiler.plan.plan import (
+    UNSAID,
+    Collective,
+    Deployment,
+    DumpSettings,
+    Execution,
+    Lane,
+    Placement,
+    Plan,
+    Slice,
+)
+from transpiler.plan.settings import A_SYNC_CONFIGS
 
 SOFT_WAIT: int = A_SYNC_CONFIGS["soft_wait_ms"].default  # a message leaves it out
 

@@ -9,7 +9,7 @@ from transpiler.formats.plan_bytes import SCALAR_BYTES, server_load, slice_bytes
 from transpiler.formats.table_text import size, table_rows
 from transpiler.ir.rules import state_of
 from transpiler.plan.lanes import describe
-from transpiler.plan.owners import owners
+from transpiler.plan.placement import owners
 from transpiler.plan.plan import Placement, Plan, Slice
 
 

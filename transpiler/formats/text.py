@@ -25,9 +25,8 @@ from transpiler.formats.phases import BACKWARD, UPDATE, kind_of, phases
 from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
 from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.plan.comm_rings import describe_collective, seldom
 from transpiler.plan.lanes import describe_plan
-from transpiler.plan.plan import Deployment
+from transpiler.plan.plan import Deployment, describe_collective, seldom
 
 WIDTH = 118  # columns of a line of variables
 _RESULT_COLUMNS = 22  # a longer left side moves only its own line to the right

@@ -1,7 +1,7 @@
 """The passes of a trainer's main program whose updates are sharded over the trainers.
 
-Each trained parameter has an owner among the trainers (transpiler/plan/owners.py).  It alone keeps
-the optimizer's state of the parameter::
+Each trained parameter has an owner among the trainers (transpiler/plan/placement.py).  It alone
+keeps the optimizer's state of the parameter::
 
     forward; the loss's gradient, times 1 / trainers; backward, and in it
     c_reduce_sum          where a gradient is final: its owner gets the sum, the mean of gradients
@@ -20,7 +20,7 @@ from transpiler.ir.graph import Op, Ref, freeze
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.updates import gradient_of, parameter_of
 from transpiler.passes.collective import CLIPS, following, raw_gradients
-from transpiler.plan.owners import owners
+from transpiler.plan.placement import owners
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from transpiler.ir.graph import Argument, Op, Ref, Variable, freeze
 from transpiler.ir.scaling_ops import CHECK
-from transpiler.plan.comm_rings import all_ids, ids_of
-from transpiler.plan.plan import Plan
+from transpiler.plan.plan import Plan, all_ids, ids_of
 from transpiler.program import Program
 
 CLIPS = frozenset({"clip", "clip_by_norm", "global_norm_scale", "scale_by"})

@@ -18,7 +18,7 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Storage, Variabl
 from transpiler.ir.table_ops import gradient_variable, start_rows, table_variable, update_op
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rows_read, served
+from transpiler.plan.planner import rows_read, served
 from transpiler.program import Program
 
 

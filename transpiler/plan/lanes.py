@@ -8,10 +8,9 @@ from dataclasses import fields
 
 from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_settings import LANE_SETTINGS
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane, Placement, Plan, Slice
-from transpiler.plan.setting import Kind, count, optional, text
+from transpiler.plan.settings import LANE_SETTINGS, Kind, count, optional, text
 
 MERGES = ("sum", "mean")
 # Of a lane's field, where a key of a strategy may have further values.

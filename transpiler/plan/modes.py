@@ -3,7 +3,7 @@ to know about it.
 
 Other code asks a lane for a property of its mode (``lane.kind.waits_for_all``) and never compares
 names.  docs/extend.md says where else a mode has its places.  Which settings a mode reads stands in
-the table of settings (lane_settings.py).
+the table of settings (settings.py).
 
 ==========  ==========  =============  =====  ==========================================
 mode        payload     waits for all  queue  a server's update

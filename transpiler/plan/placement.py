@@ -10,11 +10,14 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import torch
 
-from transpiler.plan.plan import Placement, Slice
+from transpiler.plan.plan import Placement, Plan, Slice
+
+# ---- placement ----
 
 
 def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> list[int]:
@@ -252,3 +255,24 @@ def name_beside(placement: Placement, slice_: Slice, mark: str) -> str:
         mark: says which tensor: ``GRAD`` gives ``fc.weight@GRAD.block0``.
     """
     return f"{placement.name}@{mark}{slice_.name.removeprefix(placement.name)}"
+
+
+# ---- owners ----
+#
+# Which trainer updates each parameter of a job without servers that shards its updates.
+
+
+def owners(plan: Plan) -> dict[str, int]:
+    """The trainer that updates each trained parameter, by name, in the plan's order.
+
+    The largest parameters are given away first, each to the trainer that has the fewest bytes, of
+    several to the first.
+    """
+    trained = [placement for placement in plan.placements if placement.group is not None]
+    sizes = {p.name: prod(p.shape) * element_bytes(p.dtype) for p in trained}
+    held = [0] * plan.trainers
+    found: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):  # stable: ties in the plan's order
+        found[name] = min(range(plan.trainers), key=held.__getitem__)
+        held[found[name]] += sizes[name]
+    return {name: found[name] for name in sizes}

@@ -7,16 +7,76 @@ error names the facts of the manifests that differ.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from types import MappingProxyType
 
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Table
 from transpiler.ir.update_block import digest
-from transpiler.plan.execution import Execution
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.modes import CollectiveMode, Mode, collective_mode_of, mode_of
+from transpiler.plan.settings import A_SYNC_CONFIGS
+
+# ---- dump settings ----
+#
+# What a trainer writes down of each step, for people to read.
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSettings:
+    """What is dumped, and where; names are those of tensors.
+
+    Attributes:
+        path: a directory, or its URL; "" dumps nothing.
+        fields: whose samples are written, a line each.
+        params: parameters that are written whole.
+        stats: of which the smallest, largest and mean values are written.
+    """
+
+    path: str = ""
+    fields: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    stats: tuple[str, ...] = ()
+
+
+# ---- execution ----
+#
+# How a process runs its part of a job: what no plan says, and no other process must know.
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a process computes.  The last six are an Executor's, of a program.
+
+    Attributes:
+        threads: of torch within one op; 0: as many as it had.
+        benchmarks: cuDNN measures all its algorithms for convolutions, and takes the fastest.
+        workspace_mb: of a convolution of cuDNN, at most; 0: no limit.
+        iterations: steps of one run, each with a feed of its own.
+        runs_per_cleanup: after so many runs memory that is kept for reuse is given back; 0: never.
+        compiles: ``torch.compile`` makes the code of what is computed.
+        ordered: nothing overtakes: sums over trainers are waited for where they begin, and compiled
+            code keeps the order of the program.
+        reuses: an element-wise op writes over an operand that no other op reads.
+        fuses_broadcasts: trainer 0's first values travel together, one message for each ring.
+        dump: what is written down of each step.
+    """
+
+    threads: int = 0
+    benchmarks: bool = False
+    workspace_mb: int = 0
+    iterations: int = 1
+    runs_per_cleanup: int = 0
+    compiles: bool = False
+    ordered: bool = False
+    reuses: bool = False
+    fuses_broadcasts: bool = False
+    dump: DumpSettings = DumpSettings()
+
+
+# ---- plan ----
+
 
 COMPRESSIONS = ("", "bfloat16", "float16", "int8", "sparse")
 # Fields of a lane that manifests and messages leave out where they have these values.
@@ -558,3 +618,127 @@ def check_unique(what: str, names: Iterable[str]) -> None:
         if name in seen:
             raise ValueError(f"{what} {name!r}: expected once, got twice")
         seen.add(name)
+
+
+# ---- comm rings ----
+#
+# Rings: the process groups of a job without servers, by name, and which trainers are in them.
+#
+# A flat ring has all trainers and the id ``NCCLID``, ``NCCLID_1``, ...  Trainers may form rows, for
+# example the trainers of one host.  Ring i then has two further ids:
+# ``Hierarchical_inter_NCCLID_i`` of the trainers of each row, and ``Hierarchical_exter_NCCLID_i``
+# of the heads, the first trainers of all rows.  A sum is reduced within each row, then among the
+# heads, then broadcast within each row, so that only one trainer of a row talks to other hosts (Jia
+# et al.: Highly scalable deep learning training system with mixed-precision, 2018).
+
+
+def flat_id(ring: int) -> str:
+    """The id of a ring of all trainers."""
+    return f"NCCLID_{ring}" if ring else "NCCLID"
+
+
+def row_id(ring: int) -> str:
+    """The id of a ring's rows; each row is a group of its own."""
+    return f"Hierarchical_inter_NCCLID_{ring}"
+
+
+def heads_id(ring: int) -> str:
+    """The id of a ring's heads."""
+    return f"Hierarchical_exter_NCCLID_{ring}"
+
+
+def ids_of(collective: Collective, ring: int) -> tuple[str, ...]:
+    """The ids of one ring."""
+    return (flat_id(ring), row_id(ring), heads_id(ring)) if collective.inner else (flat_id(ring),)
+
+
+def all_ids(collective: Collective) -> tuple[str, ...]:
+    """The ids of all rings, the flat ones first."""
+    flat = tuple(flat_id(ring) for ring in range(collective.rings))
+    return flat + tuple(
+        name for ring in range(collective.rings) for name in ids_of(collective, ring)[1:]
+    )
+
+
+def row_of(rank: int, inner: int) -> tuple[int, ...]:
+    """The trainers of the row of trainer ``rank``; ``inner`` of them are in a row."""
+    return tuple(range(rank - rank % inner, rank - rank % inner + inner))
+
+
+def heads(trainers: int, inner: int) -> tuple[int, ...]:
+    """The first trainer of every row."""
+    return tuple(range(0, trainers, inner))
+
+
+def row_length(asked: int, endpoints: Sequence[str]) -> int:
+    """The number of trainers in a row.
+
+    Args:
+        asked: ``hierarchical_allreduce_inter_nranks``; 0 or 1: as many as run on each host.
+        endpoints: HOST:PORT of each trainer, by its number.
+
+    Raises:
+        ValueError: hosts have different numbers of trainers, or the trainers of a host do not have
+            consecutive numbers; or the trainers do not divide into several rows of this length.
+    """
+    name, trainers = "hierarchical_allreduce_inter_nranks", len(endpoints)
+    if asked <= 1:
+        hosts = [
+            (host, len(list(group)))
+            for host, group in groupby(endpoint.rpartition(":")[0] for endpoint in endpoints)
+        ]
+        counts = {count for _, count in hosts}
+        if len(counts) > 1 or len(dict(hosts)) < len(hosts):
+            said = ", ".join(f"{count} on {host}" for host, count in hosts)
+            raise ValueError(
+                f"{name}={asked}: expected the same number of trainers in a row on every host, "
+                f"got {said}; say it"
+            )
+        asked = counts.pop()
+    if not 1 < asked < trainers:
+        raise ValueError(
+            f"{name}: expected from 2 to less than the number of trainers, {trainers}, got "
+            f"{asked}; leave use_hierarchical_allreduce off"
+        )
+    if trainers % asked:
+        raise ValueError(
+            f"{name}: expected a divisor of the number of trainers, got {trainers} trainers and "
+            f"{asked}"
+        )
+    return asked
+
+
+def row_or_all(asked: int, hosts: Sequence[str]) -> int:
+    """The same for an eager job, whose trainers may all be in one row: on one host, or because they
+    are no more than asked.
+
+    Args:
+        asked: as above.
+        hosts: the host of each trainer, by its number.
+
+    Raises:
+        ValueError: as above.
+    """
+    if asked >= len(hosts) or (asked <= 1 and len(set(hosts)) == 1):
+        return len(hosts)
+    return row_length(asked, [f"{host}:0" for host in hosts])
+
+
+# ---- in words ----
+
+
+def describe_collective(collective: Collective) -> str:
+    """The rings of a plan, and when its trainers average, in words: "2 rings, every 4 steps"."""
+    words = f"{collective.rings} ring{'' if collective.rings == 1 else 's'}"
+    if collective.steps > 1 or collective.adaptive:
+        words += f", {seldom(collective.steps, collective.begin)}"
+    words += ", which follow the loss" if collective.adaptive else ""
+    words += ", sharded updates" if collective.sharded else ""
+    words += f", in rows of {collective.inner}" if collective.inner else ""
+    return words + (f", gradients as {collective.dtype}" if collective.dtype else "")
+
+
+def seldom(steps: object, begin: object) -> str:
+    """When parameters are averaged: "every 4 steps after step 30"."""
+    every = "every step" if steps == 1 else f"every {steps} steps"
+    return f"{every} after step {begin}" if begin else every

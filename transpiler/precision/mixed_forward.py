@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_map
 from transpiler.ir.close_names import close_names
 from transpiler.ir.loss_scale import LossScale
 from transpiler.ir.table_ops import is_sparse
-from transpiler.precision.choices import Precision, precision_of
-from transpiler.precision.op_casts import SIXTEEN, OpCasts, cast
+from transpiler.precision.ops import SIXTEEN, OpCasts, Precision, cast, precision_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 _running: ContextVar[_Forward | None] = ContextVar("running", default=None)

@@ -1,4 +1,4 @@
-"""The ops of the user's lists run in 16 or 32 bits, inside ``torch.autocast``.
+"""Ops that run in 16 or 32 bits: the user's lists, their names, and the casts.
 
 [Note: ops inside functions]  The lists are applied above autograd and autocast, where a cast is an
 op like any other, with its own backward.  torch calls a mode for a function such as ``F.softmax``,
@@ -11,16 +11,182 @@ in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils._pytree import tree_map
 
-from transpiler.precision.op_names import is_in_place, op_name
+from transpiler.ir.close_names import close_names
+from transpiler.ir.loss_scale import ScaleCourse
+from transpiler.strategy.strategy import DistributedStrategy
+
+# ---- op names ----
+#
+# Ops by the names that users write in ``custom_white_list`` and ``custom_black_list``.
+#
+# A name is that of a function of torch, without underscores around it: "softmax" is
+# ``torch.softmax``, ``F.softmax``, ``x.softmax()`` and aten's ``_softmax``.  Names of the original
+# that have an obvious counterpart are taken for it.
+
+
+# The original's names, and torch's.
+COUNTERPARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "matmul_v2": "matmul",
+        "fc": "linear",
+        "elementwise_add": "add",
+        "elementwise_sub": "sub",
+        "elementwise_mul": "mul",
+        "elementwise_div": "div",
+        "elementwise_pow": "pow",
+        "reduce_sum": "sum",
+        "reduce_mean": "mean",
+        "softmax_with_cross_entropy": "cross_entropy",
+        "sigmoid_cross_entropy_with_logits": "binary_cross_entropy_with_logits",
+        "lookup_table": "embedding",
+        "lookup_table_v2": "embedding",
+        "conv2d_transpose": "conv_transpose2d",
+        "conv3d_transpose": "conv_transpose3d",
+        "concat": "cat",
+        "p_norm": "norm",
+    }
+)
+# An operator with its operands exchanged is the same op.
+_EXCHANGED = MappingProxyType(
+    {f"r{name}": name for name in ("add", "sub", "mul", "div", "truediv", "pow", "matmul")}
+)
+_ACCESS = frozenset({"__get__", "__set__", "__delete__"})  # of a tensor's attributes
+
+
+@cache
+def _known() -> frozenset[str]:
+    functions = (each for own in get_overridable_functions().values() for each in own)
+    names = {op_name(function) for function in functions} | set(dir(torch.ops.aten))
+    return frozenset(name.strip("_") for name in names if name)
+
+
+def known_op(owner: str, name: str) -> str:
+    """The op of a name that a user wrote.
+
+    Args:
+        owner: the list's full name, for the error.
+
+    Raises:
+        ValueError: torch has no op of this name; the message has close ones.
+
+    Example:
+        >>> known_op("custom_white_list", "elementwise_add")
+        'add'
+    """
+    found = COUNTERPARTS.get(name, name)
+    if found not in _known():
+        raise ValueError(
+            f"{owner}: expected names of torch's ops, got {name!r}; close ones are "
+            f"{close_names(name, sorted({*_known(), *COUNTERPARTS}))}"
+        )
+    return found
+
+
+def op_name(function: Any) -> str:
+    """The name of a function of torch, a method or an overload of aten; "" for an access to an
+    attribute of a tensor, which is no op.
+    """
+    own = str(getattr(function, "__name__", ""))
+    if own in _ACCESS:
+        return ""
+    name = own.partition(".")[0].strip("_")
+    return _EXCHANGED.get(name, name)
+
+
+def is_in_place(function: Any) -> bool:
+    """Whether a function changes its first argument, whose dtype therefore decides."""
+    name = str(getattr(function, "__name__", "")).partition(".")[0]
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__")
+
+
+# ---- choices ----
+#
+# What a strategy's ``amp`` and ``amp_configs`` ask for, in one value.
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a forward runs with mixed precision.
+
+    Attributes:
+        dtype: of the ops in 16 bits.
+        pure: parameters and inputs are cast as well.
+        guarded: only what is inside ``fp16_guard()`` runs in 16 bits.
+        white, black: names of the ops that run in 16 bits, and in 32, whatever torch.autocast does.
+        kept: names of variables that stay in 32 bits, with the ops that take them.
+        course: of the loss scale; None: the loss is not scaled, as bfloat16 has float32's range.
+    """
+
+    dtype: torch.dtype
+    pure: bool
+    guarded: bool
+    white: frozenset[str]
+    black: frozenset[str]
+    kept: frozenset[str]
+    course: ScaleCourse | None
+
+    @property
+    def lists(self) -> bool:
+        """Whether some ops differ from what torch.autocast does."""
+        return bool(self.white or self.black or self.kept)
+
+
+def precision_of(strategy: DistributedStrategy) -> Precision:
+    """What a strategy with ``amp`` asks for.
+
+    Raises:
+        ValueError: a list names an op that torch does not have, or both lists name one op.
+    """
+    settings = strategy.amp_configs
+    white = _ops("custom_white_list", settings["custom_white_list"])
+    black = _ops("custom_black_list", settings["custom_black_list"])
+    if both := sorted(white & black):
+        raise ValueError(
+            f"strategy.amp_configs: {', '.join(both)}: expected in custom_white_list or in "
+            "custom_black_list, got in both"
+        )
+    bfloat = settings["use_pure_bf16"]
+    return Precision(
+        torch.bfloat16 if bfloat else torch.float16,
+        pure=bfloat or settings["use_pure_fp16"],
+        guarded=settings["use_pure_fp16"] and settings["use_fp16_guard"],
+        white=white,
+        black=black,
+        kept=frozenset(settings["custom_black_varnames"]),
+        course=None if bfloat else _course(strategy),
+    )
+
+
+def _ops(key: str, names: list[str]) -> frozenset[str]:
+    return frozenset(known_op(f"strategy.amp_configs[{key!r}]", name) for name in names)
+
+
+def _course(strategy: DistributedStrategy) -> ScaleCourse:
+    settings = strategy.amp_configs
+    return ScaleCourse(
+        init=settings["init_loss_scaling"],
+        dynamic=settings["use_dynamic_loss_scaling"],
+        incr_every=settings["incr_every_n_steps"],
+        decr_every=settings["decr_every_n_nan_or_inf"],
+        incr_ratio=settings["incr_ratio"],
+        decr_ratio=settings["decr_ratio"],
+    )
+
+
+# ---- op casts ----
+#
+# The ops of the user's lists run in 16 or 32 bits, inside ``torch.autocast``.
+
 
 SIXTEEN = (torch.float16, torch.bfloat16)
 # ops whose further arguments are statistics that they write: only the first one is cast

@@ -31,8 +31,8 @@ from transpiler.ir.ops import is_optimizer
 from transpiler.ir.scaling_ops import CHECK, UPDATE
 from transpiler.ir.updates import gradient_of, optimizer_ops, row_updates
 from transpiler.plan.plan import Plan
-from transpiler.precision.choices import Precision, precision_of
 from transpiler.precision.mixed_forward import MixedForward
+from transpiler.precision.ops import Precision, precision_of
 from transpiler.program import Program
 from transpiler.rewrites.programs import Programs
 from transpiler.strategy.strategy import DistributedStrategy

@@ -2,11 +2,11 @@
 
 Reading order::
 
-    fields             every switch and key: one row each, from the tables of settings
+    strategy           the object that keeps assigned values; every switch and key: one row each,
+                       from the tables of settings; a strategy as protobuf text, and what is only
+                       kept of it
     compute_settings   rows about what a step computes
     parallel_settings  rows about trainers without servers
-    strategy_file      a strategy as protobuf text, and what is only kept of it
-    strategy           the object that keeps assigned values
     from_strategy      the lanes that a strategy asks for
     run_strategies     ExecutionStrategy and BuildStrategy, dictionaries of it as objects
     execution          how a process computes, as a strategy says

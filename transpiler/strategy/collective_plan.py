@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from transpiler.distribute_config import DistributeTranspilerConfig
-from transpiler.plan.comm_rings import row_length
 from transpiler.plan.modes import GRAD_ALLREDUCE, LOCAL_SGD, NCCL2, Payload
-from transpiler.plan.plan import Collective
+from transpiler.plan.plan import Collective, row_length
 from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.local_sgd import local_sgd_of
 from transpiler.strategy.strategy import DistributedStrategy

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transpiler.plan.modes import EVERY_MODE
-from transpiler.plan.setting import (
+from transpiler.plan.settings import (
     Kind,
     Setting,
     Table,

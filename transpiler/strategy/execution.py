@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transpiler.plan.dump_settings import DumpSettings
-from transpiler.plan.execution import Execution
+from transpiler.plan.plan import DumpSettings, Execution
 from transpiler.strategy.strategy import DistributedStrategy
 
 # Each asks for what torch.compile does with all ops that it can fuse.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transpiler.distribute_config import LANE_FIELDS, NOT_SYNC, DistributeTranspilerConfig
-from transpiler.plan.lane_plan import LanePlan
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.plan import Lane
+from transpiler.plan.planner import LanePlan
+from transpiler.plan.settings import A_SYNC_CONFIGS
 from transpiler.strategy.from_strategy import ineffective, lanes_of
 from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy

@@ -25,12 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import AUTO, LanePlan, uniform
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS, LANE_SETTINGS
 from transpiler.plan.modes import ASYNC, COLLECTIVE, DILOCO, GEO, HALF_ASYNC, SYNC, Mode, mode_of
 from transpiler.plan.plan import Lane
-from transpiler.strategy.fields import every_setting
-from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.plan.planner import AUTO, LanePlan, uniform
+from transpiler.plan.settings import A_SYNC_CONFIGS, LANE_SETTINGS
+from transpiler.strategy.strategy import DistributedStrategy, every_setting
 
 _K_STEPS = ("k_step", "k_steps")  # as a mode: geo, or diloco
 

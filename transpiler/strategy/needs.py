@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from transpiler.strategy.execution import FUSIONS
-from transpiler.strategy.fields import SWITCHES
-from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.strategy import SWITCHES, DistributedStrategy
 
 _FILES, _DUMPS = "fs_client_param", "trainer_desc_configs"
 _ACCOUNT = ("user", "passwd", "hadoop_bin")

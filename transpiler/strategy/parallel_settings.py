@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from transpiler.plan.lane_settings import EVERY
 from transpiler.plan.modes import COLLECTIVE
-from transpiler.plan.setting import (
+from transpiler.plan.settings import (
+    EVERY,
     Kind,
     Setting,
     Table,

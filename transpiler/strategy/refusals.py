@@ -12,17 +12,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from transpiler.plan.modes import COLLECTIVE
-from transpiler.plan.setting import Setting
+from transpiler.plan.settings import Setting
 from transpiler.strategy.dgc import dgc_refusals
 from transpiler.strategy.exchange import without_effect
-from transpiler.strategy.fields import every_setting
 from transpiler.strategy.from_strategy import ineffective, modes_of
 from transpiler.strategy.idle_keys import idle_keys
 from transpiler.strategy.local_sgd import local_sgd_refusals
 from transpiler.strategy.needs import lonely
 from transpiler.strategy.parallel_degrees import degree_contradictions
 from transpiler.strategy.parallel_settings import EXCHANGE_SWITCHES
-from transpiler.strategy.strategy import DistributedStrategy
+from transpiler.strategy.strategy import DistributedStrategy, every_setting
 from transpiler.strategy.update_rules import rule_contradictions
 
 _SERVERS = "a job with parameter servers"

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from transpiler.plan.setting import Table, refuse_name
-from transpiler.strategy.fields import CONFIGS
+from transpiler.plan.settings import Table, refuse_name
+from transpiler.strategy.strategy import CONFIGS
 
 
 class _Attributes(Mapping[str, Any]):

@@ -20,7 +20,7 @@ from transpiler.ir.rules import Rule
 from transpiler.ir.sparse_rows import Rows, SparseRows
 from transpiler.ir.table_ops import declared, is_sparse, refused_form, table_variable, update_op
 from transpiler.ir.tables import WHOLE, Segment, Table
-from transpiler.plan.table_planner import group_rule
+from transpiler.plan.planner import group_rule
 
 # the rules that torch has for sparse gradients, all without weight decay
 SPARSE_RULES = ("sgd", "momentum", "adagrad", "lazy_adam")

@@ -19,7 +19,7 @@ from transpiler.ir.rules import (
     registered,
 )
 from transpiler.ir.update_block import NORMS, states_of
-from transpiler.plan.setting import check_flag
+from transpiler.plan.settings import check_flag
 
 Optimizer = type[torch.optim.Optimizer]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transpiler.ir.graph import Op, Role
-from transpiler.plan.comm_rings import all_ids, ids_of
-from transpiler.plan.plan import Collective, Plan
+from transpiler.plan.plan import Collective, Plan, all_ids, ids_of
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.updates import parameter_of
-from transpiler.plan.owners import owners
+from transpiler.plan.placement import owners
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered

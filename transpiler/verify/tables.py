@@ -10,7 +10,7 @@ from transpiler.ir.ops import is_optimizer, rule_of_op
 from transpiler.ir.table_ops import segment_of, updates_rows
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
-from transpiler.plan.table_planner import rows_read, served
+from transpiler.plan.planner import rows_read, served
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered, table_of_block
 

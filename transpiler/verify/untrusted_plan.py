@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from transpiler.ir.ops import check_rule
 from transpiler.ir.rules import check_registered, is_dense
 from transpiler.ir.schema import DTYPES
-from transpiler.plan.lane_settings import A_SYNC_CONFIGS
 from transpiler.plan.lanes import applied, check_lane
 from transpiler.plan.plan import COMPRESSIONS, Deployment, Placement, Plan, Slice, check_unique
-from transpiler.plan.table_planner import check_table, row_rule
+from transpiler.plan.planner import check_table, row_rule
+from transpiler.plan.settings import A_SYNC_CONFIGS
 
 CLIPS = ("value", "norm", "global_norm")
 MOST_PROCESSES = 65536  # of a kind

@@ -36,8 +36,8 @@ from tests.support.waiting import eventually
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.formats.plan_message import hparams_to_proto
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import LanePlan
 from transpiler.plan.plan import Deployment, Lane, Plan
+from transpiler.plan.planner import LanePlan
 
 SGD = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 

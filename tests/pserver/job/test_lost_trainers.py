@@ -28,8 +28,8 @@ from pserver.wire_pb2 import (
 )
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of, together
 from tests.support.waiting import eventually
-from transpiler.plan.lane_plan import LanePlan
 from transpiler.plan.plan import Lane
+from transpiler.plan.planner import LanePlan
 
 Served = tuple[Job, inprocess.InprocessListener]
 ONES = dict(w=torch.ones(2, 3), b=torch.ones(3))

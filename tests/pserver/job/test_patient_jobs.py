@@ -22,8 +22,8 @@ from pserver.wire_pb2 import AnnounceRequest, FinishRequest, Frame, Kind, LeaveR
 from tests.support.job_frames import DEADLINE, Trainer, plan_of
 from tests.support.reloading_jobs import World
 from tests.support.waiting import eventually
-from transpiler.plan.lane_plan import uniform
 from transpiler.plan.plan import Lane, Plan
+from transpiler.plan.planner import uniform
 
 Served = tuple[Job, inprocess.InprocessListener]
 ONES = dict(w=torch.ones(2, 3), b=torch.ones(3))

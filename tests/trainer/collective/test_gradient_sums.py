@@ -12,7 +12,7 @@ from trainer import DataParallel, fleet, init_parallel_env, new_group
 from trainer.collective.buckets import buckets
 from trainer.collective.gradient_sums import as_sent
 from trainer.collective.parallel_env import leave_parallel_env
-from transpiler.plan.comm_rings import row_or_all
+from transpiler.plan.plan import row_or_all
 from transpiler.strategy.exchange import Exchange
 
 HALF = Exchange(dtype="float16")

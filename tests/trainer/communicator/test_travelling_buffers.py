@@ -25,9 +25,8 @@ from tests.support.normed_jobs import (
 )
 from tests.support.table_trainers import Servers, at_once
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import uniform
 from transpiler.plan.plan import Lane
-from transpiler.plan.planner import plan_parameters
+from transpiler.plan.planner import plan_parameters, uniform
 
 FLOATS = ("norm.running_mean", "norm.running_var", "seen")
 

@@ -31,7 +31,7 @@ from transpiler import (
 )
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.graph import Op, freeze
-from transpiler.plan.owners import owners
+from transpiler.plan.placement import owners
 from transpiler.verify.verify import IllegalProgram, verify
 
 TWO, FOUR = ["h:1", "h:2"], ["a:1", "a:2", "b:1", "b:2"]

@@ -25,8 +25,7 @@ from transpiler.collective import (
     parallel_program,
 )
 from transpiler.ir.graph import Argument, Role
-from transpiler.plan.comm_rings import heads, row_length, row_of
-from transpiler.plan.plan import Collective
+from transpiler.plan.plan import Collective, heads, row_length, row_of
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program, default_trainer_program
 

@@ -10,8 +10,8 @@ from transpiler.plan.lanes import check_lane, describe
 from transpiler.plan.modes import MODES
 from transpiler.plan.plan import Lane
 from transpiler.plan.planner import plan_parameters
-from transpiler.strategy.fields import CONFIGS, every_setting, supported_with_servers
 from transpiler.strategy.from_strategy import lanes_of
+from transpiler.strategy.strategy import CONFIGS, every_setting, supported_with_servers
 
 SGD = Rule("sgd", {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0})
 ADAM = Rule("adam", {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})

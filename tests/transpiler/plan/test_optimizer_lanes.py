@@ -10,9 +10,8 @@ import pytest
 from transpiler.formats.plan_message import plan_from_proto, plan_to_proto
 from transpiler.formats.plan_text import plan_text
 from transpiler.ir.rules import Rule
-from transpiler.plan.lane_plan import LanePlan, uniform
 from transpiler.plan.plan import Lane, Plan
-from transpiler.plan.planner import Asked, plan_parameters
+from transpiler.plan.planner import Asked, LanePlan, plan_parameters, uniform
 
 HPARAMS: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
 SYNC, ASYNC = Lane("sync"), Lane("async", send_queue_size=4)

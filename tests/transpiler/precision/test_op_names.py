@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from transpiler import DistributedStrategy
-from transpiler.precision.choices import precision_of
-from transpiler.precision.op_names import COUNTERPARTS, is_in_place, known_op, op_name
+from transpiler.precision.ops import COUNTERPARTS, is_in_place, known_op, op_name, precision_of
 
 
 def test_a_function_a_method_and_an_overload_are_one_op() -> None:

@@ -15,10 +15,10 @@ from transpiler import DistributedStrategy
 from transpiler.distribute_config import FIELDS, DistributeTranspilerConfig
 from transpiler.plan.plan import Collective
 from transpiler.strategy.collective_plan import collective_of
-from transpiler.strategy.fields import CONFIGS, SWITCHES, every_setting
 from transpiler.strategy.from_config import choices_of
 from transpiler.strategy.parallel_degrees import degrees_of
 from transpiler.strategy.refusals import KINDS, check, refusals, too_late
+from transpiler.strategy.strategy import CONFIGS, SWITCHES, every_setting
 
 EVERY = dict(every_setting())
 ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]

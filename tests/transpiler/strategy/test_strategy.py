@@ -14,9 +14,8 @@ import torch
 from tests.support.settings import assign, other, read
 from transpiler import DistributedStrategy
 from transpiler import strategy_pb2 as pb
-from transpiler.plan.lane_settings import OUTER_OPTIMIZER
-from transpiler.strategy.fields import CONFIGS, SWITCHES, documentation, every_setting
-from transpiler.strategy.strategy_file import KEPT
+from transpiler.plan.settings import OUTER_OPTIMIZER
+from transpiler.strategy.strategy import CONFIGS, KEPT, SWITCHES, documentation, every_setting
 
 DEFAULTS = {
     "a_sync": True,

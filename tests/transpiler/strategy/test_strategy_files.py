@@ -11,8 +11,7 @@ import pytest
 from tests.support.settings import assign, other, read
 from transpiler import DistributedStrategy
 from transpiler import strategy_pb2 as pb
-from transpiler.strategy.fields import CONFIGS, every_setting
-from transpiler.strategy.strategy_file import KEPT, kept_fields
+from transpiler.strategy.strategy import CONFIGS, KEPT, every_setting, kept_fields
 
 
 def test_a_load_replaces_everything(tmp_path: Path) -> None:
