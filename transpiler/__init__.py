@@ -202,8 +202,8 @@ Essays
 [Note: tracing a rule]                        tracing/trace_rule.py
 [Note: one pull]                              passes/trainer_tables.py
 [Note: backups]                               passes/pserver.py
-[Note: the shape of a pserver's program]      verify/untrusted_program.py
-[Note: what a fingerprint covers]             formats/canonical.py
+[Note: the shape of a pserver's program]      verify/untrusted.py
+[Note: what a fingerprint covers]             formats/messages.py
 [Note: defaults]                              strategy/strategy.py
 [Note: ops inside functions]                  precision/ops.py
 [Note: the loss scale stays inside]           precision/mixed_forward.py

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from transpiler import program_pb2
 from transpiler.files.files import local_path
-from transpiler.formats import program_file, serialize
-from transpiler.formats.canonical import canonical
-from transpiler.formats.difference import difference
+from transpiler.formats import messages, program_file
+from transpiler.formats.messages import canonical
 from transpiler.formats.svg import draw
-from transpiler.formats.text import text
+from transpiler.formats.text import difference, text
 from transpiler.inference.inference import evaluated
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import Argument, Block, Role, Storage, Variable
@@ -157,7 +156,7 @@ class Program:
 
         It covers the blocks and the plan, with the optimizer's hyper-parameters; not endpoints,
         trainer numbers, source lines or values.  See [Note: what a fingerprint covers] in
-        ``formats/canonical.py``.
+        ``formats/messages.py``.
 
         Returns:
             32 hexadecimal digits.
@@ -174,7 +173,7 @@ class Program:
                 text that is not Unicode.
             TypeError: an argument has a type that a program cannot hold.
         """
-        return serialize.to_proto(self._blocks, self.deployment)
+        return messages.to_proto(self._blocks, self.deployment)
 
     @classmethod
     def from_proto(cls, message: object) -> Program:
@@ -188,7 +187,7 @@ class Program:
             ValueError: an op is not in the catalogue, or an argument does not have the type that
                 its schema asks for.
         """
-        return cls(*serialize.from_proto(message))
+        return cls(*messages.from_proto(message))
 
     def save(self, path: str | Path) -> None:
         """Saves the program and the values that this process holds, to one safetensors file.

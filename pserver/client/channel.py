@@ -25,7 +25,7 @@ from pserver.table.gradient import RowGradient
 from pserver.telemetry.trace import SPANS, Fact, now
 from pserver.transport.arrays import Assignment, PushNorm, row_parts
 from pserver.wire_pb2 import Commit, Frame, GroupHparams, Kind, Part, Scan
-from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.formats.messages import hparams_to_proto
 from transpiler.ir.rules import Hparam
 
 # ---- request times ----

@@ -20,7 +20,7 @@ from pserver.transport.memory import ByteCounters
 from pserver.transport.registry import TRANSPORTS, suited
 from pserver.transport.stream import SequencedStream, Stream, greet
 from pserver.wire_pb2 import Hello, ObserveReply, ObserveRequest
-from transpiler.formats.plan_message import hparams_from_proto
+from transpiler.formats.messages import hparams_from_proto
 from transpiler.program import Program
 
 PREFERRED = ("shm", "tcp", "grpc")

@@ -56,7 +56,7 @@ from transpiler.ir.served import HeldRows, Served
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 if TYPE_CHECKING:
     from pserver.lane.tables import LockedTable

@@ -12,7 +12,7 @@ from pserver.job.reload import Reload
 from pserver.leases.epoch import Account
 from pserver.membership.members import Membership, stragglers
 from transpiler.files.files import shown
-from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.formats.messages import hparams_to_proto
 
 # of an account, as a status has it
 COUNTED = (*("unit", "samples", "decided", "leased", "skipped", "handed_back", "left_out", "over"),)

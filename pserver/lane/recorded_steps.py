@@ -14,7 +14,7 @@ from pserver.lane.rounds import Contribution, DecidedSteps, Hparams
 from pserver.table.gradient import RowGradient, RowsBefore
 from pserver.transport import frames
 from pserver.transport.arrays import Assignment
-from transpiler.formats.plan_message import hparams_from_proto, hparams_to_proto
+from transpiler.formats.messages import hparams_from_proto, hparams_to_proto
 
 ALONE_BYTES = 2**18  # from so many on an array is copied by itself
 MOST_LAYOUTS = 256  # that are kept

@@ -67,7 +67,7 @@ from pserver.transport.arrays import (
 from pserver.transport.memory import ZONE_BYTES, Segment
 from pserver.transport.stream import Offer, SequencedStream
 from pserver.wire_pb2 import Commit, Done, Frame, Hello, Kind, Norms, Part
-from transpiler.formats.plan_message import hparams_from_proto
+from transpiler.formats.messages import hparams_from_proto
 
 # ---- gradient assembler ----
 #

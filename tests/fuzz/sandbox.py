@@ -36,7 +36,7 @@ from pserver.wire_pb2 import (
 )
 from tests.fuzz.inputs import CallInput, FrameInput
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.formats.messages import hparams_to_proto
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Segment, Table
 from transpiler.plan.plan import Deployment, Plan

@@ -31,7 +31,7 @@ from pserver.wire_pb2 import (
 )
 from trainer import fleet
 from transpiler.distribute import plan_parameters, pserver_program
-from transpiler.formats.plan_message import hparams_to_proto
+from transpiler.formats.messages import hparams_to_proto
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Plan
 

@@ -30,7 +30,7 @@ from transpiler.ir.ops import check
 from transpiler.ir.rules import Rule
 from transpiler.plan.placement import SliceSize
 from transpiler.plan.plan import Deployment
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 def test_transpile_does_not_mutate_its_program(single: Single) -> None:

@@ -12,7 +12,7 @@ from transpiler.ir.graph import Ref
 from transpiler.ir.ops import check
 from transpiler.ir.rules import RULES, Clip, rule_of, state_of
 from transpiler.plan.plan import Deployment
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 @pytest.mark.parametrize("op_type", sorted(RULES))

@@ -10,7 +10,7 @@ from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment, Lane
 from transpiler.plan.planner import LanePlan, uniform
 from transpiler.program import Program
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 def lanes_in(single: Single, lane: Lane, trainers: int = 2) -> tuple[Program, list[Program]]:

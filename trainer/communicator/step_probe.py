@@ -17,8 +17,7 @@ from pserver.client.client import Client
 from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured
 from trainer.communicator.lane import LaneSender
 from trainer.environment.connection import Connection
-from transpiler.formats.plan_bytes import server_load
-from transpiler.formats.plan_text import plan_text
+from transpiler.formats.text import plan_text, server_load
 from transpiler.plan.plan import Lane, Plan
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.communicator.tracing import TRACING
 from trainer.environment.connection import Connection
 from trainer.executor.checkpoint_warning import warn_of_checkpoint
-from transpiler.formats.plan_text import plan_text
+from transpiler.formats.text import plan_text
 from transpiler.ir.graph import Op
 from transpiler.ir.updates import rules_of_ops
 from transpiler.lower import Kernel

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pserver.checkpoint import checkpoint
 from trainer.executor.executor import Executor
-from transpiler.formats.phases import computes
+from transpiler.formats.text import computes
 from transpiler.ir.graph import PERSISTENT, Role, Storage, Variable
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program

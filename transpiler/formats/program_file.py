@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from transpiler import program_pb2 as pb
 from transpiler.files.files import whole_file, write_tensors
-from transpiler.formats.serialize import from_proto, to_proto
+from transpiler.formats.messages import from_proto, to_proto
 from transpiler.ir.graph import PERSISTENT, Block, Role, Storage, Variable
 from transpiler.ir.python_functions import refuse
 from transpiler.ir.schema import DTYPES

@@ -17,22 +17,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from transpiler.files.named_errors import naming
-from transpiler.formats.panels import (
+from transpiler.formats.text import (
     BOX,
     CHARACTER,
+    EXCHANGE,
     GAP,
     GUTTER,
     LANE,
     MARGIN,
+    MERGE,
     PADDING,
     PANEL,
+    UPDATE,
     Panel,
+    call,
+    header,
+    kind_of,
     panels_of,
+    phases,
     quoted,
+    results,
     shortened,
+    types,
 )
-from transpiler.formats.phases import EXCHANGE, MERGE, UPDATE, kind_of, phases
-from transpiler.formats.text import call, header, results, types
 from transpiler.ir.graph import Block, Op, Ref
 from transpiler.ir.ops import is_optimizer
 from transpiler.plan.plan import Deployment

@@ -17,16 +17,150 @@ Arguments that have their default value are left out, and so are the states of a
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from xml.sax.saxutils import escape
 
-from transpiler.formats.op_defaults import defaults
-from transpiler.formats.phases import BACKWARD, UPDATE, kind_of, phases
 from transpiler.ir.graph import Argument, Block, Literal, Op, Ref, Role, Symbol, Variable, refs
-from transpiler.ir.ops import COLLECTIVE, check, is_optimizer, rule_of_op
+from transpiler.ir.ops import (
+    COLLECTIVE,
+    COMMUNICATION,
+    aten_overload,
+    check,
+    is_optimizer,
+    rule_of_op,
+)
+from transpiler.ir.rules import ROW_RULES, RULES, state_of
 from transpiler.ir.table_ops import SCHEMAS as TABLE_SCHEMAS
-from transpiler.plan.lanes import describe_plan
-from transpiler.plan.plan import Deployment, describe_collective, seldom
+from transpiler.ir.tables import ShowClickEntry, Table
+from transpiler.plan.lanes import applied, describe, describe_plan
+from transpiler.plan.placement import element_bytes, owners
+from transpiler.plan.plan import Deployment, Placement, Plan, Slice, describe_collective, seldom
+
+# ---- op defaults ----
+#
+# The arguments of an op that its text leaves out: those with their usual values.
+
+
+# of ops of ours: the defaults of torch's SGD and of a strategy; an argument that is None here is
+# always said
+_OWN: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "dgc": {
+            **{"group": 0, "momentum": None, "weight_decay": 0.0, "nesterov": False},
+            **{"maximize": False, "rampup_begin_step": 0, "rampup_step": 1, "sparsity": None},
+        }
+    }
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def defaults(op_type: str) -> Mapping[str, object]:
+    """The usual values of an op's arguments, by name; those that have none are left out."""
+    if op_type.startswith("aten."):
+        arguments = aten_overload(op_type)._schema.arguments
+        return {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.has_default_value()
+        }
+    if is_optimizer(op_type) and op_type not in RULES:  # of rows, or registered
+        return {"group": 0}
+    if is_optimizer(op_type):
+        parameters = inspect.signature(RULES[op_type].cls).parameters.items()
+        return {
+            "group": 0,
+            **{name: parameter.default for name, parameter in parameters if name != "lr"},
+        }
+    return _OWN.get(op_type, {})
+
+
+# ---- phases ----
+#
+# The phase of a step that each op of a block belongs to, for text and pictures.
+
+
+FORWARD = "forward"
+BACKWARD = "backward"
+EXCHANGE = "exchange"  # communication with servers or trainers
+MERGE = "merge"  # sum, scale, clip of gradients
+UPDATE = "update"
+
+_EXCHANGE = COMMUNICATION | {"split", "concat", "split_ids", "merge_ids"}
+_MERGE = frozenset(
+    {
+        "sum",
+        "scale",
+        "clip",
+        "clip_by_norm",
+        "global_norm_scale",
+        "scale_by",
+        "norm_scale",
+        "dgc",
+        "dc_compensate",
+        "check_finite_and_unscale",
+        "update_loss_scaling",
+    }
+)
+
+
+def _own(op: Op) -> str | None:
+    if op.type in _EXCHANGE:
+        return EXCHANGE
+    if op.type in _MERGE:
+        return MERGE
+    return UPDATE if is_optimizer(op.type) else None
+
+
+def _last_output(block: Block) -> int:
+    """The number of the op that computes the loss: the first that defines an output."""
+    outputs = {variable.name for variable in block.variables_of(Role.OUTPUT)}
+    loss = outputs & {"loss"} or outputs
+    return next(
+        (number for number, op in enumerate(block.ops) if loss & set(op.outputs)), len(block.ops)
+    )
+
+
+_COMPUTE = frozenset(
+    {"assign", "assign_value", "lookup_table", "py_func", "recurrent", "sparse_table"}
+)
+
+
+def computes(op: Op) -> bool:
+    """Whether an op is one of compute: it neither updates, clips nor communicates."""
+    return op.type.startswith(("aten.", "sym.")) or op.type in _COMPUTE
+
+
+def kind_of(main: Block) -> str:
+    """What a program without a deployment is: a forward program computes, and neither
+    differentiates nor updates anything.
+    """
+    forward = bool(main.ops) and all(map(computes, main.ops))
+    trains = bool(main.variables_of(Role.GRADIENT))
+    return "forward program" if forward and not trains else "single-node program"
+
+
+def phases(block: Block) -> list[str]:
+    """The phase of every op of a block.
+
+    Compute is forward up to the loss and backward after it, if there are gradients.
+    """
+    trains = bool(block.variables_of(Role.GRADIENT))
+    end = _last_output(block) if trains else len(block.ops)
+    return [
+        _own(op) or (FORWARD if number <= end else BACKWARD) for number, op in enumerate(block.ops)
+    ]
+
+
+# ---- text ----
+
 
 WIDTH = 118  # columns of a line of variables
 _RESULT_COLUMNS = 22  # a longer left side moves only its own line to the right
@@ -375,3 +509,443 @@ def text(blocks: Sequence[Block], deployment: Deployment | None) -> str:
     made = {name for block in blocks for op in block.ops for name in op.outputs}
     first = header(deployment, kind_of(main))
     return "\n\n".join([first, *(_block(block, main, made) for block in blocks)])
+
+
+# ---- difference ----
+#
+# How two programs differ, in words.
+
+
+def difference(
+    mine: Sequence[Block],
+    deployment: Deployment | None,
+    others: Sequence[Block],
+    other_deployment: Deployment | None,
+) -> list[str]:
+    """What is otherwise in the second program, a sentence each; none if they mean the same."""
+    found = list(_of_plans(deployment, other_deployment))
+    for one, other in zip(mine, others, strict=False):
+        found += _of_variables(one, other)
+        found += _of_ops(one, other)
+    for block in mine[len(others) :]:
+        found.append(f"block {block.index} is gone, with {len(block.ops)} ops")
+    for block in others[len(mine) :]:
+        found.append(f"block {block.index} is new, with {len(block.ops)} ops")
+    return found
+
+
+def _facts(deployment: Deployment | None) -> dict[str, str]:
+    if deployment is None:
+        return {}
+    return {key: str(value) for key, value in deployment.plan.manifest().items()}
+
+
+def _of_plans(mine: Deployment | None, other: Deployment | None) -> Iterator[str]:
+    if (mine is None) != (other is None):
+        was, now = ("transpiled", "single-node") if other is None else ("single-node", "transpiled")
+        yield f"it is a {now} program instead of a {was} one"
+        return
+    before, after = _facts(mine), _facts(other)
+    one, two = set(map(_lane, before)), set(map(_lane, after))
+    for lane in sorted(one ^ two):
+        facts, word = (before, "gone") if lane in one else (after, "new")
+        mode = facts[f"{lane}: mode"].strip("'")
+        yield f"plan, {lane} is {word}: {mode}"
+    for key in sorted({*before, *after}):
+        if _lane(key) in one ^ two:
+            continue
+        if before.get(key) != after.get(key):
+            now, was = after.get(key, "nothing"), before.get(key, "nothing")
+            yield f"plan, {key}: {now} instead of {was}"
+
+
+def _lane(key: str) -> str:
+    """The lane that a fact of a plan is about; "" for other facts."""
+    lane, _, setting = key.partition(": ")
+    return lane if lane.startswith("lane ") and setting else ""
+
+
+def _variable_words(variable: Variable) -> str:
+    return f"{variable.role.name.lower()} {extent(variable)}"
+
+
+def _of_variables(mine: Block, other: Block) -> Iterator[str]:
+    made = {name for block in (mine, other) for op in block.ops for name in op.outputs}
+    for name in sorted({*mine.variables, *other.variables}):
+        one, two = mine.variables.get(name), other.variables.get(name)
+        place = f"block {mine.index}, {name}"
+        if one is not None and two is not None:
+            if _variable_words(one) != _variable_words(two):
+                yield f"{place} is {_variable_words(two)} instead of {_variable_words(one)}"
+        elif name not in made:  # what an op makes is told with the op
+            yield f"{place} is {'gone' if two is None else 'new'}: {_variable_words(two or one)}"  # type: ignore[arg-type]
+
+
+def _line(op: Op) -> str:
+    return f"{results(op)} {call(op)}".strip()
+
+
+def _of_ops(mine: Block, other: Block) -> Iterator[str]:
+    before, after = [_line(op) for op in mine.ops], [_line(op) for op in other.ops]
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, begin, end, first, last in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        both = min(end - begin, last - first)
+        for index in range(both):
+            place = f"block {mine.index}, op {begin + index}"
+            yield f"{place}: {after[first + index]} instead of {before[begin + index]}"
+        for index in range(begin + both, end):
+            yield f"block {mine.index}, op {index} is gone: {before[index]}"
+        for index in range(first + both, last):
+            yield f"block {mine.index}, op {index} is new: {after[index]}"
+
+
+# ---- panels ----
+#
+# The panels of a picture: where a block and its ops are drawn.
+
+
+# Pixels.
+MARGIN, TITLE, ROW, BOX = 24, 30, 27, 21
+LANE = 16  # a line of words on a lane, below the title
+PANEL, PADDING, GUTTER, GAP = 560, 12, 44, 36
+CHARACTER = 6.65  # width of one in a box
+COLUMN = 900  # a column of panels gets no higher than this, unless block 0 is
+# characters that XML cannot hold
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def quoted(text: str) -> str:
+    """Text escaped for an XML element or attribute."""
+    return escape(_UNPRINTABLE.sub("\ufffd", text), {'"': "&quot;"})
+
+
+def shortened(text: str, pixels: float) -> str:
+    """The text, cut to fit a box of this width."""
+    limit = int(pixels / CHARACTER)
+    return text if len(text) <= limit else text[: max(limit - 3, 0)] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A block's panel in the picture.
+
+    Attributes:
+        block: what it shows.
+        x, y: pixels, of its upper left corner.
+    """
+
+    block: Block
+    x: float
+    y: float
+
+    @property
+    def height(self) -> float:
+        """Pixels from the upper to the lower edge."""
+        return TITLE + max(len(self.block.ops), 1) * ROW + PADDING
+
+    @property
+    def left(self) -> float:
+        """Pixels, where the boxes begin."""
+        return (
+            self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
+        )
+
+    @property
+    def right(self) -> float:
+        """Pixels, where the boxes end."""
+        return self.x + PANEL - PADDING
+
+    def middle(self, number: int) -> float:
+        """The y coordinate of the middle of an op's box."""
+        return self.y + TITLE + number * ROW + BOX / 2
+
+
+def panels_of(blocks: Sequence[Block], top: float) -> list[Panel]:
+    """Block 0 on the left, the others in columns beside it."""
+    first = Panel(blocks[0], MARGIN, top)
+    found, limit = [first], top + max(first.height, COLUMN)
+    x, y = MARGIN + PANEL + GAP * 2, top
+    for block in blocks[1:]:
+        panel = Panel(block, x, y)
+        if y > top and y + panel.height > limit:
+            x, y = x + PANEL + GAP, top
+            panel = Panel(block, x, y)
+        found.append(panel)
+        y += panel.height + GAP / 2
+    return found
+
+
+# ---- table text ----
+#
+# The tables of a plan as readable text: their rows, what a row weighs on a server and on its way.
+#
+# A row's record has its values, its states in their order, and words of 8 bytes that its life cycle
+# needs.  The index of ids comes on top: 24 to 40 bytes a row.
+
+
+ID_BYTES = 8  # of an id in a message
+WORD_BYTES = 8
+HEAD = ("table", "ids", "row", "update", "lane", "a row holds", "looked up", "sent", "on a server")
+
+
+def row_bytes(plan: Plan, table: Table) -> int:
+    """The bytes of one row's record on a server."""
+    element, moves = element_bytes(table.computes_in), False
+    columns = -(-table.dim * element_bytes(table.dtype) // element)
+    for segment in table.segments:
+        rule = plan.groups[segment.group]
+        spec = ROW_RULES[rule.type]
+        columns += sum(segment.end - segment.begin if full else 1 for full in spec.states.values())
+        moves |= spec.moves_untouched(spec.complete(rule))
+    words = moves + _life_cycle_words(table)
+    if not words:
+        return columns * element
+    return -(-columns * element // WORD_BYTES) * WORD_BYTES + words * WORD_BYTES
+
+
+def _life_cycle_words(table: Table) -> int:
+    """How many words a row's life cycle needs: times, order and number of pushes, statistics."""
+    bounded = table.capacity is not None or table.memory_bytes is not None
+    counted = table.capacity is not None and table.eviction == "lfu"
+    statistics = 3 if isinstance(table.entry, ShowClickEntry) else 0
+    return (table.ttl is not None) + bounded + counted + statistics
+
+
+def server_bytes(plan: Plan, table: Table) -> int | None:
+    """The most bytes of a table's rows in the memory of one server, where the ids spread evenly;
+    None where the table has no bound.
+    """
+    if table.memory_bytes is not None:
+        return -(-table.memory_bytes // plan.servers)
+    bounds = [rows for rows in (table.rows, table.capacity) if rows is not None]
+    return -(-min(bounds) // plan.servers) * row_bytes(plan, table) if bounds else None
+
+
+def table_rows(plan: Plan) -> Sequence[tuple[str, ...]]:
+    """A line of cells for each table, below a head.
+
+    "looked up" and "sent" are bytes of one row on the way to and from one trainer, the id included;
+    "on a server" is the most memory that its rows take there.
+    """
+    from_plan = [(table, row_bytes(plan, table)) for table in plan.tables]
+    return [HEAD, *(_cells(plan, table, record) for table, record in from_plan)]
+
+
+def _cells(plan: Plan, table: Table, record: int) -> tuple[str, ...]:
+    adds = plan.lanes[table.lane].kind.servers_add
+    sent = table.computes_in if adds else table.gradients_in
+    ways = [size(ID_BYTES + table.dim * element_bytes(each)) for each in (table.dtype, sent)]
+    held = server_bytes(plan, table)
+    bound = "grows by row" if held is None else f"up to {size(held)}"
+    if table.memory_bytes is not None:
+        bound += ", the rest on disk"
+    return (
+        table.name,
+        "any" if table.rows is None else f"0 to {table.rows - 1}",
+        f"{table.dtype}[{table.dim}]",
+        ", ".join(dict.fromkeys(plan.groups[segment.group].type for segment in table.segments)),
+        str(table.lane),
+        size(record),
+        *ways,
+        bound,
+    )
+
+
+def size(count: int) -> str:
+    """Bytes as readable text: ``"1.5 MB"``."""
+    value, unit = float(count), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+# ---- plan bytes ----
+#
+# The bytes of a plan: what each server holds, and what a message of each lane brings.
+
+
+SCALAR_BYTES = 4  # of a scalar state
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What one server of a plan holds and exchanges.
+
+    Attributes:
+        slices: how many it holds.
+        parameters, states: bytes of them, and of their optimizer states.
+        sent, received: bytes that one trainer exchanges with it in one message, by lane.
+        memory: bytes of slices, states, every trainer's gradients, and the most that rows of tables
+            take.
+        unbounded: some tables have no bound, and are not in ``memory``.
+    """
+
+    slices: int
+    parameters: int
+    states: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    memory: int
+    unbounded: bool
+
+
+def server_load(plan: Plan, server: int) -> ServerLoad:
+    """The load of one server of a plan."""
+    held = [(p, slice_) for p in plan.placements for slice_ in p.slices if slice_.server == server]
+    updated = [(p, slice_) for p, slice_ in held if p.group is not None]
+    parameters = sum(slice_bytes(p, slice_) for p, slice_ in held)
+    states = sum(_state_bytes(plan, p, slice_) for p, slice_ in updated)
+    sent, received = [0] * len(plan.lanes), [0] * len(plan.lanes)
+    for placement, slice_ in updated:
+        sent[placement.lane] += _sent_bytes(placement, slice_)
+        received[placement.lane] += slice_bytes(placement, slice_)
+    tables = [server_bytes(plan, table) for table in plan.tables]
+    buffers = plan.trainers * sum(received)
+    return ServerLoad(
+        len(held),
+        parameters,
+        states,
+        tuple(sent),
+        tuple(received),
+        parameters + states + buffers + sum(each or 0 for each in tables),
+        None in tables,
+    )
+
+
+def slice_bytes(placement: Placement, slice_: Slice) -> int:
+    """The bytes of a slice's values."""
+    return (slice_.end - slice_.begin) * element_bytes(placement.dtype)
+
+
+def _sent_bytes(placement: Placement, slice_: Slice) -> int:
+    """The bytes of a slice's gradient, compressed as it is sent; at most, where that differs from
+    step to step.
+    """
+    elements = slice_.end - slice_.begin
+    per_element = {"bfloat16": 2.0, "float16": 2.0, "int8": 1 + 4 / 1024}
+    return (
+        round(elements * per_element[placement.compression])
+        if placement.compression in per_element
+        else slice_bytes(placement, slice_)
+    )
+
+
+def _state_bytes(plan: Plan, placement: Placement, slice_: Slice) -> int:
+    """Of the states that the slice's rule keeps on the server."""
+    found = applied(plan, placement)
+    if found is None:
+        return 0
+    shaped = state_of(found[1]).values()
+    return sum(slice_bytes(placement, slice_) if whole else SCALAR_BYTES for whole in shaped)
+
+
+# ---- plan text ----
+#
+# A plan as readable text: the split, the bytes of a step and the memory of each server.
+
+
+def plan_text(plan: Plan) -> str:
+    """The tables of ``pserver plan``: one line per variable, per sparse table and per server.
+
+    "sent to it" and "received" are the bytes that one trainer exchanges with a server in one
+    message of each lane; a k-step lane sends one every k steps.  "memory" is that of slices,
+    optimizer states and every trainer's gradients, and with sparse tables the most that their rows
+    take; "+ rows" stands for tables that have no bound.
+    """
+    if plan.collective is not None:
+        return _without_servers(plan)
+    head = [f"{plan.mode}: {plan.trainers} trainers, {plan.servers} servers"]
+    head += [
+        f"  lane {index}: {lane.mode}, {describe(lane, plan.trainers)}"
+        for index, lane in enumerate(plan.lanes)
+    ]
+    variables: list[tuple[str, ...]] = [("variable", "shape", "update", "lane", "held by")]
+    variables += [_variable(plan, placement) for placement in plan.placements]
+    servers: list[tuple[str, ...]] = [
+        ("server", "slices", "parameters", "states", "sent to it", "received", "memory")
+    ]
+    servers += [_server(plan, index) for index in range(plan.servers)]
+    tables = ["", *_table(table_rows(plan))] if plan.tables else []
+    return "\n".join([*head, "", *_table(variables), *tables, "", *_table(servers)])
+
+
+def _without_servers(plan: Plan) -> str:
+    """The tables of a job without servers, in which every trainer holds everything; where updates
+    are sharded, of the optimizer's states only those of the parameters that it updates.
+
+    The bytes that are summed over the trainers at every step are those of the trained parameters.
+    """
+    assert plan.collective is not None, "a plan without servers"
+    owner = owners(plan) if plan.collective.sharded else {}
+    variables: list[tuple[str, ...]] = [("variable", "shape", "update")]
+    variables[0] += ("updated by",) if owner else ()
+    parameters = summed = 0
+    states = [0] * (plan.trainers if owner else 1)
+    for placement in plan.placements:
+        name = placement.name
+        whole = Slice(name, 0, prod(placement.shape), placement.shape, 0)
+        by = (f"trainer {owner[name]}" if name in owner else "",) if owner else ()
+        variables.append(_variable(plan, placement)[:3] + by)
+        parameters += slice_bytes(placement, whole)
+        if placement.group is not None:
+            summed += slice_bytes(placement, whole)
+            shaped = state_of(plan.groups[placement.group]).values()
+            states[owner.get(name, 0)] += sum(
+                slice_bytes(placement, whole) if each else SCALAR_BYTES for each in shaped
+            )
+    rows = [("" if owner else "each of", "parameters", "states", "summed", "memory")]
+    for rank, held in enumerate(states):
+        memory = size(parameters + held + summed)  # gradients, too
+        who = f"trainer {rank}" if owner else f"{plan.trainers} trainers"
+        rows.append((who, size(parameters), size(held), size(summed), memory))
+    return "\n".join(
+        [
+            f"{plan.mode}: {plan.trainers} trainers, no servers",
+            "",
+            *_table(variables),
+            "",
+            *_table(rows),
+        ]
+    )
+
+
+def _variable(plan: Plan, placement: Placement) -> tuple[str, ...]:
+    where = ", ".join(
+        f"{slice_.server}: {slice_.end - slice_.begin}" if placement.split else str(slice_.server)
+        for slice_ in placement.slices
+    )
+    rule = "held" if placement.group is None else plan.groups[placement.group].type
+    shape = f"{placement.dtype}{list(placement.shape)}"
+    rule += f", {placement.compression}" if placement.compression else ""
+    return (
+        placement.name,
+        shape,
+        rule,
+        "" if placement.group is None else str(placement.lane),
+        where,
+    )
+
+
+def _server(plan: Plan, server: int) -> tuple[str, ...]:
+    load = server_load(plan, server)
+    return (
+        str(server),
+        str(load.slices),
+        size(load.parameters),
+        size(load.states),
+        size(sum(load.sent)),
+        size(sum(load.received)),
+        size(load.memory) + (" + rows" if load.unbounded else ""),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -58,16 +58,8 @@ from transpiler.passes.trainer_averaged import average_gradients, update_when_de
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program
-from transpiler.verify import (
-    averaged,
-    collective,
-    evaluation,
-    pserver,
-    rings,
-    sharded,
-    tables,
-    trainer,
-)
+from transpiler.verify import collective, evaluation, pserver, tables, trainer
+from transpiler.verify import trainer as averaged
 from transpiler.verify.verify import Pass, Stage
 
 Pipeline = tuple[Stage, ...]
@@ -205,9 +197,9 @@ SHARDED_PASSES: Pipeline = (
     Stage(
         update_on_owners,
         (
-            sharded.reduced_to_its_owner,
-            sharded.updated_by_its_owner,
-            sharded.broadcast_by_its_owner,
+            collective.reduced_to_its_owner,
+            collective.updated_by_its_owner,
+            collective.broadcast_by_its_owner,
         ),
     ),
     Stage(wait_before_use, (collective.awaited_before_use,)),
@@ -227,18 +219,18 @@ PARAMETER_PASSES: Pipeline = (
 # A trainer's startup program with "nccl2".
 NCCL2_STARTUP_PASSES: Pipeline = (
     # trainer 0 generates the ids of the rings
-    Stage(generate_ids, (rings.ids_generated_once,)),
+    Stage(generate_ids, (collective.ids_generated_once,)),
 )
 
 # A trainer's startup program in the other modes without servers.
 COLLECTIVE_STARTUP_PASSES: Pipeline = (
-    Stage(generate_ids, (rings.ids_generated_once,)),
+    Stage(generate_ids, (collective.ids_generated_once,)),
     # the process groups are initialised
-    Stage(init_rings, (rings.rings_initialized_once,)),
+    Stage(init_rings, (collective.rings_initialized_once,)),
     # every parameter and buffer becomes trainer 0's
-    Stage(broadcast_parameters, (rings.parameters_broadcast,)),
+    Stage(broadcast_parameters, (collective.parameters_broadcast,)),
     # those of a ring travel together, where the deployment asks for it
-    Stage(fuse_broadcasts, (rings.parameters_broadcast,)),
+    Stage(fuse_broadcasts, (collective.parameters_broadcast,)),
     Stage(wait_before_use, (collective.awaited_before_use,)),
 )
 

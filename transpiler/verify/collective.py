@@ -5,21 +5,202 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from transpiler.ir.graph import Op, Ref
+from transpiler.ir.graph import Op, Ref, Role
 from transpiler.ir.ops import COLLECTIVE, is_optimizer
 from transpiler.ir.scaling_ops import CHECK, unscaled_from
-from transpiler.plan.placement import tensor_bytes
-from transpiler.plan.plan import Collective, Plan
+from transpiler.ir.updates import parameter_of
+from transpiler.plan.placement import owners, tensor_bytes
+from transpiler.plan.plan import Collective, Plan, all_ids, ids_of
 from transpiler.program import Program
 from transpiler.verify.invariants import Violation, at, numbered
 
-_STARTS = ("c_allreduce_sum", "c_reduce_sum", "c_broadcast")
-_CAST = "aten._to_copy"
+# ---- rings ----
+#
+# Invariants of a trainer's startup program without servers: its rings, and what is broadcast.
+
+
+STARTUP_OPS = frozenset({"init", "gen_nccl_id", "c_comm_init", "c_broadcast", "c_sync_comm_stream"})
+
+
+def is_startup(program: Program) -> bool:
+    """Whether a trainer's program is its startup program: the one that computes nothing."""
+    return all(op.type in STARTUP_OPS for op in program.main.ops)
 
 
 def _collective(plan: Plan) -> Collective:
     assert plan.collective is not None, "invariants of a job without servers"
     return plan.collective
+
+
+def _source_and_result(op: Op) -> tuple[str, str]:
+    """The variable that an all-reduce or broadcast reads, and the one that it writes."""
+    return next(iter(op.inputs), ""), next(iter(op.outputs), "")
+
+
+def ids_generated_once(program: Program, plan: Plan) -> Iterator[Violation]:
+    """One gen_nccl_id generates the ids of all rings, after every value is bound."""
+    found = numbered(program, "gen_nccl_id")
+    if len(found) != 1:
+        yield Violation(
+            at(0, *found[-1]) if found else "", "", f"expected one gen_nccl_id, got {len(found)}"
+        )
+        return
+    index, op = found[0]
+    if op.outputs != all_ids(_collective(plan)):
+        expected = ", ".join(all_ids(_collective(plan)))
+        yield Violation(at(0, index, op), ", ".join(op.outputs), f"expected the ids {expected}")
+    assert program.deployment is not None
+    if (
+        len(program.deployment.endpoints) != plan.trainers
+        or op.arguments["endpoints"] != program.deployment.endpoints
+    ):
+        yield Violation(
+            at(0, index, op), "", f"expected the endpoints of all {plan.trainers} trainers"
+        )
+    for late, other in numbered(program, "init"):
+        if late > index:
+            yield Violation(
+                at(0, late, other),
+                ", ".join(other.outputs),
+                "it is bound after the ids are generated",
+            )
+
+
+def rings_initialized_once(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Each ring is initialised exactly once, with its ids."""
+    collective = _collective(plan)
+    found = numbered(program, "c_comm_init")
+    expected = [(ring, ids_of(collective, ring), plan.trainers) for ring in range(collective.rings)]
+    got = [(op.arguments["ring_id"], op.inputs, op.arguments["nranks"]) for _, op in found]
+    if got != expected:
+        yield Violation(
+            at(0, *found[-1]) if found else "",
+            "",
+            f"expected {len(expected)} rings with their ids, got {got}",
+        )
+
+
+def parameters_broadcast(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Every parameter and buffer is broadcast from trainer 0 exactly once, in place, on a ring that
+    is initialised.
+    """
+    missing = {v.name for v in program.main.variables_of(Role.PARAMETER, Role.BUFFER)}
+    rings: set[object] = set()
+    for index, op in numbered(program, "c_comm_init", "c_broadcast"):
+        if op.type == "c_comm_init":
+            rings.add(op.arguments["ring_id"])
+            continue
+        name, result = _source_and_result(op)
+        if name != result or name not in missing:
+            yield Violation(
+                at(0, index, op),
+                name,
+                "it is broadcast a second time or elsewhere, or trainers do not hold it",
+            )
+        if op.arguments["root"] != 0 or op.arguments["ring_id"] not in rings:
+            yield Violation(
+                at(0, index, op),
+                name,
+                "expected trainer 0's value, over a ring that is initialised",
+            )
+        missing.discard(name)
+    for name in sorted(missing):
+        yield Violation("", name, "trainer 0's value is never broadcast")
+
+
+# ---- sharded ----
+#
+# The invariants of a trainer's main program whose updates are sharded over the trainers.
+
+
+def updated_by_its_owner(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Each trained parameter is updated on exactly one trainer: this program updates those that its
+    trainer owns, once, and no others.
+    """
+    assert program.deployment is not None, "a trainer's program"
+    mine = program.deployment.trainer_id
+    due = {name for name, rank in owners(plan).items() if rank == mine}
+    for index, op in enumerate(program.main.ops):
+        if is_optimizer(op.type):
+            name = parameter_of(op)
+            if name not in due:
+                why = f"trainer {mine} does not own it, or updates it a second time"
+                yield Violation(at(0, index, op), name, why)
+            due.discard(name)
+    for name in sorted(due):
+        yield Violation("", name, f"expected one update on trainer {mine}, got none")
+
+
+def reduced_to_its_owner(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Each trained parameter has one gradient, which is summed on its owner once and in place,
+    after the op that produces it and before any clipping or update reads it.
+    """
+    wanted = sorted(owners(plan).values())
+    roots, reduced = list[int](), set[str]()
+    for index, op in enumerate(program.main.ops):
+        if op.type == "c_reduce_sum":
+            name = op.outputs[0]
+            if op.inputs != (name,) or name in reduced:
+                yield Violation(at(0, index, op), name, "expected one sum, in place")
+            reduced.add(name)
+            roots.append(int(str(op.arguments["root"])))
+        elif op.type != "c_sync_comm_stream":
+            for name in op.outputs:
+                if name in reduced:
+                    yield Violation(at(0, index, op), name, "it changes after its sum has begun")
+    if sorted(roots) != wanted:
+        yield Violation("", "", f"expected sums on the trainers {wanted}, got {sorted(roots)}")
+    yield from _read_where_summed(program, reduced)
+
+
+def _read_where_summed(program: Program, reduced: set[str]) -> Iterator[Violation]:
+    """What clips and updates reads sums that this trainer has, or what was made of them."""
+    assert program.deployment is not None, "a trainer's program"
+    mine, begun = program.deployment.trainer_id, dict[str, object]()
+    made = {
+        name
+        for op in program.main.ops
+        if op.type in ("clip", "clip_by_norm")
+        for name in op.outputs
+    }
+    for index, op in enumerate(program.main.ops):
+        if op.type == "c_reduce_sum":
+            begun[op.outputs[0]] = op.arguments["root"]
+        elif op.type in ("clip", "clip_by_norm") or is_optimizer(op.type):
+            name = op.inputs[0] if not is_optimizer(op.type) else _gradient(op.arguments["grad"])
+            if name not in made and begun.get(name) != mine:
+                yield Violation(
+                    at(0, index, op), name, f"expected its sum on trainer {mine} before this"
+                )
+
+
+def _gradient(argument: object) -> str:
+    return str(getattr(argument, "name", ""))
+
+
+def broadcast_by_its_owner(program: Program, plan: Plan) -> Iterator[Violation]:
+    """Each trained parameter is broadcast by its owner once and in place, after its update."""
+    missing, broadcast = dict(owners(plan)), set[str]()
+    for index, op in numbered(program, "c_broadcast"):
+        name = op.outputs[0]
+        if op.inputs != (name,) or missing.pop(name, None) != op.arguments["root"]:
+            yield Violation(
+                at(0, index, op), name, "expected one broadcast of a parameter, from its owner"
+            )
+    for index, op in enumerate(program.main.ops):
+        if op.type == "c_broadcast":
+            broadcast.update(op.outputs)
+        elif is_optimizer(op.type) and parameter_of(op) in broadcast:
+            yield Violation(at(0, index, op), parameter_of(op), "it changes after its broadcast")
+    for name in missing:
+        yield Violation("", name, "its owner never broadcasts it")
+
+
+# ---- collective ----
+
+
+_STARTS = ("c_allreduce_sum", "c_reduce_sum", "c_broadcast")
+_CAST = "aten._to_copy"
 
 
 def _updated(plan: Plan) -> list[str]:
@@ -106,11 +287,6 @@ def _final_gradients(program: Program) -> dict[str, str]:
             raw = clipped.get(grad, grad)
             found[scaled.get(raw, raw)] = op.outputs[0]
     return found
-
-
-def _source_and_result(op: Op) -> tuple[str, str]:
-    """The variable that an all-reduce or broadcast reads, and the one that it writes."""
-    return next(iter(op.inputs), ""), next(iter(op.outputs), "")
 
 
 def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:

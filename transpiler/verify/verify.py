@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from transpiler.plan.modes import Payload
 from transpiler.plan.plan import Collective, Plan
 from transpiler.program import Program
-from transpiler.verify import (
-    averaged,
-    collective,
-    evaluation,
-    pserver,
-    rings,
-    sharded,
-    tables,
-    trainer,
-)
+from transpiler.verify import collective, evaluation, pserver, tables, trainer
+from transpiler.verify import trainer as averaged
 from transpiler.verify.invariants import (
     IllegalProgram,
     Invariant,
@@ -29,7 +21,7 @@ from transpiler.verify.invariants import (
     defined_before_use,
     slices_tile,
 )
-from transpiler.verify.merging import merged_once
+from transpiler.verify.trainer import merged_once
 
 __all__ = [
     "IllegalProgram",
@@ -102,9 +94,9 @@ PSERVER_STARTUP: tuple[Invariant, ...] = (
     pserver.only_server_ops,
 )
 COLLECTIVE_STARTUP: tuple[Invariant, ...] = (
-    rings.ids_generated_once,
-    rings.rings_initialized_once,
-    rings.parameters_broadcast,
+    collective.ids_generated_once,
+    collective.rings_initialized_once,
+    collective.parameters_broadcast,
     collective.awaited_before_use,
 )
 SHARED: tuple[Invariant, ...] = (
@@ -125,9 +117,9 @@ AVERAGED_PARAMETERS: tuple[Invariant, ...] = (
 )
 SHARDED_UPDATES: tuple[Invariant, ...] = (
     collective.loss_gradient_scaled,
-    sharded.reduced_to_its_owner,
-    sharded.updated_by_its_owner,
-    sharded.broadcast_by_its_owner,
+    collective.reduced_to_its_owner,
+    collective.updated_by_its_owner,
+    collective.broadcast_by_its_owner,
     collective.awaited_before_use,
 )
 SINGLE_NODE: tuple[Invariant, ...] = (defined_before_use, merged_once)
@@ -140,8 +132,8 @@ def _collective_invariants_of(program: Program, plan: Collective) -> tuple[Invar
     An nccl2 program with sums is one that ParallelExecutor has made: it averages gradients.
     """
     mode = plan.kind
-    if rings.is_startup(program):
-        return (rings.ids_generated_once,) if mode.averages is None else COLLECTIVE_STARTUP
+    if collective.is_startup(program):
+        return (collective.ids_generated_once,) if mode.averages is None else COLLECTIVE_STARTUP
     if mode.averages is Payload.PARAMETERS:
         return AVERAGED_PARAMETERS
     if plan.sharded:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pserver.table.table import SparseTable
-from transpiler.formats.table_text import row_bytes, server_bytes, table_rows
+from transpiler.formats.text import row_bytes, server_bytes, table_rows
 from transpiler.ir.rules import ROW_RULES, Rule
 from transpiler.ir.tables import Segment, ShowClickEntry, Table
 from transpiler.plan.plan import Lane, Plan

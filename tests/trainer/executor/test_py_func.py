@@ -25,7 +25,7 @@ from transpiler.ir.graph import Ref
 from transpiler.ir.ops import check
 from transpiler.ir.python_functions import register
 from transpiler.verify.pserver import only_server_ops
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 def cube(x: Tensor) -> Any:

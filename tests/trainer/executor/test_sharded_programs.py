@@ -29,7 +29,7 @@ from transpiler import (
     DistributeTranspiler,
     DistributeTranspilerConfig,
 )
-from transpiler.formats.plan_text import plan_text
+from transpiler.formats.text import plan_text
 from transpiler.ir.graph import Op, freeze
 from transpiler.plan.placement import owners
 from transpiler.verify.verify import IllegalProgram, verify

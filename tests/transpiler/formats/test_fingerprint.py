@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.serialized import DEPLOYMENT, OPS, PLAN, PROGRAM, RULE, VARIABLES
-from transpiler.formats.serialize import canonical
+from transpiler.formats.messages import canonical
 from transpiler.ir.graph import Block, Literal, Op, Ref, Role, Storage, freeze
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program

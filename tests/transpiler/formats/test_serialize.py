@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.serialized import OPS, PROGRAM, RULE
 from transpiler import program_pb2 as pb
-from transpiler.formats.serialize import (
+from transpiler.formats.messages import (
     argument_from_proto,
     argument_to_proto,
     hparams_from_proto,

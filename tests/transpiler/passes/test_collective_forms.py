@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.collectives import FOUR, GRAD, KINDS, Single, of_type, pair, transpiled
-from transpiler.formats.plan_text import plan_text
+from transpiler.formats.text import plan_text
 from transpiler.program import Program
 
 

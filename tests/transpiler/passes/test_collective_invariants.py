@@ -12,7 +12,7 @@ from tests.support.collectives import FOUR, GRAD, KINDS, Single, pair
 from transpiler.ir.graph import Argument, Op, Ref
 from transpiler.program import Program
 from transpiler.verify import collective as main_invariants
-from transpiler.verify import rings as startup_invariants
+from transpiler.verify import collective as startup_invariants
 from transpiler.verify.verify import IllegalProgram, Invariant, invariants_of, verify
 
 CAST = "aten._to_copy"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.collectives import GRAD, TWO, Single, pair, transpiled
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from transpiler.ir.graph import Op
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Role, freeze
 from transpiler.program import Program
 from transpiler.verify import tables as table_invariants
 from transpiler.verify.invariants import IllegalProgram
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 from transpiler.verify.verify import invariants_of, verify
 
 Edit = Callable[[Program], Program]

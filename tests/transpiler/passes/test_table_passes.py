@@ -13,7 +13,7 @@ from trainer import DistributedEmbedding
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler.ir.updates import tables_of
 from transpiler.program import Program
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 def test_a_trainer_pulls_once_for_all_lookups() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from transpiler.formats.plan_message import plan_from_proto, plan_to_proto
-from transpiler.formats.plan_text import plan_text
+from transpiler.formats.messages import plan_from_proto, plan_to_proto
+from transpiler.formats.text import plan_text
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Lane, Plan
 from transpiler.plan.planner import Asked, LanePlan, plan_parameters, uniform

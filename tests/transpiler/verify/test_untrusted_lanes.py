@@ -27,7 +27,7 @@ from transpiler.ir.graph import Op, Ref, Role
 from transpiler.ir.rules import RULES, Clip, Rule, rule_of
 from transpiler.plan.plan import Deployment, Lane, Placement, Plan, Slice
 from transpiler.program import Program
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 OUTER = Rule(
     "sgd", {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}, {"nesterov": False}

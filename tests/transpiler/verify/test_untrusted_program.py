@@ -17,7 +17,7 @@ from transpiler import program_pb2 as pb
 from transpiler.ir.graph import Block, freeze
 from transpiler.plan.plan import Slice
 from transpiler.program import Program
-from transpiler.verify.untrusted_program import check_server_program
+from transpiler.verify.untrusted import check_server_program
 
 
 def test_a_server_takes_a_sound_program() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.rule_attacks import ATTACKS, block, rule
 from transpiler import program_pb2 as pb
-from transpiler.formats.block_message import block_to_proto, update_from_proto
+from transpiler.formats.messages import block_to_proto, update_from_proto
 from transpiler.ir.graph import Op
 from transpiler.program import Program
-from transpiler.verify.untrusted_plan import check_plan
+from transpiler.verify.untrusted import check_plan
 
 
 @pytest.mark.parametrize("name", ATTACKS)

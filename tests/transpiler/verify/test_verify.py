@@ -25,7 +25,7 @@ from transpiler.ir.graph import Op, Ref, freeze
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Deployment, Plan, Slice
 from transpiler.program import Program
-from transpiler.verify import averaged, invariants
+from transpiler.verify import invariants, trainer
 from transpiler.verify import pserver as pserver_invariants
 from transpiler.verify import trainer as trainer_invariants
 from transpiler.verify.invariants import IllegalProgram, Violation
@@ -47,7 +47,7 @@ def test_a_broken_law_is_named(case: Broken) -> None:
     broken = edit(program)
     module = next(
         m
-        for m in (invariants, averaged, trainer_invariants, pserver_invariants)
+        for m in (invariants, trainer, trainer_invariants, pserver_invariants)
         if hasattr(m, invariant)
     )
     violations = list(getattr(module, invariant)(broken, plan_of(program)))
