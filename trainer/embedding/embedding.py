@@ -42,7 +42,7 @@ from trainer.embedding.traced_rows import traced_rows
 from trainer.row_optimizers import RowOptimizer, Segments
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Initial, Normal, TableEntry
-from transpiler.tracing.embedding_lookup import table_of
+from transpiler.tracing.tables import table_of
 
 OF_SETTINGS = (
     "embedding_dim",

@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.embedding.inputs import shows_and_clicks, whole_numbers
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.table_settings import TableSettings
-from transpiler.tracing.embedding_lookup import Lookup
+from transpiler.tracing.tables import Lookup
 
 
 class Traced(Protocol):

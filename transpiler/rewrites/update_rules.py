@@ -24,7 +24,7 @@ from transpiler.ir.updates import (
 from transpiler.rewrites.programs import Programs, Rewrite
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import REPLACEMENTS, replaced
-from transpiler.tracing.single_node_programs import update_op
+from transpiler.tracing.programs import update_op
 
 
 def _asked(strategy: DistributedStrategy) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from transpiler.ir.sparse_rows import SparseRows
-from transpiler.tracing.embedding_tables import comparable, eager_gradient
+from transpiler.tracing.tables import comparable, eager_gradient
 
 CLOSE = (
     1e-6  # relative difference allowed where eager runs one kernel and the program several (GRU)

@@ -16,7 +16,7 @@ from transpiler.ir.rules import Clip
 from transpiler.ir.two_of_four import sparse_weights
 from transpiler.param_attr import unclipped
 from transpiler.program import Program
-from transpiler.tracing.embedding_tables import CapturedTable
+from transpiler.tracing.tables import CapturedTable
 
 if TYPE_CHECKING:  # emit loads torch's compiler front end, which capture loads only when called
     from transpiler.tracing.emit import Emitted

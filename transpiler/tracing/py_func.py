@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from transpiler.ir.python_functions import PY_FUNC, Function, call, register
-from transpiler.tracing.embedding_lookup import NAMESPACE
+from transpiler.tracing.tables import NAMESPACE
 
 _library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 _library.define(f"{PY_FUNC}(str func, Tensor[] x, Tensor[] like) -> Tensor[]")

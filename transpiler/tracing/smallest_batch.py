@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.lower import lower
-from transpiler.tracing.embedding_tables import CapturedTable, comparable
 from transpiler.tracing.emit import emit
 from transpiler.tracing.equivalence_check import Result, buffers, check_equivalence, eager, resized
 from transpiler.tracing.guards import Variant, branch_error, sizes_at, variants
 from transpiler.tracing.input_spec import Inputs
 from transpiler.tracing.ragged_bags import offsets_of, with_regular_bags
+from transpiler.tracing.tables import CapturedTable, comparable
 from transpiler.tracing.trace import Trace
 
 LOG = logging.getLogger(__name__)

@@ -19,22 +19,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
+from torch._C import DispatchKey
 from torch._dynamo.source import LocalSource
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined]  # SLoc is not in __all__
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -42,15 +46,488 @@ from torch.fx.experimental.symbolic_shapes import (  # type: ignore[attr-defined
     SLoc,
     StatelessSymbolicContext,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transpiler.ir import source_location
+from transpiler.ir.recurrent import KINDS
 from transpiler.tracing.autograd import gradients_of, python_functions
-from transpiler.tracing.decompositions import as_eager
 from transpiler.tracing.default_programs import recording
-from transpiler.tracing.embedding_lookup import looking_up
 from transpiler.tracing.equivalence_check import outputs_of, results_of
 from transpiler.tracing.input_spec import Inputs
-from transpiler.tracing.node_lines import NodeLines
+from transpiler.tracing.tables import NAMESPACE, looking_up
+
+# ---- node lines ----
+#
+# The line of the step for each node of a graph that is being traced, and whether autograd follows
+# it.
+
+
+_followed: ContextVar[bool] = ContextVar("_followed", default=False)
+
+
+@contextmanager
+def followed(tracked: bool) -> Iterator[None]:
+    """Within the forward of an autograd Function, whose ops run without autograd although it
+    follows the Function.
+
+    Args:
+        tracked: whether it does: the Function was not called under ``torch.no_grad()``.
+    """
+    token = _followed.set(tracked)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
+class NodeLines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stubs
+    """Records the line of the step for every node that an op makes; a backward op has the line of
+    its forward op.
+
+    Attributes:
+        lines: by the node's name.
+        constant: the names of the nodes of ops that ran without autograd, in the forward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stubs
+        self.lines: dict[str, str] = {}
+        self.constant: set[str] = set()
+        self._forward: dict[int, str] = {}
+
+    def _line(self) -> str:
+        backward = torch._C._current_autograd_node()
+        if backward is not None:
+            return self._forward.get(backward._sequence_nr(), "")
+        line = source_location.short()
+        if line and torch.is_grad_enabled():
+            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, line)
+        return line
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line, mode = self._line(), get_proxy_mode()
+        tracked = torch.is_grad_enabled() or _followed.get()
+        constant = not tracked and torch._C._current_autograd_node() is None
+        if mode is None or not (line or constant):
+            return func(*args, **(kwargs or {}))
+        nodes = mode.tracer.graph.nodes
+        before = next(iter(reversed(nodes)), None)
+        result = func(*args, **(kwargs or {}))
+        for node in reversed(nodes):
+            if node is before:
+                break
+            self.lines[node.name] = line
+            if constant:
+                self.constant.add(node.name)
+        return result
+
+
+# ---- ctc ----
+#
+# ``ctc_loss`` in a trace: the sizes of what torch keeps for its backward depend on data.
+#
+# A program holds torch's own two ops.  Those here run on fake tensors alone, and say an upper bound
+# of the size.
+
+
+CTC_FORWARD, CTC_GRAD = "ctc_loss", "ctc_loss_backward"
+_TYPES: Mapping[str, str] = MappingProxyType(
+    {CTC_FORWARD: "aten._ctc_loss.Tensor", CTC_GRAD: "aten._ctc_loss_backward.Tensor"}
+)
+_GIVEN = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
+_MEAN, _SUM = 1, 2  # torch's numbers of reductions
+
+_library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+_library.define(f"{CTC_FORWARD}({_GIVEN}, int blank, bool zero_infinity) -> (Tensor, Tensor)")
+_library.define(
+    f"{CTC_GRAD}(Tensor grad, {_GIVEN}, Tensor neg_log_likelihood, Tensor log_alpha, int blank, "
+    "bool zero_infinity) -> Tensor"
+)
+
+
+def _fake_ctc(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    steps, rows = log_probs.shape[0], log_probs.shape[1]
+    longest = 2 * targets.shape[-1] + 1
+    return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, longest))
+
+
+def _fake_ctc_gradient(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+torch.library.register_fake(f"{NAMESPACE}::{CTC_FORWARD}", _fake_ctc, lib=_library)
+torch.library.register_fake(f"{NAMESPACE}::{CTC_GRAD}", _fake_ctc_gradient, lib=_library)
+
+
+class _Losses(torch.autograd.Function):
+    """The op in autograd: the loss of each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tracked: bool,
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor,
+        target_lengths: Tensor,
+        blank: int,
+        zero_infinity: bool,
+    ) -> Tensor:
+        """Puts the op into the trace."""
+        given = (log_probs, targets, input_lengths, target_lengths)
+        with followed(tracked):
+            found = torch.ops.pserver.ctc_loss(*given, blank, zero_infinity)
+        losses: Tensor = found[0]
+        ctx.save_for_backward(*given, losses, found[1])
+        ctx.settings = (blank, zero_infinity)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Puts the op of the gradient into the trace."""
+        found = torch.ops.pserver.ctc_loss_backward(grad, *ctx.saved_tensors, *ctx.settings)
+        return (None, found, None, None, None, None, None)
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """``torch.ctc_loss`` for a trace; the reduction is ordinary compute."""
+    batched = log_probs.dim() == 3
+    each: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]  # torch's own
+        torch.is_grad_enabled(),
+        log_probs if batched else log_probs.unsqueeze(1),
+        targets,
+        input_lengths,
+        target_lengths,
+        blank,
+        zero_infinity,
+    )
+    if zero_infinity:
+        each = torch.where(each == float("inf"), each.new_zeros(()), each)
+    if reduction == _MEAN:
+        return (each / target_lengths.to(each).clamp_min(1)).mean()
+    if reduction == _SUM:
+        return each.sum()
+    return each if batched else each.squeeze(0)
+
+
+def ctc_call_of(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
+    """The op's type and arguments, for a node of such an op; None for others."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace != NAMESPACE:
+        return None
+    schema = node.target._schema
+    op_type = _TYPES.get(schema.name.partition("::")[2])
+    if op_type is None:
+        return None
+    named = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
+    return op_type, {**named, **node.kwargs}
+
+
+# ---- recurrent ----
+#
+# A recurrent layer over a free time in a trace: one op, and one for its gradients.
+#
+# The ops here run on fake tensors alone; programs have kernels of their own (ir/recurrent.py).
+
+
+RECURRENT_FORWARD, RECURRENT_GRAD = "recurrent", "recurrent_grad"
+_LAYER = (
+    "Tensor input, Tensor[] hx, Tensor[] params, str kind, bool has_biases, int num_layers, "
+    "bool train, bool bidirectional, bool batch_first"
+)
+
+_library.define(f"{RECURRENT_FORWARD}({_LAYER}) -> Tensor[]")
+_library.define(f"{RECURRENT_GRAD}({_LAYER}, Tensor?[] grads) -> Tensor[]")
+
+
+def _fake_recurrent(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    kind: str,
+    has_biases: bool,
+    num_layers: int,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Tensor]:
+    """Outputs as torch lays them out: time first in memory."""
+    rows, time = (0, 1) if batch_first else (1, 0)
+    width = hx[0].shape[2] * (2 if bidirectional else 1)
+    output = input.new_empty((input.shape[time], input.shape[rows], width))
+    final = [torch.empty_like(state, memory_format=torch.contiguous_format) for state in hx]
+    return [output.transpose(0, 1) if batch_first else output, *final]
+
+
+def _fake_recurrent_gradient(
+    input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *settings: Any
+) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in (input, *hx, *params)]
+
+
+torch.library.register_fake(f"{NAMESPACE}::{RECURRENT_FORWARD}", _fake_recurrent, lib=_library)
+torch.library.register_fake(
+    f"{NAMESPACE}::{RECURRENT_GRAD}", _fake_recurrent_gradient, lib=_library
+)
+
+
+class _Recurrent(torch.autograd.Function):
+    """The op in autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tracked: bool, states: int, settings: tuple[Any, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Puts the op into the trace."""
+        ctx.save_for_backward(*tensors)
+        ctx.states, ctx.settings = states, settings
+        input, hx, params = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
+        with followed(tracked):
+            found = torch.ops.pserver.recurrent(input, hx, params, *settings)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Puts the op of the gradients into the trace."""
+        tensors, states = ctx.saved_tensors, ctx.states
+        input, hx, params = tensors[0], list(tensors[1 : 1 + states]), list(tensors[1 + states :])
+        found = torch.ops.pserver.recurrent_grad(input, hx, params, *ctx.settings, list(grads))
+        return (None, None, None, *found)
+
+
+def traced(
+    kind: str, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *settings: Any
+) -> tuple[Tensor, ...]:
+    """One layer or more, without dropout, as one op of the trace.
+
+    Args:
+        settings: has_biases, num_layers, train, bidirectional, batch_first.
+
+    Returns:
+        The outputs of all time steps, and each final state.
+    """
+    found: tuple[Tensor, ...] = _Recurrent.apply(  # type: ignore[no-untyped-call]  # torch's own
+        torch.is_grad_enabled(), len(hx), (kind, *settings), input, *hx, *params
+    )
+    return found
+
+
+def recurrent_call_of(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
+    """The op's type and arguments, for a node of such an op; None for others."""
+    if not isinstance(node.target, OpOverload) or node.target.namespace != NAMESPACE:
+        return None
+    schema = node.target._schema
+    op_type = schema.name.partition("::")[2]
+    if op_type not in (RECURRENT_FORWARD, RECURRENT_GRAD):
+        return None
+    named = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
+    return op_type, {**named, **node.kwargs}
+
+
+# ---- decompositions ----
+#
+# Decompositions for tracing that compute what eager computes, where torch's own do not.
+#
+# - ``dropout``: torch traces another op in its place, which draws the mask in another order where a
+#   tensor is not row-major.  Without that replacement torch's own composition runs.
+# - Recurrent layers with ``dropout`` between them: torch 2.13's decomposition loses the dropout.
+#    Run layer by layer they keep it.
+# - Recurrent layers over a free time: torch's decomposition loops over the steps, whose number a
+#   program does not know; one op takes its place.
+# - ``one_hot`` without a number of classes, and packed sequences: a size depends on data, and the
+#   refusal says what to write instead.
+# - ``ctc_loss``: what it keeps for its backward has a size that depends on data (trace.py).
+
+
+Kernel = Callable[..., Any]
+
+
+@contextmanager
+def as_eager() -> Iterator[None]:
+    """Traces composite ops inside as the ops that eager runs."""
+    aten = torch.ops.aten
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(aten.dropout.default, lambda kernel: None))
+        for kind in KINDS:
+            overload = getattr(aten, kind).input
+            stack.enter_context(_replaced(overload, partial(_by_layer, kind)))
+        stack.enter_context(_given(aten.ctc_loss.Tensor, ctc_loss))
+        stack.enter_context(_given(aten.one_hot.default, _one_hot))
+        stack.enter_context(_given(aten._pack_padded_sequence.default, _pack_padded_sequence))
+        yield
+
+
+@contextmanager
+def _replaced(overload: OpOverload, change: Callable[[Kernel], Kernel | None]) -> Iterator[None]:
+    """Changes, or with None takes away, the Python kernels that torch would trace through."""
+    kernels = dict(overload.py_kernels)
+    changed = {key: change(kernel) for key, kernel in kernels.items() if key in _TRACED}
+    _set(
+        overload,
+        {key: kernel for key, kernel in {**kernels, **changed}.items() if kernel is not None},
+    )
+    try:
+        yield
+    finally:
+        _set(overload, kernels)
+
+
+@contextmanager
+def _given(overload: OpOverload, kernel: Kernel) -> Iterator[None]:
+    """Gives a Python kernel to a composite op that has none."""
+    kernels = dict(overload.py_kernels)
+    _set(overload, {**kernels, DispatchKey.CompositeImplicitAutograd: kernel})
+    try:
+        yield
+    finally:
+        _set(overload, kernels)
+
+
+def _one_hot(ids: Tensor, num_classes: int = -1) -> Tensor:
+    """torch's own where the number of classes is said.
+
+    Raises:
+        ValueError: it is not, so that it would be the largest id of the batch.
+    """
+    if num_classes < 0:
+        raise ValueError(
+            "one_hot without num_classes makes as many columns as the largest id of the batch "
+            "says, which a program cannot know: write one_hot(ids, num_classes=...)"
+        )
+    found: Tensor = torch.ops.aten.one_hot.default._op_dk(
+        DispatchKey.CompositeImplicitAutograd, ids, num_classes
+    )
+    return found
+
+
+def _pack_padded_sequence(*arguments: Any) -> NoReturn:
+    """Refuses packed sequences.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        "a packed sequence has as many rows as the lengths of the batch say, which a program "
+        "cannot know: give the layer the padded batch, whose steps after a sequence's end change "
+        "none before it; mask its outputs by the lengths, and take the last state of each "
+        "sequence with outputs[torch.arange(lengths.shape[0]), lengths - 1].  The backward "
+        "direction of a bidirectional layer needs each sequence reversed within its length"
+    )
+
+
+_TRACED = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+def _set(overload: OpOverload, kernels: dict[Any, Any]) -> None:
+    overload.py_kernels.clear()
+    overload.py_kernels.update(kernels)
+    overload._dispatch_cache.clear()
+
+
+def _over_free_time(kind: str, kernel: Kernel) -> Kernel:
+    """A recurrent op without dropout, as one op of the trace where time is free."""
+
+    def run(
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        time = input.shape[1 if batch_first else 0]
+        if not isinstance(time, torch.SymInt) or not time.node.expr.free_symbols:
+            return tuple(
+                kernel(
+                    input,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                    batch_first,
+                )
+            )
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        return traced(
+            kind, input, states, params, has_biases, num_layers, train, bidirectional, batch_first
+        )
+
+    return run
+
+
+def _by_layer(kind: str, unrolled: Kernel) -> Kernel:
+    """A recurrent op (``torch.lstm``'s arguments) that runs once per layer where there is dropout
+    in between.
+    """
+    kernel = _over_free_time(kind, unrolled)
+
+    def run(
+        input: Tensor,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        if not (dropout and train and num_layers > 1):
+            return tuple(
+                kernel(
+                    input,
+                    hx,
+                    params,
+                    has_biases,
+                    num_layers,
+                    dropout,
+                    train,
+                    bidirectional,
+                    batch_first,
+                )
+            )
+        directions, each = (2 if bidirectional else 1), len(params) // num_layers
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+        finals: list[tuple[Tensor, ...]] = []
+        value = input.transpose(0, 1) if batch_first else input
+        for layer in range(num_layers):
+            of_layer = [state[layer * directions : (layer + 1) * directions] for state in states]
+            mine = params[layer * each : (layer + 1) * each]
+            given = of_layer[0] if isinstance(hx, Tensor) else of_layer
+            value, *final = kernel(
+                value, given, mine, has_biases, 1, 0.0, train, bidirectional, False
+            )
+            finals.append(tuple(final))
+            if layer < num_layers - 1:
+                value = torch.dropout(value, dropout, train=True)
+        ends = [torch.cat([final[index] for final in finals]) for index in range(len(states))]
+        return (value.transpose(0, 1) if batch_first else value, *ends)
+
+    return run
+
+
+# ---- trace ----
+
 
 Step = Callable[..., Any]
 _DATA_DEPENDENT = (

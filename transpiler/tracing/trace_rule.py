@@ -27,8 +27,8 @@ from transpiler.ir import source_location
 from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Variable, freeze
 from transpiler.ir.rules import Hparam
 from transpiler.ir.update_block import NEW, inputs_of
-from transpiler.tracing.emit_ops import SIZE_OPS, argument_of, aten_call, is_alias
-from transpiler.tracing.node_lines import NodeLines
+from transpiler.tracing.emit import SIZE_OPS, argument_of, aten_call, is_alias
+from transpiler.tracing.trace import NodeLines
 
 Update = Callable[..., Any]
 _UNKNOWN = (
