@@ -19,8 +19,7 @@ from transpiler.passes import (
     trainer_passes,
     trainer_startup_passes,
 )
-from transpiler.passes.pserver import held, server_of, value_variable
-from transpiler.passes.pserver_tables import rows_at_start
+from transpiler.passes.pserver import held, rows_at_start, server_of, value_variable
 from transpiler.plan.plan import Deployment, Placement, Plan, Slice
 from transpiler.program import Program
 from transpiler.verify.evaluation import changes_nothing

@@ -46,7 +46,7 @@ from transpiler.program_planner import plan_program, plan_programs
 from transpiler.rewrites.amp import check_scales
 from transpiler.rewrites.dgc import compression_of
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 from transpiler.strategy.collective_plan import agreed, collective_of
 from transpiler.strategy.execution import execution_of
 from transpiler.strategy.from_config import Choices, choices_of

@@ -30,7 +30,7 @@ from transpiler.ir.two_of_four import mask_of
 from transpiler.optim.optim import AdamD2Sum
 from transpiler.program import Program
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 
 ALL: dict[str, tuple[Any, dict[str, Any]]] = {
     **OPTIMIZERS,

@@ -45,7 +45,7 @@ from transpiler.formats.text import plan_text
 from transpiler.ir.graph import Op
 from transpiler.ir.updates import rules_of_ops
 from transpiler.lower import Kernel
-from transpiler.passes.collective_startup import ID_BYTES
+from transpiler.passes.collective import ID_BYTES
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program
 

@@ -16,8 +16,7 @@ from transpiler.ir.graph import Role
 from transpiler.ir.ops import is_optimizer
 from transpiler.plan.plan import DumpSettings, Execution
 from transpiler.program import Program
-from transpiler.rewrites.fused_updates import fuse_updates
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs, fuse_updates
 from transpiler.strategy.execution import execution_of
 from transpiler.strategy.refusals import in_one, refusals
 from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy

@@ -2,7 +2,7 @@
 a process that comes later gets.
 
 See [Note: a step of both] in trainer/gradients/averaged_step.py; and
-transpiler/passes/trainer_averaged.py for where the ops stand.
+transpiler/passes/trainer.py for where the ops stand.
 """
 
 from __future__ import annotations

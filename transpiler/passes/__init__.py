@@ -6,14 +6,12 @@ pipeline is a tuple of stages; a stage is a pass and the invariants that hold fr
 
 This file lists every pipeline, in the order in which the passes run.  In reading order::
 
-    trainer             a trainer's main and startup program
-    trainer_tables      the same for sparse tables
-    trainer_averaged    the same for gradients that trainers average among themselves
-    pserver             a server's main program
-    pserver_tables      the same for sparse tables
-    collective          a trainer's main program in a job without servers
-    collective_startup  its startup program
-    collective_sharded  the same where each trainer updates its own parameters
+    trainer         a trainer's main and startup program; the same for gradients that trainers
+                    average among themselves
+    trainer_tables  the same for sparse tables
+    pserver         a server's main program; the same for sparse tables
+    collective      a trainer's main program in a job without servers; its startup program; the same
+                    where each trainer updates its own parameters
 
 The room may import ir, plan, program.py and verify.
 """
@@ -26,24 +24,29 @@ from types import MappingProxyType
 
 from transpiler.passes.collective import (
     average_parameters,
+    broadcast_parameters,
+    fuse_broadcasts,
     fuse_by_size,
+    generate_ids,
+    init_rings,
     leave_unchanged,
+    reduce_to_owners,
     scale_loss_gradient,
     separate_gradients,
     sum_as_float16,
     sum_gradients,
+    update_on_owners,
     wait_before_use,
 )
-from transpiler.passes.collective_sharded import reduce_to_owners, update_on_owners
-from transpiler.passes.collective_startup import (
-    broadcast_parameters,
-    fuse_broadcasts,
-    generate_ids,
-    init_rings,
+from transpiler.passes.pserver import (
+    append_optimize_blocks,
+    append_table_blocks,
+    define_slices,
+    define_tables,
+    listen,
 )
-from transpiler.passes.pserver import append_optimize_blocks, define_slices, listen
-from transpiler.passes.pserver_tables import append_table_blocks, define_tables
 from transpiler.passes.trainer import (
+    average_gradients,
     clip_shares,
     drop_updates,
     leave_clipping_to_servers,
@@ -53,8 +56,8 @@ from transpiler.passes.trainer import (
     send_changes,
     send_gradients,
     update_scale_last,
+    update_when_decided,
 )
-from transpiler.passes.trainer_averaged import average_gradients, update_when_decided
 from transpiler.passes.trainer_tables import pull_rows, send_row_gradients
 from transpiler.plan.plan import Plan
 from transpiler.program import Program

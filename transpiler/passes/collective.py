@@ -33,9 +33,12 @@ from transpiler.ir.graph import Argument, Block, Op, Ref, Role, Symbol, Variable
 from transpiler.ir.ops import is_optimizer
 from transpiler.ir.scaling_ops import CHECK, unscaled_from
 from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
-from transpiler.plan.placement import tensor_bytes
-from transpiler.plan.plan import Collective, Plan
+from transpiler.plan.placement import owners, tensor_bytes
+from transpiler.plan.plan import Collective, Plan, all_ids, ids_of
 from transpiler.program import Program
+
+# ---- collective ----
+
 
 CLIPS = frozenset({"clip", "clip_by_norm", "global_norm_scale", "scale_by"})
 _AFTER_SUMS = CLIPS | {CHECK}  # and the optimizer ops
@@ -383,4 +386,151 @@ def _waiting_at_once(program: Program) -> Program:
     ops: list[Op] = []
     for place, op in enumerate(program.main.ops):
         ops += [op, waits[place]] if place in waits else [op]
+    return _with(program, ops)
+
+
+# ---- collective sharded ----
+#
+# The passes of a trainer's main program whose updates are sharded over the trainers.
+#
+# Each trained parameter has an owner among the trainers (transpiler/plan/placement.py).  It alone
+# keeps the optimizer's state of the parameter::
+#
+#   forward; the loss's gradient, times 1 / trainers; backward, and in it
+#   c_reduce_sum          where a gradient is final: its owner gets the sum, the mean of gradients
+#   clipping, updates     of this trainer's parameters only
+#   c_broadcast           of every parameter, from its owner
+#
+# (Rajbhandari et al.: ZeRO, memory optimizations toward training trillion parameter models, 2020;
+# its stage 1.)
+
+
+def reduce_to_owners(program: Program, plan: Plan) -> Program:
+    """Sums each gradient on its parameter's owner right after the last op that writes it; the rings
+    take turns.
+    """
+    assert plan.collective is not None, "passes of a job without servers"
+    owner, rings = owners(plan), plan.collective.rings
+    roots = {raw: owner[parameter] for parameter, raw in raw_gradients(program).items()}
+
+    def reduced(name: str, count: int) -> Op:
+        return Op(
+            "c_reduce_sum",
+            {"x": Ref(name), "root": roots[name], "ring_id": count % rings},
+            (name,),
+        )
+
+    return _with_used(program, following(program, roots, reduced))
+
+
+def update_on_owners(program: Program, plan: Plan) -> Program:
+    """Drops what clips and updates other trainers' parameters; then every parameter is broadcast by
+    its owner.
+    """
+    assert plan.collective is not None and program.deployment is not None, "a trainer's program"
+    owner, mine = owners(plan), program.deployment.trainer_id
+    others = {name for name, rank in owner.items() if rank != mine}
+    unread = {
+        gradient_of(op)
+        for op in program.main.ops
+        if is_optimizer(op.type) and parameter_of(op) in others
+    }
+    kept = [
+        op
+        for op in program.main.ops
+        if not (is_optimizer(op.type) and parameter_of(op) in others)
+        and not (op.type in CLIPS and op.outputs[0] in unread)
+    ]
+    sends = [
+        Op(
+            "c_broadcast",
+            {"x": Ref(name), "root": rank, "ring_id": index % plan.collective.rings},
+            (name,),
+        )
+        for index, (name, rank) in enumerate(owner.items())
+    ]
+    return _with_used(program, [*kept, *sends])
+
+
+def _with_used(program: Program, ops: list[Op]) -> Program:
+    """The program with these ops in block 0, and with the variables that some op names, or that
+    hold values.
+    """
+    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
+    before = {name for op in program.main.ops for name in (*op.inputs, *op.outputs)}
+    variables = {
+        name: variable
+        for name, variable in program.main.variables.items()
+        if name in used or name not in before
+    }
+    block = replace(program.main, ops=tuple(ops), variables=freeze(variables))
+    return program.with_blocks(block, *program.blocks[1:])
+
+
+# ---- collective startup ----
+#
+# The passes of a trainer's startup program without servers: rings, and trainer 0's values.
+
+
+ID_BYTES = 16
+
+
+def generate_ids(program: Program, plan: Plan) -> Program:
+    """Appends the op with which trainer 0 generates an id for every ring and sends it to the
+    others.
+    """
+    collective, deployment = plan.collective, program.deployment
+    assert collective is not None and deployment is not None, "passes of a job without servers"
+    names = all_ids(collective)
+    arguments: dict[str, Argument] = {
+        "endpoints": deployment.endpoints,
+        "trainer_id": deployment.trainer_id,
+        "nccl_comm_num": collective.rings,
+        "use_hierarchical_allreduce": collective.inner > 0,
+        "hierarchical_allreduce_inter_nranks": collective.inner,
+    }
+    added = [Variable(name, (ID_BYTES,), "uint8") for name in names]
+    return _with(program, [*program.main.ops, Op("gen_nccl_id", arguments, names)], *added)
+
+
+def init_rings(program: Program, plan: Plan) -> Program:
+    """Appends the op that initialises each ring with its ids."""
+    collective, deployment = plan.collective, program.deployment
+    assert collective is not None and deployment is not None, "passes of a job without servers"
+    common: dict[str, Argument] = {"nranks": plan.trainers, "trainer_id": deployment.trainer_id}
+    inits = [
+        Op(
+            "c_comm_init",
+            {"x": tuple(map(Ref, ids_of(collective, ring))), "ring_id": ring, **common},
+        )
+        for ring in range(collective.rings)
+    ]
+    return _with(program, [*program.main.ops, *inits])
+
+
+def broadcast_parameters(program: Program, plan: Plan) -> Program:
+    """Broadcasts every parameter and buffer from trainer 0, over the rings in turn."""
+    assert plan.collective is not None, "passes of a job without servers"
+    rings = plan.collective.rings
+    ops = [
+        Op(
+            "c_broadcast",
+            {"x": Ref(placement.name), "root": 0, "ring_id": index % rings},
+            (placement.name,),
+        )
+        for index, placement in enumerate(plan.placements)
+    ]
+    return _with(program, [*program.main.ops, *ops])
+
+
+def fuse_broadcasts(program: Program, plan: Plan) -> Program:
+    """Lets the values of one ring travel together, where the deployment asks for it."""
+    if program.deployment is None or not program.deployment.execution.fuses_broadcasts:
+        return program
+    ops = [
+        replace(op, arguments={**op.arguments, "bucket": op.arguments["ring_id"]})
+        if op.type == "c_broadcast"
+        else op
+        for op in program.main.ops
+    ]
     return _with(program, ops)

@@ -34,7 +34,7 @@ from transpiler.plan.plan import Plan
 from transpiler.precision.mixed_forward import MixedForward
 from transpiler.precision.ops import Precision, precision_of
 from transpiler.program import Program
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 from transpiler.strategy.strategy import DistributedStrategy
 
 SCALE, GOOD, BAD, FOUND = (

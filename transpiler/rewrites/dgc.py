@@ -29,7 +29,7 @@ from transpiler.ir.updates import (
 )
 from transpiler.optim.dgc import LEAST
 from transpiler.program import Program
-from transpiler.rewrites.programs import Programs, Rewrite
+from transpiler.rewrites.rewrites import Programs, Rewrite
 from transpiler.strategy.strategy import DistributedStrategy
 
 DTYPES = ("float32", "float64")

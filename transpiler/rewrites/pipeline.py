@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from transpiler.rewrites.amp import in_16_bits
 from transpiler.rewrites.dgc import DGC
-from transpiler.rewrites.fused_updates import FUSED_UPDATES
-from transpiler.rewrites.gradient_merge import gradient_merge
-from transpiler.rewrites.programs import Programs, Rewrite
-from transpiler.rewrites.recompute import recompute
-from transpiler.rewrites.sparsity import SPARSITY
-from transpiler.rewrites.update_rules import UPDATE_RULES
+from transpiler.rewrites.rewrites import (
+    FUSED_UPDATES,
+    SPARSITY,
+    UPDATE_RULES,
+    Programs,
+    Rewrite,
+    gradient_merge,
+    recompute,
+)
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.verify.verify import verify_single_node
 

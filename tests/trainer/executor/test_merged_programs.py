@@ -24,7 +24,7 @@ from transpiler import (
 )
 from transpiler.program import Program
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 from transpiler.verify.verify import IllegalProgram, verify_single_node
 
 Batch = tuple[Tensor, Tensor]

@@ -25,7 +25,7 @@ from tests.support.replaced_rules import (
 from trainer import DistributedEmbedding, Executor
 from transpiler import DistributeTranspiler, DistributeTranspilerConfig, Program, capture
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 
 OPS = {"lars": "lars_momentum", "lamb": "lamb", "adam_d2sum": "adam_d2sum"}
 

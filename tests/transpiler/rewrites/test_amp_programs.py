@@ -19,7 +19,7 @@ from transpiler import DistributeTranspiler, DistributeTranspilerConfig, capture
 from transpiler.precision.mixed_forward import fp16_guard
 from transpiler.program import Program
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 
 
 class Net(nn.Module):

@@ -29,7 +29,7 @@ from transpiler.ir.graph import PERSISTENT
 from transpiler.ir.schema import DTYPES
 from transpiler.program import Program
 from transpiler.rewrites.pipeline import rewritten
-from transpiler.rewrites.programs import Programs
+from transpiler.rewrites.rewrites import Programs
 
 ROWS = 256
 
