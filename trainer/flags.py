@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer.environment.connection import Connection
-from trainer.environment.values import set_variable, variable
+from trainer.environment.environment import Connection, set_variable, variable
 from transpiler.ir.close_names import close_names
 from transpiler.plan.plan import Execution
 

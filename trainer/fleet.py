@@ -31,9 +31,14 @@ from pserver.service.server import serve_job
 from pserver.telemetry.logs import write_json
 from trainer.data.slots import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
-from trainer.environment import other_launchers
-from trainer.environment.connection import Connection
-from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
+from trainer.environment import environment
+from trainer.environment.environment import (
+    CloudRoleMaker,
+    Connection,
+    Role,
+    RoleMaker,
+    UserDefinedRoleMaker,
+)
 from trainer.job.automatic_saves import AutomaticSaves
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.collective_job import CollectiveJob
@@ -190,13 +195,13 @@ def init(
     strategy = searched(strategy, role)
     check(strategy, _kind(role))
     if role.role is Role.SINGLE:
-        other_launchers.told()
+        environment.other_launchers_told()
         log.warning(
             "no TRAINING_ROLE in the environment: training alone, in this process only%s",
-            other_launchers.said(),
+            environment.said_of_other_launchers(),
         )
     elif role.role is Role.TRAINER and role.trainers == 1:
-        other_launchers.warn("this job has 1 trainer")
+        environment.warn_of_other_launchers("this job has 1 trainer")
     job = Job(role, strategy)
     _begin(job, settings if role.role is not Role.PSERVER else None)
     job.announce()
@@ -414,7 +419,7 @@ def finish() -> None:
             plain_again(model)
         job.finish()
     finally:
-        other_launchers.forget()
+        environment.forget_other_launchers()
         job.restore()
 
 

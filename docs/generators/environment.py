@@ -1,9 +1,9 @@
-"""The tables of docs/environment.md, from ``trainer/environment/variables.py``."""
+"""The tables of docs/environment.md, from ``trainer/environment/environment.py``."""
 
 from __future__ import annotations
 
 from docs.generators.tables import filled, table
-from trainer.environment.variables import (
+from trainer.environment.environment import (
     INTERNAL,
     OTHER_LAUNCHERS,
     WITH_SERVERS,

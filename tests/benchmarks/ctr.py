@@ -18,7 +18,7 @@ from transports import free_port
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.embedding.local_rows import LocalRows
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Segment, Table, Uniform

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.communicator.communicator import Communicator
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment

@@ -273,7 +273,7 @@ def data_parallel(rank: int, world: int, host: str, port: int, width: int) -> No
     """One rank of our DataParallel."""
     from trainer import DataParallel, init_parallel_env
     from trainer.collective.parallel_env import leave_parallel_env
-    from trainer.environment.world import World
+    from trainer.environment.environment import World
 
     World(rank, world, rank, host, port).enter()
     init_parallel_env()

@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer import row_optimizers
 from trainer.embedding.conversion import moved
-from trainer.environment.role import UserDefinedRoleMaker
+from trainer.environment.environment import UserDefinedRoleMaker
 from trainer.job.job import Job
 from trainer.nn import SampledSoftmax
 

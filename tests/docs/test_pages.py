@@ -16,12 +16,7 @@ from docs.generators.api import MODULES
 from docs.generators.command_line import below
 from pserver.cli.settings import EVERY
 from tests.support.pages import PAGES, ROOT, fences, name
-from trainer.environment.variables import (
-    INTERNAL,
-    OTHER_LAUNCHERS,
-    WITH_SERVERS,
-    WITHOUT_SERVERS,
-)
+from trainer.environment.environment import INTERNAL, OTHER_LAUNCHERS, WITH_SERVERS, WITHOUT_SERVERS
 from trainer.row_optimizers import BY_TYPE
 from transpiler.strategy.strategy import CONFIGS, SWITCHES
 
@@ -218,7 +213,7 @@ def test_the_page_of_embeddings_has_every_rule() -> None:
 
 
 def test_the_table_of_variables_has_every_one_and_no_other() -> None:
-    """trainer/environment/variables.py describes every variable that the sources name."""
+    """trainer/environment/environment.py describes every variable that the sources name."""
     word = re.compile(
         r'"((?:PSERVER|TRAIN|CURRENT|MASTER|RANK|WORLD|LOCAL|TORCHELASTIC|GLOO)[A-Z_]*)"'
     )

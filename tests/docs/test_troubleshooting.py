@@ -24,7 +24,7 @@ from tests.support.one_parameter import Trainer
 from tests.support.tiny_launch import Run
 from tests.support.troubles import pattern, quotes, quoting, said
 from trainer import DistributedEmbedding, fleet
-from trainer.environment.role import CloudRoleMaker
+from trainer.environment.environment import CloudRoleMaker
 from trainer.metrics import auc
 from transpiler import capture
 

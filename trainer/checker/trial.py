@@ -25,7 +25,7 @@ from trainer.checker.invariants import Invariant
 from trainer.checker.scenario import COPIES, RULE, Scenario
 from trainer.checker.tables import TableInvariants, TableReader
 from trainer.communicator.communicator import Communicator
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.plan.plan import Deployment, Placement
 from transpiler.program import Program
 

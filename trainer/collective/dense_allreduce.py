@@ -22,7 +22,7 @@ from trainer.collective.group_sums import DENSE, GroupSums
 from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.plan.plan import Plan
 from transpiler.strategy.exchange import Exchange, exchange_of
 from transpiler.strategy.strategy import DistributedStrategy

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from pserver.errors import TrainerLost
 from trainer.collective.member_groups import Member, MemberGroups, place_of
 from trainer.collective.process_groups import ProcessGroups
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.files import bounded_json
 
 if TYPE_CHECKING:

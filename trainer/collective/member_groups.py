@@ -14,7 +14,7 @@ from pserver.polling import poll
 from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports

@@ -31,9 +31,8 @@ from pserver.running_clock import RUNNING
 from pserver.telemetry.memory import freeze_at_exit
 from trainer.collective.gloo_threads import never_destroy, wait_for_rest
 from trainer.collective.rendezvous import Peers, connect_store, rendezvous
-from trainer.environment import other_launchers
-from trainer.environment.connection import Connection
-from trainer.environment.world import World
+from trainer.environment import environment
+from trainer.environment.environment import Connection, World
 
 # between looks for lost trainers, while a reduction is waited for
 LOOK_SECONDS = timedelta(seconds=1)
@@ -73,8 +72,8 @@ def init_parallel_env() -> None:
     if dist.is_initialized():
         return
     world = World.from_environment()
-    if world.size == 1 and not other_launchers.is_ours():
-        other_launchers.warn("none of torchrun's variables is set")
+    if world.size == 1 and not environment.is_ours():
+        environment.warn_of_other_launchers("none of torchrun's variables is set")
     _rendezvous += 1
     peers = _meet(world, Connection.from_environment(), _rendezvous)
     has_gpus = torch.cuda.is_available()
@@ -140,7 +139,7 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
     peers, _peers = _peers, None
     if peers is None:
         return
-    other_launchers.forget()
+    environment.forget_other_launchers()
     atexit.unregister(leave_parallel_env)
     if isinstance(sys.excepthook, _Hook):
         sys.excepthook = sys.excepthook.before

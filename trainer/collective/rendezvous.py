@@ -48,7 +48,7 @@ from pserver.errors import (
 from pserver.polling import poll
 from trainer.collective.gloo_threads import rest_at_exit
 from trainer.collective.membership import Membership
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
 

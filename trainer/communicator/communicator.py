@@ -47,7 +47,7 @@ from trainer.communicator.table_requests import lookups_of, sources_of, table_de
 from trainer.communicator.termination import termination
 from trainer.communicator.trainer_metrics import TrainerMetrics
 from trainer.communicator.written_values import WrittenValues
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.distribute import pserver_program
 from transpiler.plan.plan import Deployment, Lane, Placement
 from transpiler.program import Program

@@ -10,7 +10,7 @@ from pserver.client.replies import Joined
 from pserver.client.stream import Destination
 from pserver.errors import Refused
 from pserver.transport.frames import DTYPES
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.plan.plan import Deployment, Plan
 
 TRANSPORTS = ("shm", "tcp", "grpc")

@@ -11,7 +11,7 @@ import threading
 from dataclasses import replace
 
 from pserver.client.replies import Absences
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.plan.plan import Plan
 
 log = logging.getLogger(__name__)

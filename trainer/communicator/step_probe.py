@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pserver.client.client import Client
 from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured
 from trainer.communicator.lane import LaneSender
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.formats.text import plan_text, server_load
 from transpiler.plan.plan import Lane, Plan
 

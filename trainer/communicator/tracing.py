@@ -9,7 +9,7 @@ from pserver.onlookers import look_again, onlooker
 from pserver.telemetry.trace import SPANS
 from trainer.communicator.server_meeting import ServerMeeting
 from trainer.communicator.trace import Meeting, Phase, Trace, TraceSettings
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 if TYPE_CHECKING:
     from trainer.communicator.communicator import Communicator

@@ -30,7 +30,7 @@ from pserver.telemetry.metrics import (
 )
 from pserver.telemetry.trace import SPANS, now
 from trainer.communicator.lane import LaneSender
-from trainer.environment.connection import LOOPBACK, Connection
+from trainer.environment.environment import LOOPBACK, Connection
 from transpiler.plan.plan import Deployment
 
 STEPS = "the metrics of steps"

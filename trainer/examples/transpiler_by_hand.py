@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainer import Executor
-from trainer.environment.role import CloudRoleMaker, Role
+from trainer.environment.environment import CloudRoleMaker, Role
 from transpiler import DistributeTranspiler, capture
 
 parser = argparse.ArgumentParser(

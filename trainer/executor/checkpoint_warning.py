@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
 from trainer.communicator.communicator import Communicator
-from trainer.environment import other_launchers
+from trainer.environment import environment
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.compiled_program import CompiledProgram
 from trainer.executor.dataset_runs import DatasetRuns
@@ -162,7 +162,9 @@ class Executor(DatasetRuns):
         """Says it where another launcher has started several processes."""
         if not self._told and (deployment is None or deployment.plan.trainers == 1):
             self._told = True
-            other_launchers.warn("Executor.run: a program of one trainer", "transpile it for them")
+            environment.warn_of_other_launchers(
+                "Executor.run: a program of one trainer", "transpile it for them"
+            )
 
     def _step(
         self, program: Program, loaded: LoadedProgram, feed: Any, fetches: tuple[str, ...]

@@ -21,7 +21,7 @@ from pserver.client.channel import Hparams
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.options import SendOptions
 from trainer.communicator.tracing import TRACING, meeting_of
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from trainer.executor.compressed_gradients import CompressedGradients
 from trainer.executor.program_averages import ProgramAverages

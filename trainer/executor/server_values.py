@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pserver.errors import FingerprintMismatch
 from pserver.service.server import serve_job
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler.ir.graph import Role, Storage
 from transpiler.plan.plan import Deployment
 from transpiler.program import Program

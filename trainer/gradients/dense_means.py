@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.collective.dense_allreduce import WHOLE, DenseAllreduce, dense_allreduce_of
 from trainer.collective.dense_steps import Company, DenseSteps
 from trainer.collective.member_groups import Member, MemberGroups
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from trainer.gradients.averaged_values import AveragedValues, Stepper
 from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.strategy import DistributedStrategy

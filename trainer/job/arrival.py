@@ -11,8 +11,7 @@ import sys
 from pserver.client.announcement import Announcement
 from trainer.communicator.departure import spelled
 from trainer.communicator.termination import REASON, termination
-from trainer.environment.connection import Connection
-from trainer.environment.role import RoleMaker
+from trainer.environment.environment import Connection, RoleMaker
 
 
 class Arrival:

@@ -21,7 +21,7 @@ from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.joint_call import jointly
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.joint_calls import Apart
-from trainer.environment.role import Role
+from trainer.environment.environment import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves
 from trainer.job.job import Job

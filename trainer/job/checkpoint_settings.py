@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pserver.config import check_seconds
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,7 @@ from trainer.collective.parallel_env import (
     world_total,
 )
 from trainer.communicator.tracing import TRACING
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Connection, Role, RoleMaker
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.dgc_allreduce import check_alike
 from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of

@@ -18,8 +18,7 @@ from trainer.data import in_memory, queue_dataset
 from trainer.data.batches import Batch, Prefetched
 from trainer.data.file_dataset import FileDataset, Parses
 from trainer.data.pieces import Piece, files_of
-from trainer.environment.connection import Connection
-from trainer.environment.role import CloudRoleMaker
+from trainer.environment.environment import CloudRoleMaker, Connection
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import present
 from trainer.job.job import Job

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.environment.role import RoleMaker
+from trainer.environment.environment import RoleMaker
 from trainer.hybrid.mesh import data_place, forget_groups, hybrid_mesh
 from trainer.hybrid.parallel import (
     forget_model_groups,

@@ -23,8 +23,7 @@ from trainer.communicator.options import options_of
 from trainer.communicator.tracing import TRACING
 from trainer.embedding.proxy_parameter import ProxyParameter
 from trainer.embedding.served_rows import without_served_rows
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Connection, Role, RoleMaker
 from trainer.flags import ProcessSettings
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of

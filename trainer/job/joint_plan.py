@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.environment.role import RoleMaker
+from trainer.environment.environment import RoleMaker
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Clip, Rule, rule_of
 from transpiler.param_attr import unclipped

@@ -18,8 +18,7 @@ from rich.progress import (
 )
 
 from pserver.onlookers import onlooker
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role
+from trainer.environment.environment import Connection, Role
 from trainer.job.data_position import CountedBatches
 from trainer.job.job import Job
 from trainer.job.reported import Reported

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from trainer.environment.role import Role
+from trainer.environment.environment import Role
 from trainer.job.current import present
 
 

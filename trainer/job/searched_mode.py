@@ -9,8 +9,7 @@ import logging
 import sys
 
 from pserver.launcher.planning.plan import Choice
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Connection, Role, RoleMaker
 from transpiler.strategy.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)

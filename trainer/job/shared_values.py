@@ -18,8 +18,7 @@ from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.trainer_links import ElasticLink, Link, NoLink, ServedLink, WorldLink
 from trainer.collective.trainer_values import TrainerValues
 from trainer.communicator.communicator import Communicator
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role
+from trainer.environment.environment import Connection, Role
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import present, present_or_none
 from trainer.job.job import Job

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pserver.onlookers import onlooker
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role
+from trainer.environment.environment import Connection, Role
 
 if TYPE_CHECKING:
     from trainer.job.job import Job

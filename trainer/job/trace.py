@@ -9,8 +9,7 @@ from trainer.collective.parallel_env import current_peers
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.communicator.trace import Alone, Meeting, TraceSettings
 from trainer.communicator.tracing import TRACING, asked, meeting_of
-from trainer.environment.connection import Connection
-from trainer.environment.role import Role
+from trainer.environment.environment import Connection, Role
 from trainer.job.current import present
 from trainer.job.eager_spans import watched
 from trainer.job.job import Job

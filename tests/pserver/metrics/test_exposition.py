@@ -19,7 +19,7 @@ from pserver.telemetry import metrics
 from pserver.telemetry.metrics import MOST_OPEN, Exposition, Labelled
 from tests.support.cluster_keys import foreign_folder, keys_of
 from tests.support.scraped import Scraped
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 HOST = "127.0.0.1"
 

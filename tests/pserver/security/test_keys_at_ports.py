@@ -28,7 +28,7 @@ from pserver.service.server import Server
 from tests.support.cluster_keys import foreign_folder, key_folder, keys_of
 from tests.support.one_parameter import TRANSPORTS, Trainer
 from tests.support.waiting import eventually
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 SECONDS = 20.0
 ONE_SIDED = "only one of the two ends has keys"

@@ -8,8 +8,7 @@ import pytest
 
 from pserver.security.access import PORTS
 from tests.support.sources import ROOT
-from trainer.environment.connection import Connection
-from trainer.environment.world import World
+from trainer.environment.environment import Connection, World
 
 OPENS = re.compile(
     r"\b(create_server|listening_socket|add_\w*secure_port|TCPStore|listening\.bind|_Server)\("

@@ -17,7 +17,7 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import AnnounceRequest
 from trainer import Constant, DistributedEmbedding, row_optimizers
 from trainer.collective.dense_steps import DenseSteps
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from transpiler import DistributedStrategy

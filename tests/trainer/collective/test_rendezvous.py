@@ -31,8 +31,7 @@ from trainer.collective import spawn as spawning
 from trainer.collective.membership import Event, Guard, Membership
 from trainer.collective.parallel_env import _meet, leave_parallel_env
 from trainer.collective.rendezvous import Peers, first_line
-from trainer.environment.connection import Connection
-from trainer.environment.world import World
+from trainer.environment.environment import Connection, World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -15,7 +15,7 @@ from torch import nn
 from tests.support.table_trainers import Servers, at_once
 from trainer import Constant, DistributedEmbedding, ShowClickEntry, fleet
 from trainer.checkpoint.export import export
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from trainer.job.save_load import _table_rows
 from transpiler import DistributedStrategy

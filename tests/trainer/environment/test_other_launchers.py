@@ -13,18 +13,28 @@ from torch import nn
 from tests.support.eager_jobs import Servers
 from trainer import DataParallel, Executor, fleet, init_parallel_env
 from trainer.collective.parallel_env import leave_parallel_env
-from trainer.environment import other_launchers
-from trainer.environment.other_launchers import CLUSTER, ENDPOINTS, NUMBERS, TORCHRUN, several
+from trainer.environment import environment
+from trainer.environment.environment import (
+    NUMBERS_OF_LAUNCHERS,
+    PADDLE_ENDPOINTS,
+    TF_CLUSTER,
+    WORLD,
+    several_processes,
+)
 from transpiler import capture
 
-EVERY = [name for names in NUMBERS.values() for name in names] + [*ENDPOINTS, *CLUSTER, *TORCHRUN]
+EVERY = [name for names in NUMBERS_OF_LAUNCHERS.values() for name in names] + [
+    *PADDLE_ENDPOINTS,
+    *TF_CLUSTER,
+    *WORLD,
+]
 CLUSTER_OF_TWO = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
 SEVERAL = {
     **dict.fromkeys(EVERY, "2"),
-    ENDPOINTS[0]: "127.0.0.1:6174,127.0.0.1:6175",
-    CLUSTER[0]: CLUSTER_OF_TWO,
+    PADDLE_ENDPOINTS[0]: "127.0.0.1:6174,127.0.0.1:6175",
+    TF_CLUSTER[0]: CLUSTER_OF_TWO,
 }
-WITHOUT_TORCHRUN = [name for name in EVERY if name not in TORCHRUN]
+WITHOUT_TORCHRUN = [name for name in EVERY if name not in WORLD]
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +42,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher has started the tests."""
     for name in EVERY:
         monkeypatch.delenv(name, raising=False)
-    other_launchers.forget()
+    environment.forget_other_launchers()
     yield
     fleet.finish()
     leave_parallel_env()
-    other_launchers.forget()
+    environment.forget_other_launchers()
 
 
 def init() -> None:
@@ -104,7 +114,7 @@ def test_training_alone_among_several_is_said_once(
             assert name in said and "pserver launch" in said or "transpile it" in said
             fleet.finish()
             leave_parallel_env()
-            other_launchers.forget()
+            environment.forget_other_launchers()
         monkeypatch.delenv(name)
 
 
@@ -148,7 +158,7 @@ def test_one_process_is_no_reason_to_warn(
     entry()
 
     assert not [text for text in warnings(caplog) if "several" in text]
-    assert not list(several(os.environ))
+    assert not list(several_processes(os.environ))
 
 
 def test_a_job_of_one_trainer_names_torchruns_number(
@@ -166,8 +176,8 @@ def test_a_role_of_the_environment_is_not_doubted() -> None:
     """What starts ``pserver launch`` on each host may say how many hosts there are."""
     launched = {"TRAINING_ROLE": "TRAINER", "TRAINERS": "1", "SLURM_NTASKS": "2"}
 
-    assert list(several(launched)) == []
-    assert list(several({**launched, "WORLD_SIZE": "4"})) == ["WORLD_SIZE=4"]
+    assert list(several_processes(launched)) == []
+    assert list(several_processes({**launched, "WORLD_SIZE": "4"})) == ["WORLD_SIZE=4"]
 
 
 def test_a_world_of_torchruns_that_is_one_is_not_doubted(

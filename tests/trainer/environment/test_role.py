@@ -13,9 +13,15 @@ import pytest
 
 from trainer import fleet, init_parallel_env
 from trainer.collective.parallel_env import leave_parallel_env
-from trainer.environment.connection import Connection
-from trainer.environment.role import CloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
-from trainer.environment.world import TORCHRUN, World
+from trainer.environment.environment import (
+    TORCHRUN,
+    CloudRoleMaker,
+    Connection,
+    Role,
+    RoleMaker,
+    UserDefinedRoleMaker,
+    World,
+)
 
 ENDPOINTS = "10.0.0.1:6174,10.0.0.2:6174"
 COMPLETE = {

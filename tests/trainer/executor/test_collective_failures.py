@@ -34,7 +34,7 @@ from tests.support.collective_trainers import (
 )
 from trainer import Executor
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 
 
 @pytest.mark.slow

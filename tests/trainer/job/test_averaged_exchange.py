@@ -20,7 +20,7 @@ from tests.support.seeded import seeded
 from tests.support.table_trainers import at_once
 from trainer import DistributedEmbedding, Uniform
 from trainer.collective.group_sums import _buckets
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from transpiler import DistributedStrategy
 from transpiler.strategy.exchange import exchange_of

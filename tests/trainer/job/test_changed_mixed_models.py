@@ -16,7 +16,7 @@ from torch import nn
 from tests.support.changed_models import KINDS, Change, batches, net
 from tests.support.load import result
 from trainer import Constant, DistributedEmbedding, row_optimizers
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from transpiler import DistributedStrategy
 

@@ -21,7 +21,7 @@ from pserver.config import ServerConfig
 from pserver.errors import TrainerLost
 from pserver.service.server import Server
 from trainer import DistributedEmbedding, Uniform, fleet
-from trainer.environment.role import Role, RoleMaker
+from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer
 from transpiler import DistributedStrategy

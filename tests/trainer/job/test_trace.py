@@ -16,7 +16,7 @@ from trainer import Executor, fleet
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.rendezvous import Peers, connect_store
 from trainer.communicator.server_meeting import ServerMeeting
-from trainer.environment.connection import Connection
+from trainer.environment.environment import Connection
 from transpiler import DistributedStrategy, DistributeTranspiler, capture
 
 
