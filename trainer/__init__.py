@@ -33,7 +33,7 @@ In a job with servers, sync; file by file, in order:
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
  6. ``close_step`` tells each server the present hyper-parameters: the step is complete.
  7. The server merges the slices of all trainers, updates, and replies with values.
- 8. ``collective/dense_steps.py`` averages the gradients of parameters in the mode "collective",
+ 8. ``collective/elastic_means.py`` averages the gradients of parameters in the mode "collective",
     meanwhile or, beside a sync lane, before 6, and the script's own optimizer steps these.
  9. ``finish_step`` waits for the replies.  ``communicator/parameter_slices.py``: values arrive in
     the parameters' own memory, or in buffers that are copied there now.
@@ -137,18 +137,16 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     gradients/     overflow            whose overflow
                    gradient_merge      an overflow in a window
                    averaged_step       a step of both
-    collective/    gloo_threads        gloo at exit
-                   membership          who is lost; whose frames
+    collective/    rendezvous          gloo at exit; who is lost; whose frames
                    process_groups      no timeout on progress
                    data_parallel       errors in backward
                    gradient_sums       float16 between trainers
                    buckets             the last bucket
-                   averaging_schedule  adaptive steps
-                   local_sgd           an average in between
+                   local_sgd           adaptive steps; an average in between
                    group_sums          one layout
                    standing            which average counts
-                   dense_steps         averages that outlive a trainer
-                   trainer_values      the same call
+                   elastic_means       averages that outlive a trainer
+                   values              the same call
     embedding/     embedding           how a table trains
                    proxy_parameter     a scalar gradient for rows; minus zero; steps without servers
                    proxy_gradient      clamps of a norm
@@ -186,9 +184,9 @@ from trainer.collective.data_parallel import DataParallel as DataParallel
 from trainer.collective.fused_gradients import (
     fused_allreduce_gradients as fused_allreduce_gradients,
 )
-from trainer.collective.parallel_env import init_parallel_env as init_parallel_env
-from trainer.collective.parallel_env import new_group as new_group
 from trainer.collective.spawn import spawn as spawn
+from trainer.collective.world import init_parallel_env as init_parallel_env
+from trainer.collective.world import new_group as new_group
 from trainer.flags import get_flags as get_flags
 from trainer.flags import set_flags as set_flags
 from trainer.hybrid import device_guard as device_guard

@@ -272,7 +272,7 @@ def ddp(rank: int, world: int, host: str, port: int, width: int) -> None:
 def data_parallel(rank: int, world: int, host: str, port: int, width: int) -> None:
     """One rank of our DataParallel."""
     from trainer import DataParallel, init_parallel_env
-    from trainer.collective.parallel_env import leave_parallel_env
+    from trainer.collective.world import leave_parallel_env
     from trainer.environment.environment import World
 
     World(rank, world, rank, host, port).enter()

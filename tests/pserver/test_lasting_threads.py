@@ -39,7 +39,7 @@ from pserver.web.server import Collector
 from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
-from trainer.collective.membership import Membership
+from trainer.collective.rendezvous import Membership
 from trainer.communicator import termination
 
 TIMES = 3  # that the system refuses something
@@ -404,7 +404,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/stream.py", "self._accept"): accepts,
     ("pserver/web/server.py", "self._ask"): collectors,
     ("pserver/web/server.py", "self._take"): collectors,
-    ("trainer/collective/membership.py", "self._run"): memberships,
+    ("trainer/collective/rendezvous.py", "self._run"): memberships,
     ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",

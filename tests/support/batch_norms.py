@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pserver.errors import PServerError
 from tests.support import ranks
 from trainer import fleet
-from trainer.collective.parallel_env import world_total
+from trainer.collective.world import world_total
 from trainer.modules.sync_batch_norm import connect_batch_norms
 from transpiler import DistributedStrategy
 

@@ -99,7 +99,7 @@ def course(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("trainer.collective.averaging_schedule")
+    logger = logging.getLogger("trainer.collective.local_sgd")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     sizes, steps = list[list[int]](), list[list[torch.Tensor]]()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.table_trainers import Servers, Trainer, at_once
-from trainer.collective.trainer_values import TrainerValues
+from trainer.collective.values import TrainerValues
 from trainer.job.shared_values import values_of
 
 TRAINERS = 3

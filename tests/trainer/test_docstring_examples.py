@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import trainer
 from trainer import DataParallel, fleet
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from transpiler import ParamAttr, capture, parameter_groups
 
 # what needs no example: data, whose arguments say all, and the original's life-cycle calls

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.eager_jobs import Servers, assert_same, batches, joined, net, train
 from trainer import fleet, group_sharded_parallel, init_parallel_env
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from transpiler import ClipGradByGlobalNorm, L2Decay, ParamAttr, parameter_groups
 
 CLIP = ClipGradByGlobalNorm(0.1)

@@ -25,7 +25,7 @@ from tests.support.replaced_rules import (
 )
 from tests.support.table_trainers import Trainer, at_once
 from trainer import fleet
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from transpiler import LAMB, LARS, DistributedStrategy
 
 

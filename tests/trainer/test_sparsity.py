@@ -16,7 +16,7 @@ from tests.support.optimizers import OPTIMIZERS
 from tests.support.seeded import seeded
 from tests.support.table_trainers import Trainer, at_once
 from trainer import Executor, asp, fleet, group_sharded_parallel
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from trainer.modules.prepare import prepared
 from transpiler import (
     LAMB,

@@ -44,11 +44,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pserver.errors import FingerprintMismatch
 from pserver.telemetry.trace import SPANS, now
 from trainer.collective.buckets import FixedReducer, buckets
-from trainer.collective.gloo_threads import never_destroy
 from trainer.collective.gradient_marks import GradientMarks
 from trainer.collective.gradient_sums import GradientSums
-from trainer.collective.parallel_env import copy_to_group, current_peers, naming_trainers
-from trainer.collective.rendezvous import Peers
+from trainer.collective.rendezvous import Peers, never_destroy
+from trainer.collective.world import copy_to_group, current_peers, naming_trainers
 from transpiler.files import bounded_json
 from transpiler.plan.settings import check_flag
 from transpiler.strategy.exchange import Exchange

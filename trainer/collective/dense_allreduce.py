@@ -19,9 +19,8 @@ from pserver.errors import TimedOut
 from pserver.polling import poll
 from trainer.collective.gradient_means import GradientMeans
 from trainer.collective.group_sums import DENSE, GroupSums
-from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
-from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.collective.rendezvous import connect_store, own_address, rendezvous
 from trainer.environment.environment import Connection
 from transpiler.plan.plan import Plan
 from transpiler.strategy.exchange import Exchange, exchange_of

@@ -11,7 +11,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from trainer.collective.buckets import buckets
 from trainer.collective.gradient_sums import GradientSums
-from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.world import current_peers, naming_trainers
 from transpiler.strategy.exchange import Exchange
 
 FUSED = Exchange(size_mb=25, last_mb=25)

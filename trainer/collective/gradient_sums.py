@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.collective.parallel_env import wait_on_cpu
 from trainer.collective.rendezvous import Peers
 from trainer.collective.row_sum import RowSum
+from trainer.collective.world import wait_on_cpu
 from transpiler.plan.plan import heads, row_of, row_or_all
 from transpiler.strategy.exchange import Exchange
 

@@ -8,19 +8,147 @@ every average, as at every step of a job that averages gradients.
 [Note: an average in between]  Between two averages every trainer has parameters of its own.  So a
 checkpoint, an export, ``state_dict()`` and the end of the job begin with an average, in which every
 trainer takes part.  It is an extra one: the schedule's next one comes when it would have come.
+
+[Note: adaptive steps]  Far from the end of training, seldom averages make most of the progress;
+near it, frequent ones make the smaller error (Wang and Joshi: Adaptive communication strategies to
+achieve the best error-runtime trade-off in local-update SGD, 2018, arXiv 1810.08313).  So the
+number of local steps falls with the square root of the loss, and grows again where the learning
+rate falls::
+
+    k = ceil(sqrt(lr_0 * loss / (lr * loss_0) * init_k_steps)), between 1 and 16
+
+``loss`` and ``lr`` are the trainers' means at the step that averages, ``loss_0`` and ``lr_0`` those
+of the first step.  All trainers compute k from the same means, so all average at the same steps,
+also where a scheduler looks at a trainer's own loss.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
 from trainer.collective.buckets import buckets
-from trainer.collective.parallel_env import naming_trainers
+from trainer.collective.world import naming_trainers
+from transpiler.strategy.strategy import DistributedStrategy
+
+# ---- averaging schedule ----
+#
+# When trainers that step by themselves average their parameters: the rules of local SGD.
+
+
+LEAST, MOST = 1, 16  # local steps of the adaptive rule
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Averages after every step up to and including ``begin_step``, and then ``k_steps`` after the
+    last average.
+
+    Attributes:
+        k_steps: of the present window.
+        begin_step: the last step of those that all end in an average.
+        step: how many have been counted.
+        last: the step that ended in the last average of the rule.
+
+    Example::
+
+        schedule = Schedule(k_steps=2, begin_step=1)
+        [schedule.count() for _ in range(5)]    # [True, False, True, False, True]
+    """
+
+    k_steps: int
+    begin_step: int
+    step: int = 0
+    last: int = 0
+
+    def count(self) -> bool:
+        """Counts a step; whether it ends in an average."""
+        self.step += 1
+        due = self.step <= self.begin_step or self.step - self.last >= self.k_steps
+        if due:
+            self.last = self.step
+        return due
+
+    def restart(self, step: int) -> None:
+        """Goes on after this many steps, with a window that begins there."""
+        self.step = self.last = step
+
+
+@dataclass(slots=True)
+class AdaptiveSchedule(Schedule):
+    """A schedule whose windows follow the loss.  See [Note: adaptive steps].
+
+    ``k_steps`` is at first ``init_k_steps``.
+
+    Attributes:
+        first: the loss and the learning rate of the first step, means over the trainers.
+
+    Example::
+
+        schedule = AdaptiveSchedule(k_steps=4, begin_step=1)
+        schedule.measure(loss=2.0, lr=0.1)    # of the first step: k is ceil(sqrt(4))
+        schedule.measure(loss=0.5, lr=0.1)
+        schedule.k_steps                      # 1
+    """
+
+    first: tuple[float, float] | None = None
+    init_k_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.init_k_steps = self.k_steps
+
+    def measure(self, loss: float, lr: float) -> None:
+        """Takes in the trainers' mean loss and learning rate, and logs what they lead to.
+
+        Where the quotient is no positive number, as with a loss of 0 or NaN, k stays.
+        """
+        loss_0, lr_0 = self.first = self.first or (loss, lr)
+        below = lr * loss_0
+        ratio = lr_0 * loss / below if below else math.nan
+        before = self.k_steps
+        if 0 < ratio < math.inf:
+            steps = math.ceil(math.sqrt(ratio * self.init_k_steps))
+            self.k_steps = min(max(steps, LEAST), MOST)
+        log.info(
+            "adaptive_localsgd, step %d: loss %g (first %g), lr %g (first %g), k %d, was %d",
+            self.step,
+            loss,
+            loss_0,
+            lr,
+            lr_0,
+            self.k_steps,
+            before,
+        )
+
+    def restart(self, step: int) -> None:
+        """As :meth:`Schedule.restart`; the first step is the next one."""
+        Schedule.restart(self, step)
+        self.first, self.k_steps = None, self.init_k_steps
+
+
+def schedule_of(strategy: DistributedStrategy) -> Schedule | None:
+    """After which steps a strategy has the trainers average; None where each step averages
+    gradients.
+    """
+    if strategy.localsgd:
+        given = strategy.localsgd_configs
+        return Schedule(given["k_steps"], given["begin_step"])
+    if strategy.adaptive_localsgd:
+        given = strategy.adaptive_localsgd_configs
+        return AdaptiveSchedule(given["init_k_steps"], given["begin_step"])
+    return None
+
+
+# ---- local sgd ----
+
 
 Tensors = Callable[[], Sequence[Tensor]]
 

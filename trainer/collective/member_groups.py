@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from pserver.config import split_endpoint
 from pserver.errors import TimedOut, TrainerLost
 from pserver.polling import poll
-from trainer.collective.own_address import own_address
 from trainer.collective.process_groups import ProcessGroups
-from trainer.collective.rendezvous import connect_store, rendezvous
+from trainer.collective.rendezvous import connect_store, own_address, rendezvous
 from trainer.environment.environment import Connection
 
 if TYPE_CHECKING:

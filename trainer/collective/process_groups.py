@@ -5,7 +5,7 @@ one process may take part in several jobs.
 
 [Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a
 collective operation, so operations have no timeout of their own; that a trainer is gone is found
-by ``membership.py``.  A gloo operation cannot be called off, and its group's destructor waits for
+by ``rendezvous.py``.  A gloo operation cannot be called off, and its group's destructor waits for
 it: after a failure groups are never destroyed, so that nobody waits, and the process can end.
 """
 
@@ -27,9 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Wor
 
 from pserver.errors import PServerError, TimedOut
 from pserver.polling import poll
-from trainer.collective.gloo_threads import end_at_exit, never_destroy
-from trainer.collective.membership import Event
-from trainer.collective.rendezvous import Peers, first_line
+from trainer.collective.rendezvous import Event, Peers, end_at_exit, first_line, never_destroy
 
 # seconds between two looks at the membership; an operation that is done ends a wait at once
 _SLICE = 0.25

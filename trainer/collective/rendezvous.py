@@ -15,30 +15,84 @@ an answer there is cut off.  Process groups keep a store for as long as they liv
 keep them in a model for long after its job.  So they get a connection of their own, and only
 :class:`Peers` has what serves.  A trainer that leaves says so, and then ends its connection to
 trainer 0; trainer 0 closes the store when all have done that.
+
+[Note: a group that waits]  The destructor of a group waits for its threads, one of which may be in
+an operation that nobody waits for any more, and needs the interpreter's lock to free its tensors.
+Whoever destroys the group has that lock: the collector, for one, which finds the group in what a
+failed job has left.  So a group with such an operation is never destroyed.
+
+[Note: a group that has just worked]  A thread of gloo's lets go of an operation's tensors after it
+has told that the operation is done.  torch's reducer holds its group, and destroys it with the
+interpreter's lock in its hands, where it is the last to hold it: a job that ends behind a
+collective would wait for that thread, and the thread for the lock.  So a job lets these threads
+come to rest before it gives up its groups.
+
+[Note: gloo at exit]  A thread of gloo's tells the main thread that an operation is done, and frees
+its tensors after that, for which it needs the interpreter's lock.  A script whose last call is a
+collective is at its end by then; a thread that asks an interpreter in its end for the lock is ended
+inside a destructor, which aborts the process (until Python 3.14; 1 run in 8 of a small script).  So
+an interpreter ends after these threads have come to rest.  One that still waits for a peer is at
+rest, too: it is not waited for.
+
+[Note: a group that nobody waits for]  A group that was given up while it came up leaves a thread
+behind, which waits for a trainer that is gone.  It ends by its timeout, or when the store goes with
+trainer 0; and where the interpreter is in its end by then, it aborts the process.  So a process
+that has such a thread ends after it.  Not one that ends with an error: it has failed anyway, and
+the others are to hear of it.
+
+[Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL
+tells nobody, and neither names a trainer.  So every trainer holds one connection to trainer 0,
+beside the collectives.  Both sides send heartbeats; a trainer whose connection ends without a
+goodbye, or is silent for the heartbeat timeout, is lost, and trainer 0 tells the others.  Time in
+which this process has not run is nobody's silence::
+
+    trainer 1  --heartbeat, left, failed-->  trainer 0
+    trainer 0  --heartbeat, and each trainer's end-->  trainers 1, 2, ...
+
+Errors of a collective are then raised anew under the name of the trainer that caused them
+(:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
+after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left no
+trainer is watched any more, and no collective needs to be.
+
+[Note: whose frames]  To see whether the main thread still waits in the same call, the thread of the
+connections holds that call's frame, and so may be the last to hold the tensors and operations in
+it.  Their destructors give up the interpreter's lock, and a thread that asks for it again while the
+interpreter ends is ended inside a destructor, which aborts the process.  So the main thread takes
+the frame away before it leaves, at the latest at exit.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import errno
 import json
 import logging
 import os
+import secrets
+import selectors
 import socket
+import sys
+import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-# torch.distributed's own, which strict typing does not see there
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from pserver.config import START_TIMEOUT_SECONDS
+from pserver.config import START_TIMEOUT_SECONDS, split_endpoint
 from pserver.errors import (
     FingerprintMismatch,
+    JobFailed,
     PServerError,
     Refused,
     TimedOut,
@@ -46,18 +100,459 @@ from pserver.errors import (
     Unreachable,
 )
 from pserver.polling import poll
-from trainer.collective.gloo_threads import rest_at_exit
-from trainer.collective.membership import Membership
+from pserver.running_clock import RUNNING
+from pserver.side_business import SideBusiness
 from trainer.environment.environment import Connection
 from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
+
+# ---- gloo threads ----
+#
+# gloo's own threads, when a group, a job or the process ends.
+
+
+_NAME = "pt_gloo_runloop"
+_TASKS = Path("/proc/self/task")
+_LOOKS = 10  # in a row: a thread that was given the lock may not have run yet, nor been given it
+_PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
+_LONGEST_SECONDS = 2.0
+_SILENT_SECONDS = 2.0  # that a process waits at its end and says nothing
+
+log = logging.getLogger(__name__)
+
+
+def never_destroy(group: object) -> None:
+    """Keeps a process group for as long as the process lives.  See [Note: a group that waits]."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def end_at_exit(comes_up: Future[Any], seconds: float) -> None:
+    """Lets this process end after a group that was given up while it came up.
+
+    See [Note: a group that nobody waits for].
+
+    Args:
+        comes_up: done when its thread is.
+        seconds: until it gives up by itself.
+    """
+    atexit.register(_wait_for_end, comes_up, time.monotonic() + seconds)
+
+
+def _wait_for_end(comes_up: Future[Any], end: float) -> None:
+    if getattr(sys, "last_value", None) is not None:
+        return
+    if not wait([comes_up], _SILENT_SECONDS).not_done:
+        return
+    left = end - time.monotonic()
+    if left > 0:
+        log.warning("waits up to %.0f s for the end of a process group that was given up", left)
+        wait([comes_up], left)
+
+
+@cache
+def rest_at_exit() -> None:
+    """Lets this process end after gloo's threads have let go of their tensors.
+
+    See [Note: gloo at exit].
+    """
+    atexit.register(wait_for_rest)
+
+
+def wait_for_rest(tasks: Path = _TASKS, longest_seconds: float = _LONGEST_SECONDS) -> bool:
+    """Waits until gloo's threads sleep.
+
+    Args:
+        tasks: the folder that Linux describes this process's threads in; elsewhere there is none,
+            and this is one pause.
+        longest_seconds: after which it gives up.
+
+    Returns:
+        They sleep.
+    """
+    end, resting = time.monotonic() + longest_seconds, 0
+    while resting < _LOOKS and time.monotonic() < end:
+        time.sleep(_PAUSE_SECONDS)
+        resting = resting + 1 if _at_rest(tasks) else 0
+    return resting == _LOOKS
+
+
+def _at_rest(tasks: Path) -> bool:
+    """No thread of gloo's runs, or waits for a core."""
+    return all(_state(stat) == "S" for stat in tasks.glob("*/stat"))
+
+
+def _state(stat: Path) -> str:
+    """A thread's state; "S", asleep, of any that is not gloo's or has ended.
+
+    proc(5): ``number (name) state ...``.
+    """
+    try:
+        _, _, rest = stat.read_text().partition(f"({_NAME}) ")
+    except OSError:
+        return "S"
+    return rest[:1] or "S"
+
+
+# ---- membership ----
+#
+# The membership of a job's trainers: which of them are still there, and how the others ended.
+
+
+# torch.distributed's own, which strict typing does not see there
+
+
+GRACE_SECONDS = 10.0
+CAUSE_SECONDS = 3.0  # news of a death and the error that it causes race each other
+SECOND_SECONDS = 0.5
+CONNECT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The end of a trainer, as the others hear of it.
+
+    Attributes:
+        kind: "lost", "failed" or "left".
+        text: how, as the end of a sentence.
+    """
+
+    kind: str
+    rank: int
+    text: str
+
+    def error(self) -> PServerError:
+        """The error that the others raise when they need that trainer."""
+        if self.kind == "failed":
+            return JobFailed(f"trainer {self.rank} failed: {self.text}")
+        return TrainerLost(
+            f"trainer {self.rank} {'is lost' if self.kind == 'lost' else 'has left the job'}: "
+            f"{self.text}"
+        )
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The other side of a connection.
+
+    Attributes:
+        heard: when it sent something last, by the clock of this process's running time.
+        rest: the begin of a line whose end has not come yet.
+    """
+
+    connection: socket.socket
+    heard: float
+    rest: bytes = b""
+
+
+class Membership:
+    """One trainer's connections for heartbeats: trainer 0's to all others, another's to trainer 0.
+
+    See [Note: who is lost].  The script's thread asks, a thread of its own reads and sends.
+
+    Args:
+        rank, size: this trainer, and how many there are.
+        address: of trainer 0.
+        store: where trainer 0 writes down its port.
+        heartbeat_timeout: seconds without a heartbeat after which a trainer is lost.
+        ends_process: a loss ends the job, so it is logged, and a main thread that it blocks ends.
+
+    Raises:
+        OSError: trainer 0 cannot be reached.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        store: Store,
+        heartbeat_timeout: float,
+        ends_process: bool = True,
+    ) -> None:
+        self._rank, self._timeout, self._ends_process = rank, heartbeat_timeout, ends_process
+        self._changed = threading.Condition()  # guards _events
+        self._events: dict[int, Event] = {}
+        self._ended = set[int]()  # whose connection has ended; guarded likewise
+        self._leaving = False
+        self._sending = threading.Lock()  # one line at a time on a connection
+        self._closed = False
+        self._guard = Guard(self._serious)
+        self._peers = (
+            self._accept(size, address, store) if rank == 0 else {0: self._connect(address, store)}
+        )
+        self._wake, self._woken = socket.socketpair()
+        threading.Thread(target=self._run, name="membership", daemon=True).start()
+
+    # ---- coming up ----
+
+    def _accept(self, size: int, address: str, store: Store) -> dict[int, _Peer]:
+        token = secrets.token_hex(16)
+        with _listening(address) as listener:
+            store.set("membership", f"{listener.getsockname()[1]} {token}")
+            peers: dict[int, _Peer] = {}
+            listener.settimeout(CONNECT_SECONDS)
+            while len(peers) < size - 1:
+                connection, _ = listener.accept()
+                connection.settimeout(CONNECT_SECONDS)
+                said = bounded_json.loads(_line(connection) or b"{}")
+                if said.get("token") != token:  # not a trainer of this job
+                    connection.close()
+                    continue
+                peers[said["rank"]] = _Peer(connection, RUNNING())
+            return peers
+
+    def _connect(self, address: str, store: Store) -> _Peer:
+        port, token = store.get("membership").decode().split()
+        connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
+        connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
+        return _Peer(connection, RUNNING())
+
+    # ---- for the trainer ----
+
+    def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
+        """The end of a trainer that explains why a collective failed: one that is lost or has
+        failed, or else one that has left; None: no trainer is known to have ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._events), seconds)
+            # one that left may have left because of it
+            self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)
+            return self._serious() or next(iter(self._events.values()), None)
+
+    def event(self) -> Event | None:
+        """What is known at this moment, as :meth:`cause` has it."""
+        with self._changed:
+            return self._serious() or next(iter(self._events.values()), None)
+
+    def check(self, needed: Collection[int] = ()) -> None:
+        """Raises the end of another trainer.
+
+        Args:
+            needed: trainers whose part in something is still to come, so that it matters if they
+                have left in order, too.
+
+        Raises:
+            PServerError: one is lost, has failed, or (of these) has left.
+        """
+        with self._changed:
+            event = self._serious() or next(
+                (event for rank, event in self._events.items() if rank in needed), None
+            )
+        if event is not None:
+            raise event.error()
+
+    def tell(self, kind: str, text: str) -> None:
+        """Says "failed" or "left" to all others; who leaves once leaves once."""
+        if kind == "left":
+            if self._leaving:
+                return
+            self._leaving = True
+            self._guard.close()  # this trainer waits for no collective any more
+        self._send(Event(kind, self._rank, text), self._peers)
+
+    def there(self, seconds: float = 0.0) -> list[int]:
+        """The other trainers whose connection has not ended; a lost one is not there.
+
+        Args:
+            seconds: to wait for a change, where some are there.
+        """
+
+        def found() -> list[int]:
+            gone = self._ended | {e.rank for e in self._events.values() if e.kind == "lost"}
+            return [rank for rank in self._peers if rank not in gone]
+
+        with self._changed:
+            if seconds:
+                self._changed.wait_for(lambda: not found(), seconds)
+            return found()
+
+    def close(self, text: str) -> None:
+        """Leaves, with a goodbye."""
+        if not self._closed:
+            self.tell("left", text)
+            self._closed = True
+            self._wake.close()
+            self._guard.close()
+
+    def _serious(self) -> Event | None:
+        return next((event for event in self._events.values() if event.kind != "left"), None)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        with RUNNING.ticking():
+            self._serve()
+
+    def _serve(self) -> None:
+        peers, interval = self._peers, min(2.0, self._timeout / 4)
+        selector = selectors.DefaultSelector()
+        selector.register(self._woken, selectors.EVENT_READ)
+        for rank, peer in peers.items():
+            selector.register(peer.connection, selectors.EVENT_READ, rank)
+        sent = 0.0
+        selecting = SideBusiness("waiting for what the other trainers say")
+        looking = SideBusiness("the look at the main thread")
+        while not self._closed:
+            for key, _ in selecting.do(partial(selector.select, interval)) or ():
+                if key.data is not None and not self._read(key.data):
+                    selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now - sent >= interval:
+                sent = now
+                self._send(None, peers)
+            for rank, peer in peers.items():
+                if RUNNING() - peer.heard > self._timeout:
+                    self._note(Event("lost", rank, f"silent for {self._timeout:g} s"))
+            if self._ends_process:
+                looking.do(self._guard.look)
+        for peer in peers.values():
+            peer.connection.close()
+        self._woken.close()
+
+    def _read(self, rank: int) -> bool:
+        """Takes what a peer has sent; False at its end."""
+        peer = self._peers[rank]
+        try:
+            data = peer.connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            peer.heard = float("inf")
+            with self._changed:
+                self._ended.add(rank)
+                self._changed.notify_all()
+            if not self._closed:
+                self._note(
+                    Event(
+                        "lost",
+                        rank,
+                        "its connection ended without a goodbye; it was killed, or its host is "
+                        "gone",
+                    )
+                )
+            return False
+        peer.heard = RUNNING()
+        *lines, peer.rest = (peer.rest + data).split(b"\n")
+        for line in lines:
+            said = bounded_json.loads(line)
+            if said:
+                self._note(Event(**said))
+        return True
+
+    def _note(self, event: Event) -> None:
+        """The first thing that becomes of a trainer counts; trainer 0 passes it on."""
+        with self._changed:
+            if event.rank in self._events or event.rank == self._rank:
+                return
+            self._events[event.rank] = event
+            self._changed.notify_all()
+        if event.kind != "left" and self._ends_process and not self._leaving:
+            log.error("%s", event.error())
+        if self._rank == 0:
+            self._send(
+                event, {rank: peer for rank, peer in self._peers.items() if rank != event.rank}
+            )
+
+    def _send(self, event: Event | None, peers: dict[int, _Peer]) -> None:
+        line = json.dumps(asdict(event) if event is not None else {}).encode() + b"\n"
+        with self._sending:
+            for peer in peers.values():
+                with suppress(OSError):  # the reading thread notices its end
+                    peer.connection.sendall(line)
+
+
+class Guard:
+    """Ends this process where its main thread waits for a lost trainer and can't be woken.
+
+    Args:
+        serious: gives the event that ends the job, once there is one.
+    """
+
+    def __init__(self, serious: Callable[[], Event | None]) -> None:
+        self._serious = serious
+        self._since = 0.0
+        self._place: tuple[object, ...] | None = None
+        self._looking = threading.Lock()  # while the other thread holds a frame
+        self._closed = False
+        atexit.register(self.close)
+
+    def look(self) -> None:
+        """Called every few seconds, by a thread that is not the main thread."""
+        with self._looking:
+            event = self._serious()
+            if event is not None and not self._closed:
+                self._look(event)
+
+    def close(self) -> None:
+        """Ends nothing any more, and lets the main thread's frame go.
+
+        See [Note: whose frames].
+        """
+        with self._looking:
+            self._closed, self._place = True, None
+        atexit.unregister(self.close)
+
+    def _look(self, event: Event) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        place = (frame, frame.f_lasti) if frame is not None else None
+        if place != self._place:
+            self._place, self._since = place, RUNNING()
+        elif place is not None and RUNNING() - self._since > GRACE_SECONDS:
+            try:
+                print(
+                    f"{type(event.error()).__name__}: {event.error()}; this trainer is blocked "
+                    "on the lost trainer:",
+                    file=sys.stderr,
+                )
+                traceback.print_stack(frame, file=sys.stderr)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # also where nobody can be told
+                os._exit(1)
+
+
+def _listening(address: str) -> socket.socket:
+    """Where trainer 0 listens: at the address that the others know, or where that is not this
+    host's own name, anywhere.
+    """
+    with suppress(OSError):
+        return socket.create_server((address, 0))
+    return socket.create_server(("", 0))
+
+
+def _line(connection: socket.socket) -> bytes:
+    """The first line, of at most a few hundred bytes."""
+    found = b""
+    with suppress(OSError):
+        while not found.endswith(b"\n") and len(found) < 1024 and (byte := connection.recv(1)):
+            found += byte
+    return found if found.endswith(b"\n") else b""
+
+
+# ---- own address ----
+#
+# Where other trainers reach this host.
+
+
+def own_address(endpoint: str) -> str:
+    """This host's address on the way to an endpoint."""
+    host, port = split_endpoint(endpoint)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+# ---- rendezvous ----
+
+
+# torch.distributed's own, which strict typing does not see there
+
 
 PAUSE_SECONDS = 0.25  # the longest, between two looks into the store
 ANSWER_SECONDS = 30.0  # for the store's greeting, once its port answers
 LINGER_SECONDS = 2.0
 LOOK_SECONDS = 0.25  # between two looks whether all have left
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from pserver.errors import JobFailed, Lost
 from pserver.undone import or_undone
-from trainer.collective.parallel_env import cause_of, fail, leave_parallel_env
+from trainer.collective.world import cause_of, fail, leave_parallel_env
 from trainer.environment.environment import World
 from transpiler.plan.settings import check_flag
 

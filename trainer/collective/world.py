@@ -29,8 +29,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from pserver.errors import PServerError, TimedOut, TrainerLost, Unreachable
 from pserver.running_clock import RUNNING
 from pserver.telemetry.memory import freeze_at_exit
-from trainer.collective.gloo_threads import never_destroy, wait_for_rest
-from trainer.collective.rendezvous import Peers, connect_store, rendezvous
+from trainer.collective.rendezvous import (
+    Peers,
+    connect_store,
+    never_destroy,
+    rendezvous,
+    wait_for_rest,
+)
 from trainer.environment import environment
 from trainer.environment.environment import Connection, World
 

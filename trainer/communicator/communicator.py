@@ -27,8 +27,8 @@ from pserver.table.gradient import RowGradient
 from pserver.telemetry.memory import keep_memory, trim_memory
 from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
-from trainer.collective.dense_steps import DenseSteps
 from trainer.collective.elastic_group import ElasticGroup
+from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.connections import begun_at, channels_of, clients_of
 from trainer.communicator.counters import counters
 from trainer.communicator.departure import Departure, spelled

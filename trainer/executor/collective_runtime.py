@@ -33,8 +33,8 @@ from torch import Tensor
 from pserver.config import split_endpoint
 from pserver.errors import JobFailed, PServerError, TrainerLost
 from pserver.running_clock import RUNNING
-from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
 from trainer.collective.comm_ring import PendingTensors, Ring
+from trainer.collective.local_sgd import AdaptiveSchedule, Schedule
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from pserver.telemetry.trace import SPANS, now
-from trainer.collective.dense_steps import DenseSteps
+from trainer.collective.elastic_means import DenseSteps
 from trainer.collective.gradient_means import GradientMeans
 from trainer.gradients.division import Gradients
 

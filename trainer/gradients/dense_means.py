@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.collective.dense_allreduce import WHOLE, DenseAllreduce, dense_allreduce_of
-from trainer.collective.dense_steps import Company, DenseSteps
+from trainer.collective.elastic_means import Company, DenseSteps
 from trainer.collective.member_groups import Member, MemberGroups
 from trainer.environment.environment import Connection
 from trainer.gradients.averaged_values import AveragedValues, Stepper

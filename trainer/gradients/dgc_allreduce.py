@@ -18,7 +18,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from pserver.errors import FingerprintMismatch
 from trainer.collective.fused_gradients import fused_allreduce_gradients
-from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.world import current_peers, naming_trainers
 from trainer.gradients.dgc import DeepGradientCompression
 from transpiler.optim.dgc import Compressed, Ramp
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from trainer.collective.parallel_env import current_peers
+from trainer.collective.world import current_peers
 from transpiler.strategy.parallel_degrees import REST, degrees_of
 from transpiler.strategy.strategy import DistributedStrategy
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.world import current_peers, naming_trainers
 from trainer.hybrid.mesh import Directions, directions, forget_groups, parameter_mesh
 from trainer.hybrid.pipeline import Loss, Pipeline
 from trainer.hybrid.sequence import replace_attention

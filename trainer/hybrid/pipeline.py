@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collective.parallel_env import naming_trainers
+from trainer.collective.world import naming_trainers
 from trainer.hybrid.stages import Stage
 
 Loss = Callable[[Any, Tensor], Tensor]

@@ -22,7 +22,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pserver.errors import FingerprintMismatch
-from trainer.collective.averaging_schedule import schedule_of
 from trainer.collective.data_parallel import (
     DataParallel,
     compare_models,
@@ -32,8 +31,8 @@ from trainer.collective.data_parallel import (
 from trainer.collective.fused_gradients import share_gradients
 from trainer.collective.gradient_marks import GradientMarks
 from trainer.collective.gradient_sums import GradientSums
-from trainer.collective.local_sgd import LocalSgd
-from trainer.collective.parallel_env import (
+from trainer.collective.local_sgd import LocalSgd, schedule_of
+from trainer.collective.world import (
     current_peers,
     init_parallel_env,
     leave_parallel_env,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.collective.local_sgd import LocalSgd
-from trainer.collective.parallel_env import current_peers, naming_trainers
+from trainer.collective.world import current_peers, naming_trainers
 from trainer.gradients.dgc import DeepGradientCompression
 from trainer.gradients.dgc_allreduce import means_of
 from trainer.gradients.gradient_merge import GradientMerge

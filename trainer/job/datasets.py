@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from trainer.collective.elastic_group import ElasticGroup
-from trainer.collective.parallel_env import current_peers
 from trainer.collective.process_groups import ProcessGroups
+from trainer.collective.world import current_peers
 from trainer.data import in_memory, queue_dataset
 from trainer.data.batches import Batch, Prefetched
 from trainer.data.file_dataset import FileDataset, Parses

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pserver.checkpoint.checkpoint import Claims, Saved
 from pserver.errors import PartialPlan
-from trainer.collective.dense_steps import DenseSteps
+from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of

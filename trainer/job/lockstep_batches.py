@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.collective.parallel_env import naming_trainers
+from trainer.collective.world import naming_trainers
 
 END = object()  # of a trainer's batches
 

@@ -15,8 +15,14 @@ from torch import Tensor
 
 from trainer.collective.dense_allreduce import DenseAllreduce, dense_allreduce_of
 from trainer.collective.elastic_group import ElasticGroup
-from trainer.collective.trainer_links import ElasticLink, Link, NoLink, ServedLink, WorldLink
-from trainer.collective.trainer_values import TrainerValues
+from trainer.collective.values import (
+    ElasticLink,
+    Link,
+    NoLink,
+    ServedLink,
+    TrainerValues,
+    WorldLink,
+)
 from trainer.communicator.communicator import Communicator
 from trainer.environment.environment import Connection, Role
 from trainer.job.collective_job import CollectiveJob

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import nn
 
-from trainer.collective.trainer_values import TrainerValues
+from trainer.collective.values import TrainerValues
 from trainer.job.current import present
 from trainer.job.shared_values import values_of
 

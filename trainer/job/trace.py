@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from trainer.collective.parallel_env import current_peers
 from trainer.collective.peer_meeting import PeerMeeting
+from trainer.collective.world import current_peers
 from trainer.communicator.trace import Alone, Meeting, TraceSettings
 from trainer.communicator.tracing import TRACING, asked, meeting_of
 from trainer.environment.environment import Connection, Role

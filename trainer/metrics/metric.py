@@ -16,7 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from trainer.collective.trainer_values import TrainerValues
+from trainer.collective.values import TrainerValues
 from trainer.job.shared_values import present_values
 
 

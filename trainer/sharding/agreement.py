@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pserver.errors import FingerprintMismatch
-from trainer.collective.parallel_env import current_peers
+from trainer.collective.world import current_peers
 from transpiler.files import bounded_json
 from transpiler.plan.plan import differences
 

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.collective.parallel_env import current_peers
+from trainer.collective.world import current_peers
 from trainer.modules.sparsity import is_masked
 from trainer.optimizer import DistributedOptimizer
 from trainer.sharding.agreement import agree, metadata_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer.collective.parallel_env import naming_trainers
+from trainer.collective.world import naming_trainers
 from trainer.sharding.norms import clip_gradients
 from trainer.sharding.places import Places
 from trainer.sharding.shards import Shards

@@ -24,7 +24,6 @@ OPENERS = {
     "pserver/transport/shm.py": "shared memory",
     "pserver/transport/tcp.py": "tensors",
     "pserver/transport/strangers.py": "control",
-    "trainer/collective/membership.py": "rendezvous",
     "trainer/collective/rendezvous.py": "rendezvous",
     "trainer/collective/spawn.py": "rendezvous",
 }

@@ -21,7 +21,7 @@ from torch import nn
 from tests.support import ranks
 from trainer import DataParallel, fused_allreduce_gradients, spawn
 from trainer.collective.buckets import buckets
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 
 Results = list[dict[str, Any]]  # by trainer, what each of the functions has returned
 pytestmark = pytest.mark.processes  # two trainers, started once for most of the tests

@@ -16,7 +16,7 @@ from pserver.errors import TrainerLost
 from pserver.service.server import Server
 from pserver.wire_pb2 import AnnounceRequest
 from trainer import Constant, DistributedEmbedding, row_optimizers
-from trainer.collective.dense_steps import DenseSteps
+from trainer.collective.elastic_means import DenseSteps
 from trainer.environment.environment import Role, RoleMaker
 from trainer.job.job import Job
 from trainer.optimizer import DistributedOptimizer

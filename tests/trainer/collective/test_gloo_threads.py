@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.collective.gloo_threads import wait_for_rest
+from trainer.collective.rendezvous import wait_for_rest
 
 # an operation whose tensors gloo's thread frees last, at the very end of the script
 SCRIPT = """

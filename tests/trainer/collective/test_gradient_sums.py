@@ -11,7 +11,7 @@ from torch import nn
 from trainer import DataParallel, fleet, init_parallel_env, new_group
 from trainer.collective.buckets import buckets
 from trainer.collective.gradient_sums import as_sent
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from transpiler.plan.plan import row_or_all
 from transpiler.strategy.exchange import Exchange
 

@@ -17,7 +17,7 @@ from torch import nn
 from tests.support import local_steps, ranks
 from tests.support.local_steps import COURSES, STEPS, lr_of
 from trainer import fleet, spawn
-from trainer.collective.averaging_schedule import AdaptiveSchedule, Schedule
+from trainer.collective.local_sgd import AdaptiveSchedule, Schedule
 from transpiler import DistributedStrategy
 
 Results = list[dict[str, Any]]  # by trainer

@@ -26,11 +26,11 @@ from pserver.errors import JobFailed, PServerError, Refused, TimedOut, TrainerLo
 from pserver.launcher.cluster import free_port
 from tests.support import ranks
 from trainer import fleet, init_parallel_env, new_group, spawn
-from trainer.collective import membership, parallel_env
+from trainer.collective import rendezvous
 from trainer.collective import spawn as spawning
-from trainer.collective.membership import Event, Guard, Membership
-from trainer.collective.parallel_env import _meet, leave_parallel_env
-from trainer.collective.rendezvous import Peers, first_line
+from trainer.collective import world as parallel_env
+from trainer.collective.rendezvous import Event, Guard, Membership, Peers, first_line
+from trainer.collective.world import _meet, leave_parallel_env
 from trainer.environment.environment import Connection, World
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -383,8 +383,8 @@ def test_who_waits_in_vain_and_cannot_be_woken_ends(
     where, and ends.
     """
     ends: list[int] = []
-    monkeypatch.setattr(membership, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(membership.os, "_exit", ends.append)
+    monkeypatch.setattr(rendezvous, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous.os, "_exit", ends.append)
     over = threading.Event()
     guard = Guard(lambda: Event("lost", 1, "silent for 1 s"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.metric_trainers import TRAINERS, AllSay, three_trainers
 from tests.support.table_trainers import Servers
 from trainer import fleet
-from trainer.collective.trainer_values import KINDS, TrainerValues
+from trainer.collective.values import KINDS, TrainerValues
 
 FOLDS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda values: values.sum(0, dtype=values.dtype),

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.eager_jobs import Servers
 from trainer import DataParallel, Executor, fleet, init_parallel_env
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from trainer.environment import environment
 from trainer.environment.environment import (
     NUMBERS_OF_LAUNCHERS,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainer import fleet, init_parallel_env
-from trainer.collective.parallel_env import leave_parallel_env
+from trainer.collective.world import leave_parallel_env
 from trainer.environment.environment import (
     TORCHRUN,
     CloudRoleMaker,
