@@ -23,7 +23,7 @@ In a job with servers, sync; file by file, in order:
     clips, unless the servers do; ``gradients/dgc.py`` compresses large ones, where the strategy
     says so.  ``communicator/gradient_changes.py`` warns where the script has
     clipped before a mean.
- 2. ``embedding/proxy_parameter.py``: tables give their pending row gradients, times the script's
+ 2. ``embedding/proxy.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
  3. ``communicator/written_values.py`` finds what the script has written into parameters: a part of
     the step.  ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives
@@ -148,11 +148,11 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    elastic_means       averages that outlive a trainer
                    values              the same call
     embedding/     embedding           how a table trains
-                   proxy_parameter     a scalar gradient for rows; minus zero; steps without servers
-                   proxy_gradient      clamps of a norm
-                   look_ahead          one request a forward
-                   row_cache           staleness of a cached row; four to a set
-                   moved_weight        references to a moved weight
+                   proxy               a scalar gradient for rows; minus zero; steps without
+                                       servers; clamps of a norm
+                   joined_lookups      one request a forward
+                   rows                staleness of a cached row; four to a set
+                   conversion          references to a moved weight
     nn/            ragged              offsets in a program
     communicator/  async_sender        how far ahead
                    gradient_changes    clipping before the mean

@@ -80,7 +80,7 @@ PROXIES = (
     + """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 
 before, barrier = state(), Barrier(8)
 with ThreadPoolExecutor(8) as pool:

@@ -53,7 +53,7 @@ from transpiler.plan.plan import Deployment, Lane, Placement
 from transpiler.program import Program
 
 if TYPE_CHECKING:
-    from trainer.embedding.row_source import RowSource
+    from trainer.embedding.rows import RowSource
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from pserver.table.table import SparseTable
 from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.written_tables import initial_of
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.rows import Arrived
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import rules_of
@@ -46,7 +46,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [n], and values, [n, dim]
 
 class GeoRows:
     """The rows of one table that this trainer steps by itself; a
-    :class:`trainer.embedding.row_source.RowSource`.
+    :class:`trainer.embedding.rows.RowSource`.
 
     The script's thread alone calls it.
 

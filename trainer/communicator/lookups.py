@@ -24,7 +24,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.trace import SPANS, now
 from pserver.transport.frames import DTYPES
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.rows import Arrived
 from transpiler.ir.tables import Table
 
 CHUNK_ROWS = 65536
@@ -249,7 +249,7 @@ def _own(
 
 
 class ServedRows:
-    """The rows of one table on the servers; a :class:`trainer.embedding.row_source.RowSource`.
+    """The rows of one table on the servers; a :class:`trainer.embedding.rows.RowSource`.
 
     Args:
         name: of the table.
@@ -260,14 +260,14 @@ class ServedRows:
         self._name = name
 
     def asks(self, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`~trainer.embedding.row_source.RowSource`."""
+        """See :class:`~trainer.embedding.rows.RowSource`."""
         return ids
 
     def pull(self, ids: torch.Tensor, arrived: Arrived | None = None) -> torch.Tensor:
         """Rows of unique ids, int64 [u] -> [u, dim], on the ids' device.
 
         Args:
-            arrived: see :class:`~trainer.embedding.row_source.RowSource`.
+            arrived: see :class:`~trainer.embedding.rows.RowSource`.
 
         Raises:
             PServerError: a server is lost.

@@ -14,7 +14,7 @@ from trainer.communicator.lookups import Lookups
 from trainer.communicator.roll import Roll
 from trainer.communicator.sync_sender import SyncSender
 from trainer.communicator.written_tables import WrittenTables
-from trainer.embedding.row_source import RowSource
+from trainer.embedding.rows import RowSource
 from transpiler.plan.plan import Plan
 
 

@@ -20,10 +20,10 @@ from torch import nn
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.metrics import current
 from trainer.embedding.embedding import DistributedEmbedding
+from trainer.embedding.joined_lookups import LookAhead, PullAll
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.look_ahead import LookAhead, PullAll
-from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.embedding.row_source import RowSource
+from trainer.embedding.proxy import ProxyParameter
+from trainer.embedding.rows import RowSource
 from trainer.embedding.table_settings import UNNAMED
 from trainer.row_optimizers import RowOptimizer
 from transpiler.ir.rules import Hparam, Rule

@@ -27,7 +27,7 @@ from pserver.transport.arrays import checksum
 from pserver.transport.frames import DTYPES
 from trainer.communicator.lookups import CHUNK_ROWS, Lookups, ServedRows
 from trainer.communicator.roll import Roll
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.rows import Arrived
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan
 

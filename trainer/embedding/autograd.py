@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 
 
 def link_to_proxy(

@@ -5,20 +5,210 @@ A :class:`~trainer.embedding.embedding.DistributedEmbedding` takes the embedding
 model: it reads, pools and trains as that did, begins with its rows, and has its hooks.  The
 optimizer is made after that, of the model's parameters as they are then.  What a model keeps of the
 weight elsewhere is refused, or raises when it is used: see [Note: references to a moved weight].
+
+[Note: references to a moved weight]  A model may keep ``embedding.weight`` elsewhere: in a list of
+weights for a penalty, in a closure, in an optimizer that was made before.  After the move such a
+reference would hold the values of then, and its gradient would arrive nowhere.  So the parameter
+itself changes its class, as torch's lazily initialized parameters do: what reads or writes its
+values, or its gradient, raises and says where the model keeps it and what to write.  Its shape,
+dtype and device are as before; its memory is freed.  A view of the memory, which is another tensor,
+is found before anything moves.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
 
-from trainer.embedding.moved_weight import MovedWeight, check_unshared, empty_out
 from transpiler.ir.plain_names import plain_name
 from transpiler.ir.table_ops import refused_form
+
+# ---- moved weight ----
+#
+# The weight that an embedding of torch's had, once its rows have moved.
+
+
+_ATTRIBUTES = (
+    *("device", "dtype", "itemsize", "layout", "nbytes", "ndim", "requires_grad", "shape"),
+    *("is_cpu", "is_cuda", "is_leaf", "is_meta", "is_mps", "is_nested", "is_quantized"),
+    *("is_sparse", "is_sparse_csr", "is_xpu", "retains_grad"),
+)
+_METHODS = (
+    *("dim", "element_size", "get_device", "is_complex", "is_floating_point", "is_shared"),
+    *("ndimension", "nelement", "numel", "requires_grad_", "size", "__len__"),
+)
+# what tells nothing of the values, nor of the gradient
+_HARMLESS: frozenset[Any] = frozenset(
+    [
+        *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+        Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # a descriptor
+        *(getattr(Tensor, name) for name in _METHODS),
+        *(torch.is_complex, torch.is_floating_point, torch.numel),
+    ]
+)
+_SET_GRAD: Any = Tensor.grad.__set__  # type: ignore[union-attr]  # a descriptor
+
+
+class MovedWeight(nn.Parameter):
+    """A parameter without values: any use but of its shape, dtype and device raises.
+
+    See [Note: references to a moved weight].
+    """
+
+    _embedding: str  # the embedding's name in its model
+    _model: weakref.ref[nn.Module] | None
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _HARMLESS or (func == _SET_GRAD and args[1] is None):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        weight = next(each for each in _tensors((args, kwargs)) if isinstance(each, MovedWeight))
+        weight._refuse(f"{name.removesuffix('.__get__').removesuffix('.__set__')} was called on")
+
+    def _refuse(self, what: str) -> NoReturn:
+        model = None if self._model is None else self._model()
+        kept = [] if model is None else list(_places_where(model, lambda each: each is self))
+        where = f", which the model keeps in {', '.join(kept)}" if kept else ""
+        raise RuntimeError(
+            f"embedding {self._embedding!r}: its rows have moved, and {what} the weight that it "
+            f"had{where}.  For a penalty c * weight.square().sum() give the embedding's parameters "
+            "weight_decay=2 * c in the optimizer, and drop the penalty; to read rows call the "
+            "embedding; make optimizers after fleet.distributed_model.  For any other use leave "
+            "the embedding where it was"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
+        return f"MovedWeight of embedding {self._embedding!r}, {list(self.shape)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MovedWeight:
+        return _copy(*self._parts())
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _copy, self._parts()
+
+    def _parts(self) -> tuple[str, torch.Size, torch.dtype, bool]:
+        return self._embedding, self.shape, self.dtype, self.requires_grad
+
+
+def empty_out(weight: Tensor, embedding: str, model: nn.Module | None) -> None:
+    """Makes a parameter a :class:`MovedWeight`, and frees its memory.
+
+    Args:
+        weight: of an embedding whose rows have been copied.
+        embedding: the embedding's name, for messages; also below.
+        model: in which a message looks for what keeps the weight.
+    """
+    weight.grad = None
+    nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
+    weight.data = nothing.expand(weight.shape)
+    weight.__class__ = MovedWeight
+    assert isinstance(weight, MovedWeight), "the line before"
+    weight._embedding, weight._model = embedding, None if model is None else weakref.ref(model)
+    if weight.requires_grad:  # of a forward before the move
+        with torch._C.DisableTorchFunctionSubclass():
+            weight.register_hook(lambda gradient: weight._refuse("a gradient arrived at"))  # type: ignore[no-untyped-call]  # torch's own
+
+
+def check_unshared(weight: Tensor, embedding: str, model: nn.Module) -> None:
+    """Checks that no other tensor of the model is a view of the weight's memory.
+
+    Raises:
+        ValueError: one is; it would keep the values of before the move.
+    """
+    begin, end = _memory(weight)
+
+    def overlaps(other: Tensor) -> bool:
+        if other is weight or isinstance(other, MovedWeight) or other.device != weight.device:
+            return False
+        first, last = _memory(other)
+        return first < end and begin < last
+
+    for place in _places_where(model, overlaps):
+        raise ValueError(
+            f"embedding {embedding!r}: {place} is a view of its weight, and would not see the rows "
+            "that move: it cannot move"
+        )
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses [begin, end) of a tensor's elements; nothing where they have none."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+
+
+def _copy(embedding: str, shape: torch.Size, dtype: torch.dtype, trains: bool) -> MovedWeight:
+    made = nn.Parameter(torch.empty(0, dtype=dtype).new_empty(()).expand(shape), trains)
+    empty_out(made, embedding, None)
+    assert isinstance(made, MovedWeight), "emptied out"
+    return made
+
+
+# ---- what a model keeps ----
+
+
+def _places_where(model: nn.Module, wanted: Callable[[Tensor], bool]) -> Iterator[str]:
+    """Where a model's modules keep such tensors, in attributes and in containers there:
+    "head.weight", "penalties[0][3]".
+    """
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers"):
+                found = [
+                    key for key, each in value.items() if torch.is_tensor(each) and wanted(each)
+                ]
+            elif attribute == "_modules":
+                continue
+            else:
+                found = [attribute + place for place, each in _entries(value) if wanted(each)]
+            yield from (f"{name}.{place}".lstrip(".") for place in found)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (tensor for _, tensor in _entries(value))
+
+
+def _entries(value: Any, place: str = "", above: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """The tensors in nested containers, each with its place; those of modules that are in one."""
+    if isinstance(value, Tensor):
+        yield place, value
+        return
+    if id(value) in above:
+        return  # a container that is in itself
+    above |= {id(value)}
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _entries(each, f"{place}[{key!r}]", above)
+    elif isinstance(value, list | tuple | Set):
+        for index, each in enumerate(value):
+            yield from _entries(each, f"{place}[{index}]", above)
+    elif isinstance(value, nn.Module):
+        for name, each in value.named_parameters():
+            yield from _entries(each, f"{place}.{name}", above)
+
+
+# ---- conversion ----
+
 
 _marked: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 # torch's embedding -> the one that has its rows; in every model that has it

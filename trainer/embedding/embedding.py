@@ -4,45 +4,271 @@ or on servers.
 [Note: how a table trains]  A forward finds the ids that differ, pulls their rows, and gathers them.
 A backward sums the gradients of equal ids and gives them to the module's proxy parameter: one
 scalar, by which the table appears in the script's optimizer
-(trainer/embedding/proxy_parameter.py).  At the optimizer's step the pending gradient is taken: by
+(trainer/embedding/proxy.py).  At the optimizer's step the pending gradient is taken: by
 the optimizer itself while the rows are in this process, by the connection to the servers where they
 hold them.  A gradient of the whole table never exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, Never, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from pserver.table.string_ids import described
+from pserver.table.string_ids import described, string_ids
 from trainer.embedding.autograd import link_to_proxy, linked_rows
 from trainer.embedding.bags import bags_of, pool
-from trainer.embedding.constructor import check_call
-from trainer.embedding.inputs import (
-    check_range,
-    fits_range,
-    hashed,
-    shows_and_clicks,
-    whole_numbers,
-)
+from trainer.embedding.joined_lookups import LookAhead, Lookup
 from trainer.embedding.local_rows import LocalRows, rows_differ
-from trainer.embedding.look_ahead import LookAhead, Lookup
-from trainer.embedding.proxy_parameter import ProxyParameter
-from trainer.embedding.row_cache import RowCache, cache_of
-from trainer.embedding.row_source import Arrived, RowSource
+from trainer.embedding.proxy import ProxyParameter
+from trainer.embedding.rows import Arrived, RowCache, RowSource, cache_of
 from trainer.embedding.state_dict import check_copied, load_rows, save_rows, split_rows
 from trainer.embedding.table_settings import TableSettings
-from trainer.embedding.torch_embeddings import options_of
-from trainer.embedding.traced_rows import traced_rows
 from trainer.row_optimizers import RowOptimizer, Segments
 from transpiler.ir.rules import Rule
-from transpiler.ir.tables import Initial, Normal, TableEntry
+from transpiler.ir.table_ops import refused_form
+from transpiler.ir.tables import Initial, Normal, ShowClickEntry, TableEntry
+from transpiler.tracing.tables import Lookup as TracedLookup
 from transpiler.tracing.tables import table_of
+
+# ---- constructor ----
+#
+# The call that makes an embedding, checked.
+
+
+def check_call(
+    init: Callable[..., None], first: Any, misplaced: Sequence[Any], unknown: Iterable[str]
+) -> None:
+    """Refuses several arguments by position, as torch's embeddings have them, and keywords that
+    there are not.
+
+    Args:
+        init: the constructor, whose keywords are those that there are.
+        first: the argument by position.
+        misplaced: further ones.
+        unknown: the keywords that there are not.
+
+    Raises:
+        TypeError: there are any.
+    """
+    known = [
+        name for name, each in signature(init).parameters.items() if each.kind == each.KEYWORD_ONLY
+    ]
+    if misplaced:
+        raise TypeError(
+            "DistributedEmbedding: expected embedding_dim as the only argument by position, got "
+            f"{1 + len(misplaced)}: write DistributedEmbedding({misplaced[0]!r}, "
+            f"num_embeddings={first!r})"
+        )
+    for keyword in unknown:
+        close = get_close_matches(keyword, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, known))}"
+        raise TypeError(f"DistributedEmbedding: unexpected keyword {keyword!r}: {hint}")
+
+
+# ---- inputs ----
+#
+# The arguments of an embedding's forward, checked: its ids, and how often they were shown and
+# clicked.
+
+
+def hashed(
+    whose: str, ids: Any, name: str | None, num_embeddings: int | None, traced: bool
+) -> Tensor:
+    """The ids, where they are a tensor; those of strings.
+
+    Args:
+        name: of the table's hash; None: it has none.
+        traced: whether ``capture`` is tracing.
+
+    Raises:
+        TypeError: they are something else, or the table has no hash.
+        ValueError: lists of several lengths, or ``capture`` is tracing.
+    """
+    if isinstance(ids, Tensor) or name is None:
+        given: Tensor = ids
+        return given  # what is no tensor is refused with all else that is no whole numbers
+    if traced:
+        raise ValueError(
+            f"{whose}: a program takes tensors alone; expected ids: call string_ids(...) of "
+            "trainer.nn.functional before the step"
+        )
+    return string_ids(ids, num_embeddings)
+
+
+def whole_numbers(whose: str, ids: Tensor) -> Tensor:
+    """The ids as int64, without a gradient.
+
+    Args:
+        whose: the table, for the message of an error; also below.
+
+    Raises:
+        TypeError: they are no tensor of whole numbers.
+    """
+    if (
+        not isinstance(ids, Tensor)
+        or ids.is_floating_point()
+        or ids.is_complex()
+        or ids.dtype == torch.bool
+    ):
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"{whose}: ids: expected a tensor of int64, got {kind}")
+    return ids.detach().to(torch.int64)
+
+
+def fits_range(ids: Tensor, num_embeddings: int | None) -> bool:
+    """Whether ids, int64 of any shape, are 0 to ``num_embeddings`` - 1; None: any id is right."""
+    if num_embeddings is None or not ids.numel():
+        return True
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    return low >= 0 and high < num_embeddings
+
+
+def check_range(whose: str, ids: Tensor, num_embeddings: int | None) -> None:
+    """Checks that ids, int64 of any shape, are 0 to ``num_embeddings`` - 1; None: any id is right.
+
+    Raises:
+        ValueError: one is not; the message has the first and its position.
+    """
+    if not fits_range(ids, num_embeddings):
+        assert num_embeddings is not None, "without a range every id fits"
+        flat = ids.reshape(-1)
+        at = int(((flat < 0) | (flat >= num_embeddings)).nonzero()[0])
+        raise ValueError(
+            f"{whose}: ids: expected 0 to {num_embeddings - 1}, got {int(flat[at])} at position "
+            f"{at}"
+        )
+
+
+def shows_and_clicks(
+    whose: str, entry: TableEntry | None, ids: Tensor, given: Mapping[str, Tensor]
+) -> Tensor | None:
+    """How often each id was shown and clicked, float32 [n, 2] on the CPU; None where the table
+    does not count.
+
+    Args:
+        entry: the table's; a ShowClickEntry names the two keyword arguments.
+        ids: int64 of any shape, n together.
+        given: forward's further keyword arguments.
+
+    Raises:
+        TypeError: one has another name.
+        ValueError: one has a shape that does not broadcast to the ids'.
+    """
+    names = (entry.show, entry.click) if isinstance(entry, ShowClickEntry) else ()
+    for name in given:
+        if name not in names:
+            known = (
+                f"its entry names {names[0]} and {names[1]}"
+                if names
+                else "it has no ShowClickEntry"
+            )
+            raise TypeError(
+                f"{whose}: forward got an unexpected keyword argument {name!r}: {known}"
+            )
+    if not names:
+        return None
+    columns = []
+    for name, usual in zip(names, (1.0, 0.0), strict=True):
+        counts = torch.as_tensor(given.get(name, usual)).detach().to("cpu", torch.float32)
+        try:
+            columns.append(counts.expand(ids.shape).reshape(-1))
+        except RuntimeError:
+            raise ValueError(
+                f"{whose}: {name}: expected a shape that broadcasts to {list(ids.shape)}, got "
+                f"{list(counts.shape)}"
+            ) from None
+    return torch.stack(columns, 1)
+
+
+# ---- torch embeddings ----
+#
+# What torch's own embeddings say of the tables that take their place.
+
+
+def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
+    """The arguments of a DistributedEmbedding that reads, pools and trains as this module.
+
+    Raises:
+        TypeError: the module is another one.
+        ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max".
+    """
+    if type(module) not in (nn.Embedding, nn.EmbeddingBag):
+        raise TypeError(
+            f"from_module: expected an nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}"
+        )
+    if (reason := refused_form(module)) is not None:
+        raise ValueError(f"from_module: {reason}")
+    return {
+        "pooling": module.mode if isinstance(module, nn.EmbeddingBag) else None,
+        "padding_idx": module.padding_idx,
+        "num_embeddings": module.num_embeddings,
+        "dtype": module.weight.dtype,
+    }
+
+
+# ---- traced rows ----
+#
+# An embedding's forward in a step that is captured: an op of the program.
+
+
+class Traced(Protocol):
+    """The embedding, as far as its op says it."""
+
+    settings: TableSettings
+    proxy: ProxyParameter
+    padding_row: Tensor | None
+    include_last_offset: bool
+
+
+def traced_rows(
+    module: Traced,
+    table: str,
+    ids: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    statistics: Mapping[str, Tensor],
+) -> Tensor:
+    """An op in place of the lookup, which finds ids out of range when it runs.
+
+    Args:
+        table: its name in the program; the others as of forward.
+
+    Returns:
+        As forward, in the dtype that rows are computed in.
+
+    Raises:
+        TypeError, ValueError: as of forward.
+    """
+    own = module.settings
+    ids = whole_numbers(own.whose(), ids)
+    counted = shows_and_clicks(own.whose(), own.entry, ids, statistics)
+    if own.pooling is None and (offsets is not None or weights is not None):
+        raise ValueError(
+            f"{own.whose()}: offsets and per_sample_weights are for a table with pooling"
+        )
+    padding = own.padding_idx
+    lookup = TracedLookup(table, module.proxy, own.embedding_dim, own.computes_in, padding, padding)
+    if own.pooling is not None and offsets is not None:
+        ends = module.include_last_offset
+        return lookup.ragged(ids, offsets, weights, own.pooling, counted, ends)
+    if own.pooling is not None:
+        return lookup.pooled(ids, weights, own.pooling, counted)
+    rows = lookup.rows(ids, counted)
+    if module.padding_row is None or padding is None:
+        return rows
+    padded = torch.eq(ids, padding).unsqueeze(-1)
+    return torch.where(padded, module.padding_row.to(rows), rows)
+
+
+# ---- embedding ----
+
 
 OF_SETTINGS = (
     "embedding_dim",
@@ -99,15 +325,15 @@ class DistributedEmbedding(nn.Module):
             is given), see :func:`pserver.table.string_ids.string_ids`; None: ids are numbers.
         cache_rows, cache_staleness: in training, rows that were pulled are read again in the same
             step and for so many steps after it; so many rows are kept for that: see
-            :mod:`trainer.embedding.row_cache`.  0 rows: off.
+            :mod:`trainer.embedding.rows`.  0 rows: off.
 
     Attributes:
         settings: of the table; those that :class:`torch.nn.Embedding` has, too, and ``pooling``,
             ``dtype``, ``entry`` and ``name`` are attributes of the module as well.
-        proxy: the :class:`~trainer.embedding.proxy_parameter.ProxyParameter`, the module's only
+        proxy: the :class:`~trainer.embedding.proxy.ProxyParameter`, the module's only
             parameter.
         rows: where rows are pulled from.
-        cache: the :class:`~trainer.embedding.row_cache.RowCache`; None: off.
+        cache: the :class:`~trainer.embedding.rows.RowCache`; None: off.
         look_ahead: asks for rows together with other tables; None: this one asks by itself.
         steps: of the optimizer that this table has taken part in.
 
@@ -317,14 +543,14 @@ class DistributedEmbedding(nn.Module):
         return rows
 
     def lookup_of(self, given: Tensor) -> Lookup | None:
-        """See :class:`~trainer.embedding.look_ahead.AheadTable`."""
+        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         if not fits_range(given, self.num_embeddings):
             return None
         ids = given.reshape(-1)
         return Lookup.of(ids if self.padding_idx is None else ids[ids != self.padding_idx], given)
 
     def asks(self, ids: Tensor) -> Tensor:
-        """See :class:`~trainer.embedding.look_ahead.AheadTable`."""
+        """See :class:`~trainer.embedding.joined_lookups.AheadTable`."""
         if self.cache is not None and self.training:
             ids = ids[torch.from_numpy(self.cache.missing(ids.numpy(), self.steps))]
         return self.rows.asks(ids)
@@ -352,7 +578,7 @@ class DistributedEmbedding(nn.Module):
         """At a step: a copy of the pending gradient, the sum over all lookups, each id once.
 
         The script's changes of ``proxy.grad`` are made to the rows: see
-        trainer/embedding/proxy_parameter.py.  The gradient stays pending, as ``p.grad`` does, until
+        trainer/embedding/proxy.py.  The gradient stays pending, as ``p.grad`` does, until
         gradients are zeroed or a backward follows.
 
         Returns:

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.rows import Arrived
 
 PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 

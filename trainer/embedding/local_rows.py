@@ -16,7 +16,7 @@ from torch import Tensor
 from pserver.table.gradient import RowGradient
 from pserver.table.table import SparseTable
 from pserver.table.tiered import open_table
-from trainer.embedding.row_source import Arrived, RowSource
+from trainer.embedding.rows import Arrived, RowSource
 from transpiler.ir.rules import Rule
 from transpiler.ir.schema import DTYPES
 from transpiler.ir.tables import Segment, Table
@@ -78,11 +78,11 @@ class LocalRows:
         )
 
     def asks(self, ids: Tensor) -> Tensor:
-        """See :class:`~trainer.embedding.row_source.RowSource`: none, they are here."""
+        """See :class:`~trainer.embedding.rows.RowSource`: none, they are here."""
         return ids[:0]
 
     def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:
-        """See :class:`~trainer.embedding.row_source.RowSource`."""
+        """See :class:`~trainer.embedding.rows.RowSource`."""
         out = torch.empty((len(ids), self._table.dim), dtype=self.dtype)
         self.rows.lookup(ids.numpy(), out.numpy(), self._clock())
         return out

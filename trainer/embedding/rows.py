@@ -14,8 +14,18 @@ once, in numpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 import torch
+from torch import Tensor
+
+# ---- row cache ----
+
 
 WAYS = 4
 NEVER = np.iinfo(np.int64).min // 2  # a step before any
@@ -172,3 +182,68 @@ def cache_of(rows: int, dim: int, staleness: int, dtype: torch.dtype) -> RowCach
         )
     numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     return RowCache(rows, dim, staleness, numpy_dtype) if rows else None
+
+
+# ---- row source ----
+#
+# Where an embedding's rows come from: one protocol, whoever holds them.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rows that servers have given ahead, in one answer with those of other tables.
+
+    Attributes:
+        ids: int64 [u], each once, on the CPU.
+        rows: [u, embedding_dim].
+    """
+
+    ids: Tensor
+    rows: Tensor
+
+    def of(self, ids: Tensor) -> Tensor | None:
+        """The rows, where they are those of exactly these ids, in this order; otherwise None."""
+        return self.rows if torch.equal(self.ids, ids) else None
+
+
+class RowSource(Protocol):
+    """Gives the present rows of a table: this process's, or the servers'.
+
+    Ids are int64 [u], each once, on the CPU.
+    """
+
+    def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:
+        """The rows of ids, [u, embedding_dim] in the table's dtype, on the CPU.
+
+        Args:
+            arrived: rows of what :meth:`asks` has named for these ids.  A source takes them where
+                it would ask for the same ids now, and otherwise asks.
+        """
+
+    def asks(self, ids: Tensor) -> Tensor:
+        """Those of the ids for which :meth:`pull` would ask servers now."""
+
+
+# ---- served rows ----
+#
+# Whether a ``state_dict`` has the rows that servers hold.
+#
+# Imports no numba: jobs without tables ask too.
+
+
+_wanted = ContextVar("_wanted", default=True)
+
+
+def are_wanted() -> bool:
+    """Whether ``state_dict()`` pulls them."""
+    return _wanted.get()
+
+
+@contextmanager
+def without_served_rows() -> Iterator[None]:
+    """While it lasts, ``state_dict()`` leaves them out."""
+    token = _wanted.set(False)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pserver.errors import PServerError
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.served_rows import are_wanted
+from trainer.embedding.rows import are_wanted
 from trainer.embedding.table_settings import TableSettings
 from transpiler.files import bounded_json
 

@@ -21,7 +21,7 @@ from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.tables import CachingSource
-from trainer.embedding.row_source import Arrived, RowSource
+from trainer.embedding.rows import Arrived, RowSource
 from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.rules import Hparam

@@ -23,7 +23,7 @@ from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.embedding.embedding import DistributedEmbedding
 from trainer.embedding.local_rows import LocalRows
-from trainer.embedding.row_source import RowSource
+from trainer.embedding.rows import RowSource
 from trainer.executor.table_handle import TableHandle
 from transpiler.ir.graph import Op, Role, Storage
 from transpiler.ir.rules import Rule

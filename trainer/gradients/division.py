@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 from transpiler.plan.plan import Plan
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pserver.table.gradient import RowGradient
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 from trainer.gradients.overflow import tell_scaler
 from transpiler.strategy.strategy import DistributedStrategy
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 from trainer.environment.environment import RoleMaker
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Clip, Rule, rule_of

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from trainer.embedding.proxy_parameter import ProxyParameter
+from trainer.embedding.proxy import ProxyParameter
 from transpiler.ir.close_names import close_names
 from transpiler.ir.plain_names import named_modules
 from transpiler.precision.mixed_forward import recompute_contexts

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from tests.support.embeddings import DIM, FIVE, ROWS, Net, pair, some_ids, values
 from trainer import CountFilterEntry, DistributedEmbedding, row_optimizers
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.rows import Arrived
 
 
 def steps_of(net: Net, optimizer: torch.optim.Optimizer, steps: range) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer import DistributedEmbedding, fleet
-from trainer.embedding.look_ahead import LookAhead
-from trainer.embedding.row_source import Arrived
+from trainer.embedding.joined_lookups import LookAhead
+from trainer.embedding.rows import Arrived
 from transpiler import DistributedStrategy
 
 DIM, TABLES, SIZE = 2, 3, 8

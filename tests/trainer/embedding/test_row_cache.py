@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.embedding.row_cache import RowCache
+from trainer.embedding.rows import RowCache
 
 
 def rows_of(ids: np.ndarray, step: int) -> np.ndarray:
