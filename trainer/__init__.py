@@ -133,7 +133,7 @@ The essays
 
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
-    scope                              two kinds of scopes
+    compat/        scope               two kinds of scopes
     gradients/     overflow            whose overflow
                    gradient_merge      an overflow in a window
                    averaged_step       a step of both
@@ -187,8 +187,6 @@ from trainer.collective.fused_gradients import (
 from trainer.collective.spawn import spawn as spawn
 from trainer.collective.world import init_parallel_env as init_parallel_env
 from trainer.collective.world import new_group as new_group
-from trainer.flags import get_flags as get_flags
-from trainer.flags import set_flags as set_flags
 from trainer.hybrid import device_guard as device_guard
 from trainer.hybrid import hybrid_load_state_dict as hybrid_load_state_dict
 from trainer.hybrid import hybrid_mesh as hybrid_mesh
@@ -197,15 +195,8 @@ from trainer.hybrid import hybrid_parallel as hybrid_parallel
 from trainer.hybrid import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid import split_sequence as split_sequence
 from trainer.modules import sparsity as asp
-from trainer.places import cpu_places as cpu_places
-from trainer.places import cuda_places as cuda_places
-from trainer.scope import Scope as Scope
-from trainer.scope import global_scope as global_scope
-from trainer.scope import scope_guard as scope_guard
 from trainer.sharding import group_sharded_parallel as group_sharded_parallel
 from trainer.sharding import save_group_sharded_model as save_group_sharded_model
-from trainer.variables import create_global_var as create_global_var
-from trainer.variables import create_parameter as create_parameter
 from transpiler.ir.tables import Constant as Constant
 from transpiler.ir.tables import CountFilterEntry as CountFilterEntry
 from transpiler.ir.tables import Normal as Normal
@@ -218,9 +209,18 @@ from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStr
 
 if TYPE_CHECKING:
     from trainer.checkpoint.exported_program import export_program as export_program
-    from trainer.data.csv_lines import CsvLines as CsvLines
+    from trainer.compat.feeders import DataFeeder as DataFeeder
+    from trainer.compat.flags import get_flags as get_flags
+    from trainer.compat.flags import set_flags as set_flags
+    from trainer.compat.places import cpu_places as cpu_places
+    from trainer.compat.places import cuda_places as cuda_places
+    from trainer.compat.scope import Scope as Scope
+    from trainer.compat.scope import global_scope as global_scope
+    from trainer.compat.scope import scope_guard as scope_guard
+    from trainer.compat.variables import create_global_var as create_global_var
+    from trainer.compat.variables import create_parameter as create_parameter
     from trainer.data.data_feed_desc import DataFeedDesc as DataFeedDesc
-    from trainer.data.data_feeder import DataFeeder as DataFeeder
+    from trainer.data.formats import CsvLines as CsvLines
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
     from trainer.executor.compiled_program import CompiledProgram as CompiledProgram
     from trainer.executor.executor import Executor as Executor
@@ -285,18 +285,27 @@ __all__ = [
 # what is imported when it is first asked for, and where it lies
 _LATE = {
     "CompiledProgram": "trainer.executor.compiled_program",
-    "CsvLines": "trainer.data.csv_lines",
+    "cpu_places": "trainer.compat.places",
+    "create_global_var": "trainer.compat.variables",
+    "create_parameter": "trainer.compat.variables",
+    "CsvLines": "trainer.data.formats",
+    "cuda_places": "trainer.compat.places",
     "DataFeedDesc": "trainer.data.data_feed_desc",
-    "DataFeeder": "trainer.data.data_feeder",
+    "DataFeeder": "trainer.compat.feeders",
     "deserialize_persistables": "trainer.executor.program_values",
     "DistributedEmbedding": "trainer.embedding.embedding",
     "Executor": "trainer.executor.executor",
     "export_program": "trainer.checkpoint.exported_program",
+    "get_flags": "trainer.compat.flags",
+    "global_scope": "trainer.compat.scope",
     "load_inference_model": "trainer.executor.inference_model",
     "load_program_state": "trainer.executor.program_values",
     "ParallelExecutor": "trainer.parallel_executor",
     "save_inference_model": "trainer.executor.inference_model",
+    "Scope": "trainer.compat.scope",
+    "scope_guard": "trainer.compat.scope",
     "serialize_persistables": "trainer.executor.program_values",
+    "set_flags": "trainer.compat.flags",
     "set_program_state": "trainer.executor.program_values",
 }
 
@@ -315,5 +324,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is imported late is listed too: ``help(trainer)`` shows it."""
-    return sorted({*globals(), *__all__})
+    """What is imported late is listed too: ``help(trainer)`` shows it; not names that stand for
+    PaddlePaddle's.
+    """
+    compat = {name for name, module in _LATE.items() if module.startswith("trainer.compat")}
+    return sorted({*globals(), *__all__} - compat)

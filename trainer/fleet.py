@@ -29,7 +29,7 @@ from torch import nn
 
 from pserver.service.server import serve_job
 from pserver.telemetry.logs import write_json
-from trainer.data.slots import Slot
+from trainer.data.pieces import Slot
 from trainer.embedding.conversion import distribute_embedding, moved
 from trainer.environment import environment
 from trainer.environment.environment import (

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from harness import Promise, Row, alternate, rows_of, timed
 
-from trainer.data.criteo_lines import CriteoLines
-from trainer.data.workers import in_parallel
+from trainer.data.formats import CriteoLines, in_parallel
 
 LINES, THREADS = 200_000, 2
 SETTING = f"{LINES} lines of one file in memory's cache, about 44 MB; {THREADS} threads each"

@@ -19,7 +19,7 @@ import json, os, signal, sys
 from pathlib import Path
 import torch
 from trainer import fleet
-from trainer.data.exchange import SampleExchange
+from trainer.data.datasets import SampleExchange
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)

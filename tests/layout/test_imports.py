@@ -48,7 +48,7 @@ LAZY = {
     "trainer/checkpoint/export.py": "the kernels of rows",
     "trainer/executor/inference_model.py": "the kernels of rows",
     "trainer/communicator/table_requests.py": "the kernels of rows",
-    "trainer/data/file_dataset.py": "the kernels of text",
+    "trainer/data/datasets.py": "the kernels of text",
     "trainer/embedding/conversion.py": "the kernels of rows",
     "trainer/executor/executor.py": "the kernels of rows",
     "trainer/executor/program_training.py": "the kernels of rows",

@@ -443,7 +443,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("trainer/communicator/termination.py", "os.kill"): "one call",
     ("trainer/communicator/termination.py", "tell"): "one call",
     ("trainer/collective/spawn.py", "_end_with_parent"): "waits for one end",
-    ("trainer/data/workers.py", "_end_with_parent"): "waits for one end",
+    ("trainer/data/formats.py", "_end_with_parent"): "waits for one end",
 }
 FAULTS = ("tests/faults/", "trainer/checker/")  # injectors of faults, and the checker's own
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.scripts import Script
-from trainer.data.exchange import NUMBER
-from trainer.data.file_dataset import Parses
+from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles
 from trainer.data.pieces import Piece
-from trainer.data.sample_places import SamplePlaces, SharedOrder, Shuffles
 from trainer.job.striped_memory import Division, HeldSamples, LeasedMemory, Loaded
 
 

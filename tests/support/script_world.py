@@ -22,7 +22,7 @@ from pserver.membership.members import Member, Membership, MemberState
 from tests.support.lease_world import World
 from tests.support.memory_passes import memory_pass
 from tests.support.scripts import Desk, Script, Step, Waits, items_of
-from trainer.data.columns import Columns
+from trainer.data.batches import Columns
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
 from trainer.job.counted_reader import CountedReader

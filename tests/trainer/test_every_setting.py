@@ -18,7 +18,7 @@ from tests.support.eager_jobs import Servers
 from tests.support.settings import assign, other
 from trainer import fleet
 from trainer.collective.data_parallel import DataParallel
-from trainer.flags import WORKSPACE
+from trainer.compat.flags import WORKSPACE
 from trainer.hybrid import parallel
 from trainer.job import collective_job
 from trainer.job.collective_job import CollectiveJob, agreed

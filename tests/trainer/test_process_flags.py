@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainer import Executor, cpu_places, cuda_places, get_flags, set_flags
+from trainer.compat.flags import FLAGS
 from trainer.environment.environment import Connection
-from trainer.flags import FLAGS
 
 WORLD = {"PSERVER_START_TIMEOUT": "12", "PSERVER_INSECURE": "1"}
 

@@ -20,7 +20,7 @@ from trainer import (
     global_scope,
     scope_guard,
 )
-from trainer.scope import PROCESS_SCOPE
+from trainer.compat.scope import PROCESS_SCOPE
 from transpiler import DistributeTranspiler, Program, capture
 
 

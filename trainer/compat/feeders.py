@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.slots import Slot
+from trainer.data.pieces import Slot
 from transpiler.ir.graph import Role
 from transpiler.program import Program
 from transpiler.tracing.default_programs import default_main_program

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.scope import global_scope
+from trainer.compat.scope import global_scope
 from transpiler.ir.schema import DTYPES
 from transpiler.param_attr import Initializer, ParamAttr, check_initializer, fill
 from transpiler.plan.settings import check_flag

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from trainer.data.pieces import opened
-from trainer.data.slots import Slot
+from trainer.data.pieces import Slot, opened
 from transpiler.files.files import shown
 
 DTYPES = {"uint64": "int64", "float": "float32"}  # by the description's types

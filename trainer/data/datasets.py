@@ -1,24 +1,226 @@
-"""What datasets over files have in common: their settings, their files, their wrong lines."""
+"""Datasets over files: samples as they come from the files, or in memory and shuffled."""
 
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from pserver.errors import PServerError
+from pserver.onlookers import onlooker
 from pserver.telemetry.logs import RepeatedWarning
-from trainer.data.batches import Batch, Prefetched
-from trainer.data.pieces import Piece, size_of
-from trainer.data.slots import Slot, slots_of
-from trainer.data.trainers import Trainers
+from trainer.collective.elastic_group import ElasticGroup
+from trainer.collective.process_groups import ProcessGroups
+from trainer.data.batches import (
+    PLACE_BITS,
+    Array,
+    Batch,
+    Column,
+    Columns,
+    Prefetched,
+    Ragged,
+    bytes_of,
+    checksum,
+    hashed,
+    joined,
+    numbers_of,
+    samples_of,
+    shuffled,
+    taken,
+    tensors_of,
+)
+from trainer.data.batches import part as part_of
+from trainer.data.pieces import Piece, Slot, Trainers, files_of, size_of, slots_of
 from transpiler.files.files import shown
 
 if TYPE_CHECKING:
     from trainer.data.formats import Format
     from trainer.data.lines import Parsed
+
+
+# ---- exchange ----
+#
+# Samples that change trainers.
+#
+# Each trainer sends every sample to the trainer that its hash names, some at a time, so that
+# messages stay small.  Nobody lets go of what it had before all trainers have compared what was
+# sent with what has arrived.
+
+
+ROUND_SAMPLES = 2**18  # that a trainer sends at once
+CPU = torch.device("cpu")
+WHAT = "an exchange of samples"
+NUMBER = ""  # the column of the samples' numbers: no slot has this name
+
+
+class SampleExchange:
+    """One trainer's part in exchanges of samples.  Not thread-safe.
+
+    Args:
+        groups: of the trainers, who all make one at the same time.
+
+    Raises:
+        PServerError: the group does not come up.
+    """
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self._rank, self._size = groups.rank, groups.size
+        self._group = groups.group("samples", range(self._size), CPU)
+
+    def gathered(self, *numbers: int) -> Array:
+        """int64 [trainers, numbers]: what each trainer says.
+
+        Raises:
+            TrainerLost: another trainer is gone.
+        """
+        return self._table(np.array(numbers, np.int64))
+
+    def exchange(
+        self, columns: Columns, to: Array, advance: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Column]:
+        """Sends samples to other trainers, and gets theirs.
+
+        Args:
+            columns: with the samples' numbers; they stay.
+            to: int64 [samples]: the trainer that gets each.
+            advance: called with how many samples have gone.
+
+        Returns:
+            The samples that this trainer has got, of all trainers together as many as they had.
+
+        Raises:
+            TrainerLost: another trainer is gone; nothing has changed here.
+            RuntimeError: samples are missing, or have come twice; nothing has changed here.
+        """
+        samples = samples_of(columns)
+        rounds = int(self.gathered(-(-samples // ROUND_SAMPLES)).max())
+        got = []
+        for begin in range(0, max(rounds, 1) * ROUND_SAMPLES, ROUND_SAMPLES):
+            end = min(begin + ROUND_SAMPLES, samples)
+            places = np.arange(min(begin, end), end)
+            places = places[np.argsort(to[places], kind="stable")]
+            got.append(self._round(taken(columns, places), to[places]))
+            advance(end)
+        found = joined(got)
+        self._compare(columns, found)
+        return found
+
+    def _round(self, columns: Columns, to: Array) -> dict[str, Column]:
+        """Exchanges samples, which are sorted by the trainer that gets them."""
+        table = self._table(np.bincount(to, minlength=self._size).astype(np.int64))
+        sent, comes = table[self._rank], table[:, self._rank]
+        found: dict[str, Column] = {}
+        for name, column in columns.items():
+            if not isinstance(column, Ragged):
+                found[name] = self._swapped(column, sent, comes)
+                continue
+            counts = self._swapped(column.counts, sent, comes)
+            values = self._swapped(column.values, _sums(column.counts, sent), _sums(counts, comes))
+            found[name] = Ragged.of(values, counts)
+        return found
+
+    def _swapped(self, rows: Array, sent: Array, comes: Array) -> Array:
+        """Rows of a column: ``sent`` to each trainer, ``comes`` from each."""
+        rows = np.ascontiguousarray(rows)
+        out = np.empty((int(comes.sum()), *rows.shape[1:]), rows.dtype)
+        size = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+        splits = [(each * size).tolist() for each in (comes, sent)]
+        self._do(partial(self._group.alltoall_base, _bytes(out), _bytes(rows), *splits))
+        return out
+
+    def _table(self, own: Array) -> Array:
+        """int64 [trainers, ...]: a row from each trainer."""
+        found = torch.zeros((self._size, *own.shape), dtype=torch.int64)
+        found[self._rank] = torch.from_numpy(own)
+        self._do(partial(self._group.allreduce, found))
+        table: Array = found.numpy()
+        return table
+
+    def _do(self, operation: Callable[[], torch.distributed.Work]) -> None:
+        self._groups.wait(self._groups.begin(operation, WHAT), WHAT, CPU)
+
+    def _compare(self, had: Columns, found: Columns) -> None:
+        facts = [(samples_of(each), checksum(np.asarray(each[NUMBER]))) for each in (had, found)]
+        with np.errstate(over="ignore"):
+            had_all, found_all = self.gathered(*facts[0], *facts[1]).sum(0).reshape(2, 2).tolist()
+        if had_all != found_all:
+            raise RuntimeError(
+                f"global_shuffle: expected {had_all[0]} samples to arrive, as all trainers had, "
+                f"got {found_all[0]}"
+                + (", others" if had_all[0] == found_all[0] else "")
+                + ": each trainer keeps those that it had"
+            )
+
+
+def exchanged(
+    group: ElasticGroup, columns: Columns, to: Array, advance: Callable[[int], None]
+) -> Columns:
+    """Samples change trainers among those that are there.  What is to go to another trainer goes
+    nowhere: who gets a lease for it reads it again.
+
+    Args:
+        group: of the trainers that are there.
+        columns, to, advance: see :meth:`SampleExchange.exchange`.
+
+    Returns:
+        The samples that this trainer has then; those that it had, where the others have made this
+        exchange before it came.
+
+    Raises:
+        PServerError: what has ended the job.
+        RuntimeError: samples are missing, or have come twice.
+        ValueError: another trainer makes another call.
+    """
+    while True:
+        told = group.told(WHAT)
+        if group.is_past:
+            return columns
+        if others := sorted(trainer for trainer, text in told.items() if text != WHAT):
+            raise ValueError(f"expected {WHAT} on every trainer, got another call on {others[0]}")
+        places = {member.trainer: place for place, member in enumerate(group.members)}
+        there = np.array([places.get(each, -1) for each in range(max(places) + 1)], np.int64)
+        place = np.where(to < len(there), there[np.minimum(to, len(there) - 1)], -1)
+        going = np.flatnonzero(place >= 0)
+        failure, found = "", columns
+        try:
+            exchange = SampleExchange(group.groups())
+            found = exchange.exchange(taken(columns, going), place[going], advance)
+        except PServerError as error:  # one of them is gone: those that are left do it again
+            failure = str(error)
+        if group.confirmed(failure):
+            return found
+
+
+def _sums(counts: Array, parts: Array) -> Array:
+    """The sums of counts in parts of so many."""
+    ends = np.cumsum(parts)
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    sums: Array = bounds[ends] - bounds[ends - parts]
+    return sums
+
+
+def _bytes(rows: Array) -> Tensor:
+    return torch.from_numpy(rows.reshape(-1).view(np.uint8))
+
+
+# ---- file dataset ----
+#
+# What datasets over files have in common: their settings, their files, their wrong lines.
+
 
 Parses = Callable[[Iterable["Piece"]], Generator["Parsed"]]
 ON_ERROR = ("raise", "skip")
@@ -251,7 +453,7 @@ class FileDataset(ABC):
         Args:
             further: of the same pass as before.
         """
-        from trainer.data.workers import in_parallel
+        from trainer.data.formats import in_parallel
 
         self.wrong_lines, first = (self.wrong_lines if further else 0), ""
         before, skip = self.wrong_lines, self._on_error == "skip"
@@ -273,7 +475,7 @@ class FileDataset(ABC):
         Raises:
             WrongLine, ValueError, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
         """
-        from trainer.data.workers import counted
+        from trainer.data.formats import counted
 
         skip = self._on_error == "skip"
         with closing(counted(self._format(), pieces, self._threads, skip)) as found:
@@ -395,3 +597,528 @@ def _count(name: str, given: Any) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise ValueError(f"{name}: expected a whole number from 1, got {given!r}")
     return given
+
+
+# ---- load bar ----
+#
+# How far a dataset has come in loading its files, on a terminal.
+
+
+class LoadBar:
+    """A bar while it is entered; nothing where there is no terminal.
+
+    Args:
+        what: "loading".
+        total: pieces, or samples.
+        shown: whether this process shows bars.
+        console: None: standard output.
+    """
+
+    def __init__(self, what: str, total: int, shown: bool, console: Console | None = None) -> None:
+        console = console or Console()
+        self._bar: Progress | None = None
+        if shown and console.is_terminal and not console.is_dumb_terminal:
+            self._bar = Progress(
+                TextColumn(what),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}", markup=False),
+                console=console,
+            )
+            self._bar.add_task("", total=total)
+
+    def __enter__(self) -> LoadBar:
+        self._begin()
+        return self
+
+    @onlooker("the bar of loading", end=lambda bar: bar.leave())
+    def _begin(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    @onlooker("the bar of loading")
+    def _end(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives the terminal back."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+
+    @onlooker("the bar of loading", end=lambda bar: bar.leave())
+    def at(self, done: int, samples: int) -> None:
+        """So much of the total is done, and there are so many samples."""
+        if self._bar is not None:
+            (task,) = self._bar.tasks
+            self._bar.update(task.id, completed=done, description=f"{samples:,} samples")
+
+
+# ---- sample places ----
+#
+# Where the samples of files lie, and which trainer has which: known to every trainer alike, from
+# how many samples each piece of the files has.
+#
+# A sample has an index, its place among those of all files in their order, which stays while the
+# files do; and a number, by which it is known to the trainers of a job: see
+# :mod:`~trainer.data.batches`.
+
+
+GLOBAL, LOCAL, NEVER = 1, 2, -1
+BLOCK = 2**20  # samples that are hashed at once
+
+
+class SamplePlaces:
+    """The samples of all files, as so many trainers number them.
+
+    Args:
+        files: of each piece, the number of its file; pieces are in the order of the files.
+        counts: of each piece, its samples.
+        trainers: trainer i of n has read files i, i + n, ...
+
+    Attributes:
+        parts: how many samples each trainer has read.
+    """
+
+    def __init__(self, files: Sequence[int], counts: Sequence[int], trainers: int) -> None:
+        own, self.trainers = np.array(counts, np.int64), trainers
+        self._ends = own.cumsum()
+        self._begins = self._ends - own
+        self._part = np.array(files, np.int64) % trainers
+        # the pieces of each part, and where each begins among its part's samples
+        self._of_part = [np.flatnonzero(self._part == part) for part in range(trainers)]
+        self._first = np.zeros(len(own), np.int64)
+        for pieces in self._of_part:
+            self._first[pieces] = own[pieces].cumsum() - own[pieces]
+        self.parts = [int(own[pieces].sum()) for pieces in self._of_part]
+
+    def pieces(self, indices: Array) -> tuple[Array, Array]:
+        """In which piece samples lie, and the place of each there."""
+        pieces = np.searchsorted(self._ends, indices, "right")
+        return pieces, indices - self._begins[pieces]
+
+    def numbers(self, indices: Array) -> Array:
+        """The numbers of samples."""
+        pieces, places = self.pieces(indices)
+        numbers: Array = (self._part[pieces] << PLACE_BITS) + self._first[pieces] + places
+        return numbers
+
+    def indices(self, numbers: Array) -> Array:
+        """The indices of samples by their numbers."""
+        parts, places = numbers >> PLACE_BITS, numbers & (2**PLACE_BITS - 1)
+        found = np.empty(len(numbers), np.int64)
+        for part, pieces in enumerate(self._of_part):
+            mine = np.flatnonzero(parts == part)
+            if len(mine):
+                at = np.searchsorted(self._first[pieces], places[mine], "right") - 1
+                piece = pieces[at]
+                found[mine] = self._begins[piece] + places[mine] - self._first[piece]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffles:
+    """The last shuffles of samples.
+
+    Attributes:
+        seed: of them.
+        globally, locally: their numbers; NEVER: there was none.
+    """
+
+    seed: int
+    globally: int = NEVER
+    locally: int = NEVER
+
+
+def receivers(numbers: Array, seed: int, number: int, trainers: int) -> Array:
+    """int64 [samples]: which trainer a global shuffle gives each."""
+    found: Array = (hashed(numbers, seed, GLOBAL, number) % np.uint64(trainers)).astype(np.int64)
+    return found
+
+
+class SharedOrder:
+    """Which samples each trainer has after some shuffles, and in which order.
+
+    Args:
+        places: of the samples.
+        shuffles: that were made last.
+    """
+
+    def __init__(self, places: SamplePlaces, shuffles: Shuffles) -> None:
+        self.places, self._shuffles = places, shuffles
+        self._counts: list[int] | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """How many samples each trainer has."""
+        if self._counts is None:
+            if self._shuffles.globally == NEVER:
+                self._counts = list(self.places.parts)
+            else:
+                each = np.zeros(self.places.trainers, np.int64)
+                for part, samples in enumerate(self.places.parts):
+                    for first in range(0, samples, BLOCK):
+                        numbers = numbers_of(part, min(first + BLOCK, samples))[first:]
+                        each += np.bincount(self._to(numbers), minlength=len(each))
+                self._counts = each.tolist()
+        return self._counts
+
+    def of(self, trainer: int) -> Array:
+        """int64 [samples]: the indices of a trainer's samples, in its order."""
+        places, shuffles = self.places, self._shuffles
+        if shuffles.globally == NEVER:
+            numbers = numbers_of(trainer, places.parts[trainer])
+        else:
+            parts = (numbers_of(part, samples) for part, samples in enumerate(places.parts))
+            numbers = np.concatenate([each[self._to(each) == trainer] for each in parts])
+        if shuffles.locally != NEVER:
+            numbers = numbers[shuffled(numbers, shuffles.seed, LOCAL, shuffles.locally)]
+        return places.indices(numbers)
+
+    def _to(self, numbers: Array) -> Array:
+        shuffles = self._shuffles
+        return receivers(numbers, shuffles.seed, shuffles.globally, self.places.trainers)
+
+
+def batch_bounds(counts: Sequence[int], size: int, drop_last: bool) -> list[Array]:
+    """For each trainer int64 [batches + 1]: where its batches begin and end, equally many on all.
+
+    Args:
+        counts: samples of each trainer.
+        size: of a batch, at most.
+        drop_last: all batches are as large, and what is left is in none.
+
+    Raises:
+        ValueError: a trainer has fewer samples than there are batches.
+    """
+    if len(counts) == 1:
+        batches = counts[0] // size if drop_last else -(-counts[0] // size)
+        return [np.minimum(np.arange(batches + 1) * size, counts[0])]
+    if drop_last:
+        return [np.arange(min(counts) // size + 1) * size] * len(counts)
+    most = -(-max(counts) // size)
+    if min(counts) < most:
+        least = counts.index(min(counts))
+        raise ValueError(
+            f"expected {most} samples or more on every trainer, as the largest part has {most} "
+            f"batches, got {counts[least]} on trainer {least}: call global_shuffle(), or give "
+            "the trainers equally many samples in their files; a pass that only evaluates, under "
+            "torch.no_grad(), may be unequal"
+        )
+    return [np.arange(most + 1) * own // max(most, 1) for own in counts]
+
+
+# ---- in memory ----
+#
+# A dataset whose samples are in memory, where they can be shuffled.
+
+
+class InMemoryDataset(FileDataset):
+    """Samples in memory; each trainer has those of its files, and ``global_shuffle`` mixes them.
+
+    Each iteration is a pass, and gives dicts of tensors: slot -> tensor, or ``(values, offsets)``
+    of a ragged slot.  Where trainers share the files, all have equally many batches, none of more
+    than ``batch_size`` samples, and no sample is left out.  A pass under ``torch.no_grad()``, an
+    evaluation, is each trainer's own, of as many batches as its samples make.
+    """
+
+    def __init__(self, trainers: Trainers) -> None:
+        super().__init__(trainers)
+        self._columns: dict[str, Column] | None = None
+        self._order: Array | None = None  # in which they are given; None: as they are
+        self._exchange: SampleExchange | None = None
+        self._counts: list[int] | None = None  # samples of each trainer
+        self._read: dict[Piece, int] = {}  # of the loaded pieces, how many samples each had
+        self._known: tuple[list[Piece], list[int]] | None = None  # of all trainers' pieces
+        self._forget()
+
+    def _forget(self) -> None:
+        self._shuffles, self._global, self._local = 0, NEVER, NEVER
+        self._given = self._resumed = 0
+        self._counts = self._order = self._known = None
+        self._loaded: tuple[str, ...] = ()
+        self._shared: tuple[tuple[int, Shuffles], SharedOrder] | None = None
+
+    def load_into_memory(self, progress: bool = True) -> None:
+        """Reads this trainer's files.
+
+        Args:
+            progress: show a bar, on trainer 0's terminal.
+
+        Raises:
+            WrongLine: a line is wrong, with ``on_error="raise"``.
+            ValueError: a file with bytes has no sample, or there is none at all.
+            OSError: a file cannot be read.
+        """
+        began, pieces = time.perf_counter(), self._pieces()
+        blocks, samples, read = [{slot.name: slot.empty() for slot in self.slots}], 0, []
+        shown = progress and self._trainers.shows()
+        with LoadBar("loading", len(pieces), shown) as bar:
+            for done, parsed in enumerate(self._read_all(pieces), 1):
+                blocks += [dict(block) for block in parsed.blocks]
+                read.append(parsed.samples)
+                samples += parsed.samples
+                bar.at(done, samples)
+        self._forget()
+        self._read, self._loaded = dict(zip(pieces, read, strict=True)), self._files
+        self._columns = joined(blocks)
+        self._columns[NUMBER] = numbers_of(self.place[0], samples)
+        log.info(
+            "loaded %d samples of %d files, %.1f MB, in %.1f s",
+            samples,
+            len(self.get_filelist()),
+            bytes_of(self._columns) / 1e6,
+            time.perf_counter() - began,
+        )
+
+    def release_memory(self) -> None:
+        """Lets the samples go."""
+        self._columns = None
+        self._forget()
+
+    def get_memory_data_size(self, everywhere: bool = False) -> int:
+        """How many samples are in memory: on this trainer, or on all, who then all call this.
+
+        Raises:
+            RuntimeError: nothing is loaded.
+        """
+        own = samples_of(self._held())
+        return sum(self._all_counts()) if everywhere and self.shared else own
+
+    # ---- orders ----
+
+    def local_shuffle(self, epoch: int | None = None) -> None:
+        """The samples of this trainer, in another order.
+
+        Args:
+            epoch: with the seed it says the order; None: the number of shuffles before this one.
+
+        Raises:
+            RuntimeError: nothing is loaded.
+        """
+        number = self._next(epoch)
+        self._order = shuffled(np.asarray(self._held()[NUMBER]), self._seed, LOCAL, number)
+        self._local = number
+
+    def global_shuffle(self, epoch: int | None = None, progress: bool = True) -> None:
+        """Samples change trainers: a hash of seed, epoch and sample says which trainer gets each,
+        and their order there.  Every trainer calls this.
+
+        Args:
+            epoch: as in :meth:`local_shuffle`.
+            progress: show a bar, on trainer 0's terminal.
+
+        Raises:
+            RuntimeError: nothing is loaded, or this trainer has not joined the others, or samples
+                are missing, or have come twice.
+            TrainerLost: another trainer is gone, and the job does not go on without it.  After an
+                error all samples are as before.
+        """
+        held, number = self._held(), self._next(epoch)
+        _, of = self.place
+        if self.shared:
+            to = receivers(np.asarray(held[NUMBER]), self._seed, number, of)
+            shown, samples, group = progress and self._trainers.shows(), len(to), None
+            with LoadBar("shuffling", samples, shown) as bar:
+                if (group := self._trainers.elastic()) is None:
+                    found = self._meet().exchange(held, to, lambda n: bar.at(n, samples))
+                else:
+                    found = dict(exchanged(group, held, to, lambda n: bar.at(n, samples)))
+            self._columns = found
+        self._counts = None
+        numbers = np.asarray(self._held()[NUMBER])
+        self._order = shuffled(numbers, self._seed, LOCAL, number)
+        self._global, self._local = number, number
+
+    def _next(self, epoch: int | None) -> int:
+        number = self._shuffles if epoch is None else int(epoch)
+        self._shuffles = number + 1
+        return number
+
+    def _held(self) -> dict[str, Column]:
+        if self._columns is None:
+            raise RuntimeError("expected load_into_memory() before this")
+        return self._columns
+
+    def _meet(self) -> SampleExchange:
+        if self._exchange is None:
+            self._exchange = SampleExchange(self._trainers.groups())
+        return self._exchange
+
+    def _all_counts(self) -> list[int]:
+        if self._counts is None:
+            if self._where() is None:
+                self._counts = self._meet().gathered(samples_of(self._held()))[:, 0].tolist()
+            else:
+                self._counts = self.shared_order(self.place[1]).counts
+        return self._counts
+
+    # ---- what leases deal out ----
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """See :attr:`FileDataset.all_files`; those of which some are in memory."""
+        return self._loaded
+
+    def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
+        """See :meth:`FileDataset.counted`; those that are loaded were counted then."""
+        for piece in pieces:
+            if piece in self._read:
+                yield self._read[piece]
+            else:
+                yield from super().counted([piece])
+
+    def _where(self) -> tuple[list[Piece], list[int]] | None:
+        if self._known is None:
+            self._known = self._trainers.counted(self)
+        return self._known
+
+    @property
+    def where(self) -> tuple[list[Piece], list[int]]:
+        """The pieces of all files, and how many samples each has."""
+        found = self._where()
+        assert found is not None, "leases deal its samples out"
+        return found
+
+    @property
+    def shuffles(self) -> Shuffles:
+        """Those that say where each sample is now."""
+        return Shuffles(self._seed, self._global, self._local)
+
+    def shared_order(self, trainers: int) -> SharedOrder:
+        """Which samples each of so many trainers has, and in which order."""
+        (pieces, counts), made = self.where, (trainers, self.shuffles)
+        if self._shared is None or self._shared[0] != made:
+            places = SamplePlaces(files_of(pieces, self._loaded), counts, trainers)
+            self._shared = made, SharedOrder(places, self.shuffles)
+        return self._shared[1]
+
+    @property
+    def held(self) -> Mapping[str, Column]:
+        """The samples in memory, with their numbers.
+
+        Raises:
+            RuntimeError: nothing is loaded.
+        """
+        return self._held()
+
+    def keep(self, columns: dict[str, Column]) -> None:
+        """Takes samples into memory that were read again: ``columns`` has those in memory first,
+        as they were.
+        """
+        self._columns = columns
+        if self._order is not None:
+            self._order = shuffled(np.asarray(columns[NUMBER]), self._seed, LOCAL, self._local)
+
+    # ---- batches ----
+
+    def __len__(self) -> int:
+        return len(self._bounds()) - 1
+
+    def batches(self, first: int = 0) -> Iterator[Batch]:
+        """A pass, from this batch on."""
+        held, order, bounds = self._held(), self._order, self._bounds()
+        columns = {name: column for name, column in held.items() if name != NUMBER}
+
+        def made() -> Iterator[Batch]:
+            for begin, end in zip(bounds[first:-1], bounds[first + 1 :], strict=True):
+                places = np.arange(begin, end) if order is None else order[begin:end]
+                yield tensors_of(taken(columns, places))
+
+        return self._counted(made, first)
+
+    def _bounds(self) -> Array:
+        """int64 [batches + 1]: where batches begin and end."""
+        own, size = samples_of(self._held()), self._batch_size
+        if not (self.shared and torch.is_grad_enabled()):
+            return batch_bounds([own], size, self._drop_last)[0]
+        counts, mine = self._all_counts(), self.place[0]
+        bounds = batch_bounds(counts, size, self._drop_last)[mine]
+        # other samples are in memory after a trainer was lost
+        return bounds if own == counts[mine] else np.arange(len(bounds)) * own // len(bounds[1:])
+
+    # ---- position ----
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is: the last shuffles, and the batches given in the pass under way."""
+        return super().state_dict() | {
+            "shuffles": self._shuffles,
+            "global_shuffle": self._global,
+            "local_shuffle": self._local,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a dataset over the same files was: the samples are shuffled as they were
+        there, and the next pass begins after the batches that it had given.
+
+        Every trainer calls this, after ``load_into_memory``.
+
+        Raises:
+            ValueError: the batches have another size.
+            RuntimeError, TrainerLost: see :meth:`global_shuffle`.
+        """
+        super().load_state_dict(state)
+        if state["global_shuffle"] != NEVER:
+            self.global_shuffle(state["global_shuffle"])
+        if state["local_shuffle"] not in (NEVER, self._local):
+            self.local_shuffle(state["local_shuffle"])
+        self._shuffles = state["shuffles"]
+
+
+# ---- queue dataset ----
+#
+# A dataset whose samples come from their files as they are asked for.
+
+
+class QueueDataset(FileDataset):
+    """Samples in the order of this trainer's files; few of them are in memory.
+
+    Each iteration is a pass over the files, and gives dicts of tensors: slot -> tensor, or
+    ``(values, offsets)`` of a ragged slot.
+    """
+
+    def batches(self, first: int = 0) -> Iterator[Batch]:
+        """A pass, from this batch on; those before it are read, and left out."""
+        pieces, size, drop_last = self._pieces(), self._batch_size, self._drop_last
+
+        def made() -> Iterator[Batch]:
+            with closing(self._read_all(pieces)) as found:
+                blocks = (block for parsed in found for block in parsed.blocks)
+                for columns in _cut(blocks, first * size, size, drop_last):
+                    yield tensors_of(columns)
+
+        return self._counted(made, first)
+
+
+def _cut(blocks: Iterator[Columns], left_out: int, size: int, drop_last: bool) -> Iterator[Columns]:
+    """Batches of samples in a row, which begin in one block and may end in another.
+
+    Args:
+        left_out: samples at the beginning.
+    """
+    held, have = list[Columns](), 0
+    for block in blocks:
+        samples = samples_of(block)
+        if samples <= left_out:
+            left_out -= samples
+            continue
+        held.append(part_of(block, left_out, samples) if left_out else block)
+        have, left_out = have + samples - left_out, 0
+        if have < size:
+            continue
+        whole = joined(held)
+        full = have - have % size
+        for begin in range(0, full, size):
+            yield part_of(whole, begin, begin + size)
+        held, have = ([part_of(whole, full, have)] if have > full else []), have - full
+    if held and not drop_last:
+        yield joined(held)

@@ -2,18 +2,500 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
 
-from trainer.data.criteo_lines import CriteoLines
-from trainer.data.csv_lines import CsvLines
+import numpy as np
+
+from trainer.data.batches import Array, Column, Columns
 from trainer.data.data_feed_desc import DataFeedDesc
-from trainer.data.lines import LineFormat, Parsed
-from trainer.data.multislot_lines import MultiSlotLines
-from trainer.data.parquet import Parquet
-from trainer.data.pieces import Piece
-from trainer.data.python_lines import PythonLines
-from trainer.data.slots import Slot
+from trainer.data.lines import (
+    SHOWN_BYTES,
+    LineFormat,
+    Lines,
+    Parsed,
+    buffer_of,
+    exact,
+    quoted,
+    why_of_fields,
+)
+from trainer.data.pieces import Piece, Slot, opened
+from trainer.data.text_kernels import (
+    CATEGORIES,
+    NUMBERS,
+    criteo_lines,
+    csv_lines,
+    multislot_lines,
+    pick,
+)
+from transpiler.files.files import shown
+
+# ---- criteo lines ----
+#
+# Criteo's format: a label, 13 whole numbers and 26 categories, with tabs between them.
+
+
+SLOTS = (Slot("label", "float32"), Slot("numbers", "float32", 13), Slot("ids", "int64", 26))
+EXPECTED = [
+    "label: expected 0 or 1",
+    *(f"number {place + 1}: expected a whole number" for place in range(NUMBERS)),
+    *(
+        f"category {place + 1}: expected at most 8 hexadecimal digits"
+        for place in range(CATEGORIES)
+    ),
+]
+
+
+class CriteoLines(LineFormat):
+    """Clicks: ``label`` float32 [samples], ``numbers`` float32 [samples, 13] and ``ids`` int64
+    [samples, 26].
+
+    Any field but the label may be empty: a number is then 0, and a category one of its own.  No id
+    of one category's column is one of another's: the column stands above the category's 32 bits.
+
+    Args:
+        slots: which of the three a script wants; none: all.
+
+    Raises:
+        ValueError: there is no such slot, or it has another dtype or width.
+    """
+
+    def __init__(self, slots: Sequence[Slot] = ()) -> None:
+        for slot in slots:
+            if slot not in SLOTS:
+                raise ValueError(f"criteo: expected slots among {SLOTS}, got {slot}")
+        self.slots = tuple(slots) or SLOTS
+
+    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
+        """See :meth:`LineFormat.parse`."""
+        lines = text.count(b"\n")
+        labels = np.empty(lines, np.float32)
+        numbers = np.empty((lines, NUMBERS), np.float32)
+        ids = np.empty((lines, CATEGORIES), np.int64)
+        right, wrong, first, begin, end, place = criteo_lines(
+            buffer_of(text), labels, numbers, ids, skip
+        )
+        found: dict[str, Array] = {
+            "label": labels[:right],
+            "numbers": numbers[:right],
+            "ids": ids[:right],
+        }
+        columns = {slot.name: found[slot.name] for slot in self.slots}
+        why = why_of_fields(text[begin:end], b"\t", EXPECTED, place) if wrong else ""
+        return Lines(columns, wrong, first, why)
+
+
+# ---- csv lines ----
+#
+# CSV: numbers by the names of their columns.
+
+
+class CsvLines(LineFormat):
+    """Lines of fields, of which slots name those that are read; they hold numbers.
+
+    Other columns may hold anything, also fields between quotes, but no end of a line.
+
+    Args:
+        slots: dense ones; a slot of width 0 is the column of its name.
+        columns: the names of a file's columns, where its first line does not say them.
+        delimiter: one character between fields.
+        groups: for each slot of a width the names of its columns.
+        fill: what an empty field is; None: it is wrong.
+
+    Example::
+
+        slots = [fleet.Slot("label", "float32"), fleet.Slot("numbers", "float32", 2)]
+        parser = CsvLines(slots, groups={"numbers": ["a", "b"]}, fill=0.0)
+        dataset = fleet.InMemoryDataset()
+        dataset.init(batch_size=4, parser=parser)
+
+    Raises:
+        ValueError: there is no slot, one is ragged, or a slot has another number of columns than
+            its width says.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        columns: Sequence[str] = (),
+        delimiter: str = ",",
+        groups: Mapping[str, Sequence[str]] | None = None,
+        fill: float | None = None,
+    ) -> None:
+        self.slots, self._columns, groups = tuple(slots), tuple(columns), dict(groups or {})
+        if not slots:
+            raise ValueError("csv: expected use_var, the columns to read, got none")
+        if len(delimiter.encode()) != 1 or delimiter in '\r\n"':
+            raise ValueError(f"csv: delimiter: expected one character, got {delimiter!r}")
+        if unknown := set(groups) - {slot.name for slot in slots}:
+            raise ValueError(f"csv: groups: no slot of use_var is {min(unknown)!r}")
+        self._delimiter = delimiter.encode()
+        self._fill = np.nan if fill is None else float(fill)
+        self._wanted = [(slot, _names(slot, groups)) for slot in slots]
+        self.head_lines = 0 if columns else 1
+
+    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
+        """See :meth:`LineFormat.parse`.
+
+        Raises:
+            ValueError: the file lacks a column, or has two of its name, or the names are no UTF-8.
+        """
+        columns = self._columns_of(head)
+        fields = [(name, slot) for slot, names in self._wanted for name in names]
+        places = np.full(len(columns), -1, np.int64)
+        for place, (name, _) in enumerate(fields):
+            if columns.count(name) != 1:
+                raise ValueError(
+                    f"expected one column {name!r}, got the columns {', '.join(columns)}"
+                )
+            places[columns.index(name)] = place
+        floats = np.array([not slot.whole for _, slot in fields], np.uint8)
+        whole = np.empty((text.count(b"\n"), len(fields)), np.int64)
+        hard = np.empty(1 + whole.size, np.int64)
+        hard[0] = 0
+        right, wrong, first, begin, end, place = csv_lines(
+            buffer_of(text),
+            self._delimiter[0],
+            places,
+            floats,
+            self._fill,
+            whole,
+            hard,
+            skip,
+        )
+        found, at = {}, 0
+        for slot, names in self._wanted:
+            values = np.ascontiguousarray(whole[:right, at : at + len(names)]).reshape(-1)
+            values = values if slot.whole else exact(values, hard, text)
+            found[slot.name] = slot.column(values, np.empty(0, np.int64))
+            at += len(names)
+        why = self._why(text[begin:end], columns, place) if wrong else ""
+        return Lines(found, wrong, first, why)
+
+    def _columns_of(self, head: bytes) -> list[str]:
+        if self._columns:
+            return list(self._columns)
+        try:
+            line = head.decode("utf-8-sig").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise ValueError(f"expected the columns' names in UTF-8, got {head[:60]!r}") from None
+        names = line.split(self._delimiter.decode())
+        return [name.strip().strip('"') for name in names]
+
+    def _why(self, line: bytes, columns: Sequence[str], place: int) -> str:
+        kinds = {name: slot.whole for slot, names in self._wanted for name in names}
+        expected = [
+            f"{name}: expected a {'whole number of 64 bits' if kinds.get(name) else 'number'}"
+            for name in columns
+        ]
+        return why_of_fields(line, self._delimiter, expected, place)
+
+
+def _names(slot: Slot, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The columns of a slot."""
+    names = tuple(groups.get(slot.name, (slot.name,)))
+    if slot.width is None or len(names) != max(slot.width, 1):
+        raise ValueError(
+            f"csv: slot {slot.name!r}: expected a dense slot with a column for each of its values, "
+            f"got {slot.values} and the columns {', '.join(names)}"
+        )
+    return names
+
+
+# ---- multislot lines ----
+#
+# The original's MultiSlot text: for each slot of a line a count, and then so many values.
+
+
+class MultiSlotLines(LineFormat):
+    """Lines like ``3 17 4 99 1 0.5``: the slots in their order, each with a count before its
+    values.
+
+    Args:
+        slots: all those of a line, in its order.  A dense slot has as many values in each line.
+        used: the names of those that become columns; None: of all.
+
+    Raises:
+        ValueError: there is no slot, or none is used.
+    """
+
+    def __init__(self, slots: Sequence[Slot], used: Collection[str] | None = None) -> None:
+        if not slots:
+            raise ValueError("multislot: expected use_var, the slots of a line, got none")
+        self._line = tuple(slots)
+        self._used = [n for n, slot in enumerate(slots) if used is None or slot.name in used]
+        self.slots = tuple(slots[number] for number in self._used)
+        if not self.slots:
+            names = ", ".join(slot.name for slot in slots)
+            raise ValueError(f"multislot: expected used slots among {names}, got none")
+        self._floats = np.array([not slot.whole for slot in slots], np.uint8)
+        widths = [-1 if slot.width is None else max(slot.width, 1) for slot in slots]
+        self._widths = np.array(widths, np.int64)
+
+    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
+        """See :meth:`LineFormat.parse`."""
+        counts = np.empty((text.count(b"\n"), len(self._line)), np.int64)
+        whole = np.empty(len(text) // 2 + 1, np.int64)
+        hard = np.empty(1 + len(whole), np.int64)
+        hard[0] = 0
+        right, wrong, first, begin, end, place = multislot_lines(
+            buffer_of(text),
+            self._floats,
+            self._widths,
+            counts,
+            whole,
+            hard,
+            skip,
+        )
+        counts = counts[:right]
+        begins = counts.cumsum().reshape(counts.shape) - counts
+        columns = dict[str, Column]()
+        for number in self._used:
+            slot, own = self._line[number], counts[:, number]
+            values = np.empty(int(own.sum()), np.int64)
+            pick(whole, begins[:, number], own, values)
+            given = values if slot.whole else exact(values, hard, text)
+            columns[slot.name] = slot.column(given, own)
+        why = self._why(text[begin:end], place) if wrong else ""
+        return Lines(columns, wrong, first, why)
+
+    def _why(self, line: bytes, place: int) -> str:
+        """What is wrong with a line: counted again, word by word."""
+        words, at = line.split(), 0
+        for _ in range(place):
+            at += 1 + int(words[at])
+        if place == len(self._line):
+            return f"expected {place} slots, got {len(words) - at} words after them"
+        slot = self._line[place]
+        kind = "whole number of 64 bits" if slot.whole else "number"
+        expected = f"slot {slot.name!r}: expected a count and {slot.values}, each a {kind}"
+        got = b" ".join(words[at:])
+        return f"{expected}, got {quoted(got) if got else 'nothing'}"
+
+
+# ---- parquet ----
+#
+# Columns of Parquet files, by pyarrow, which the extra ``parquet`` brings.
+
+
+class Parquet:
+    """Slots by the names of columns; lists are ragged, or dense where all are as long.
+
+    A null is wrong.  ``read`` gives a piece's samples; wrong rows are never left out, as a Parquet
+    file has no lines that could be torn.
+
+    Args:
+        slots: which columns to read.
+
+    Raises:
+        ValueError: there is no slot.
+        ImportError: pyarrow is not installed.
+    """
+
+    in_processes = False
+    each_line = True
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        if not slots:
+            raise ValueError("parquet: expected use_var, the columns to read, got none")
+        self.slots = tuple(slots)
+        _parquet()
+
+    def pieces(self, path: str) -> list[Piece]:
+        """One for each group of rows.
+
+        Raises:
+            OSError: the file cannot be read, or is no Parquet file.
+            ValueError: it has no row.
+        """
+        with opened(path) as file:
+            groups = self._file(file, path).num_row_groups
+        if not groups:
+            raise ValueError(f"{shown(path)}: expected rows, got a Parquet file without any")
+        return [Piece(path, group, group + 1) for group in range(groups)]
+
+    def read(self, piece: Piece, skip: bool) -> Parsed:
+        """The samples of a group of rows.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it lacks a column, or a column holds something else than its slot.
+        """
+        names = [slot.name for slot in self.slots]
+        with opened(piece.path) as file:
+            source = self._file(file, piece.path)
+            known = source.schema_arrow.names
+            for name in names:
+                if name not in known:
+                    raise ValueError(
+                        f"{piece.shown}: expected a column {name!r}, got {', '.join(known)}"
+                    )
+            table = source.read_row_group(piece.begin, names, use_threads=False)
+        columns = {slot.name: _column(slot, table.column(slot.name), piece) for slot in self.slots}
+        return Parsed([columns] if table.num_rows else [])
+
+    def why_nothing(self, path: str) -> str:
+        """See :meth:`trainer.data.lines.LineFormat.why_nothing`."""
+        return "its groups of rows are empty"
+
+    def count(self, piece: Piece, skip: bool) -> int:
+        """How many rows a group has, as the file says.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with opened(piece.path) as file:
+            return int(self._file(file, piece.path).metadata.row_group(piece.begin).num_rows)
+
+    @staticmethod
+    def _file(file: Any, path: str) -> Any:
+        arrow, parquet = _parquet()
+        try:
+            return parquet.ParquetFile(file)
+        except arrow.ArrowInvalid as error:
+            raise OSError(f"expected a Parquet file, got: {error}") from None
+
+
+def _column(slot: Slot, chunked: Any, piece: Piece) -> Column:
+    arrow, _ = _parquet()
+    array = chunked.combine_chunks() if chunked.num_chunks != 1 else chunked.chunk(0)
+    if arrow.types.is_large_list(array.type) or arrow.types.is_list(array.type):
+        counts = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        values = array.flatten()
+    else:
+        counts, values = np.ones(len(array), np.int64), array
+    wrong = ""
+    if array.null_count or values.null_count:
+        wrong = "a null"
+    elif not (
+        arrow.types.is_integer(values.type)
+        or (not slot.whole and arrow.types.is_floating(values.type))
+        or arrow.types.is_boolean(values.type)
+    ):
+        wrong = f"{array.type}"
+    elif slot.width is not None and not (counts == max(slot.width, 1)).all():
+        wrong = f"{counts[counts != max(slot.width, 1)][0]} values"
+    if wrong:
+        kind = "whole numbers" if slot.whole else "numbers"
+        raise ValueError(
+            f"{piece.shown}, row group {piece.begin}, column {slot.name!r}: expected {kind}, "
+            f"{slot.values} in each row, got {wrong}"
+        )
+    return slot.column(np.array(values), counts.astype(np.int64))  # arrow's own is read-only
+
+
+def _parquet() -> tuple[Any, Any]:
+    """pyarrow and its module for Parquet."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(
+            "parser='parquet': expected pyarrow, which pip install '.[parquet]' in a checkout of "
+            "pserver brings"
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+# ---- python lines ----
+#
+# A parser of the script's own: a function from a line to its slots' values.
+
+
+SHOWN_VALUES = 3  # of a sample, in a message
+
+Parser = Callable[[str], "Mapping[str, Any] | None"]
+
+
+class PythonLines(LineFormat):
+    """Lines that a function of the script parses, in processes.
+
+    Args:
+        parser: takes a line without its end and gives the values of each slot: one, or a list of
+            them; None leaves the line out.  It stands at the top of a module, so that other
+            processes find it.  What it raises as a ValueError, KeyError, IndexError or TypeError
+            makes the line a wrong one.
+        slots: that it gives.
+
+    Raises:
+        ValueError: there is no slot.
+    """
+
+    in_processes = True
+    each_line = False  # the parser may leave one out
+
+    def __init__(self, parser: Parser, slots: Sequence[Slot]) -> None:
+        if not slots:
+            raise ValueError("parser: expected use_var, the slots that it gives, got none")
+        self._parser, self.slots = parser, tuple(slots)
+
+    def parse(self, text: bytes, skip: bool, head: bytes) -> Lines:
+        """See :meth:`LineFormat.parse`."""
+        rows, wrong, first, why = list[list[Any]](), 0, -1, ""
+        for number, line in enumerate(text.split(b"\n")[:-1]):
+            try:
+                given = self._parser(line.decode().removesuffix("\r"))
+                if given is not None:
+                    rows.append([_values(slot, _given(slot, given)) for slot in self.slots])
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                if not wrong:
+                    first, why = number, f"{type(error).__name__}: {_cut(str(error))}"
+                wrong += 1
+                if not skip:
+                    break
+        return Lines(self._columns(rows), wrong, first, why)
+
+    def _columns(self, rows: Sequence[Sequence[Any]]) -> Columns:
+        if not rows:
+            return {slot.name: slot.empty() for slot in self.slots}
+        found = {}
+        for slot, parts in zip(self.slots, zip(*rows, strict=True), strict=True):
+            counts = np.array([len(values) for values in parts], np.int64)
+            found[slot.name] = slot.column(np.concatenate(parts), counts)
+        return found
+
+
+def _given(slot: Slot, sample: Any) -> Any:
+    """What the parser gives for a slot."""
+    if not isinstance(sample, Mapping):
+        raise TypeError(f"expected a dict or None from the parser, got {_shown(sample)}")
+    if slot.name not in sample:
+        raise ValueError(f"slot {slot.name!r}: expected it in {list(sample)}")
+    return sample[slot.name]
+
+
+def _shown(given: Any) -> str:
+    """The values that a parser has given, in a message: how many values, where they are many."""
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > SHOWN_VALUES:
+        first = ", ".join(repr(each)[:SHOWN_BYTES] for each in given[:SHOWN_VALUES])
+        return f"{len(given)} values: {first}, ..."
+    return _cut(repr(given), SHOWN_BYTES)
+
+
+def _cut(text: str, most: int = 3 * SHOWN_BYTES) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def _values(slot: Slot, given: Any) -> Any:
+    """A slot's values in one line."""
+    values = np.atleast_1d(np.asarray(given, None if len(np.atleast_1d(given)) else slot.dtype))
+    if slot.width is not None and values.shape != (max(slot.width, 1),):
+        raise ValueError(f"slot {slot.name!r}: expected {slot.values}, got {_shown(given)}")
+    if values.ndim != 1 or values.dtype.kind not in ("iub" if slot.whole else "iubf"):
+        kind = "whole numbers" if slot.whole else "numbers"
+        raise ValueError(f"slot {slot.name!r}: expected {kind}, got {_shown(given)}")
+    return values.astype(slot.dtype)
+
+
+# ---- formats ----
 
 
 class Format(Protocol):
@@ -81,3 +563,86 @@ def format_of(parser: Any, slots: Sequence[Slot]) -> Format:
         f"parser: expected one of {', '.join(FORMATS)}, or a function from a line to a dict, got "
         f"{type(parser).__name__}"
     )
+
+
+# ---- workers ----
+#
+# Pieces of files, parsed in parallel, in their order.
+#
+# Formats whose kernels hold no GIL are parsed by threads: nothing is copied between processes.  A
+# parser in Python is run by processes, where there are to be several.  They end with the iteration,
+# with an error, and with the process that has started them.
+
+
+T = TypeVar("T")
+
+
+def in_parallel(
+    form: Format, pieces: Iterable[Piece], workers: int, skip: bool
+) -> Generator[tuple[Piece, Parsed]]:
+    """Parses pieces; at most ``workers + 1`` of them are in memory.
+
+    Args:
+        pieces: in the order in which they come back.
+        skip: leave wrong lines out, and count them.
+
+    Raises:
+        WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.read`.
+        RuntimeError: a worker process was killed.
+    """
+    return _each(form.read, form, pieces, workers, skip)
+
+
+def counted(
+    form: Format, pieces: Iterable[Piece], workers: int, skip: bool
+) -> Generator[tuple[Piece, int]]:
+    """How many samples pieces have; see :func:`in_parallel`."""
+    return _each(form.count, form, pieces, workers, skip)
+
+
+def _each(
+    what: Callable[[Piece, bool], T],
+    form: Format,
+    pieces: Iterable[Piece],
+    workers: int,
+    skip: bool,
+) -> Generator[tuple[Piece, T]]:
+    pool = _pool(form, workers)
+    waiting = deque[tuple[Piece, Future[T]]]()
+    try:
+        for piece in pieces:
+            waiting.append((piece, pool.submit(what, piece, skip)))
+            if len(waiting) > workers:
+                first, found = waiting.popleft()
+                yield first, found.result()
+        while waiting:
+            first, found = waiting.popleft()
+            yield first, found.result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process that runs the script's parser was killed, as for want of memory: expected "
+            "it to end by itself; set_thread() says how many there are"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pool(form: Format, workers: int) -> Executor:
+    if not form.in_processes or workers == 1:
+        return ThreadPoolExecutor(workers, "parses")
+    # a fork would copy the locks of this process's threads
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, spawn, initializer=_begin_worker)
+
+
+def _begin_worker() -> None:
+    """An interrupt is the parent's to act on, whose end is this process's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has one"
+    wait([parent.sentinel])
+    os._exit(1)

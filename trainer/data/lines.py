@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.columns import Array, Columns, samples_of
-from trainer.data.pieces import Piece, blocks_of, lines_before, pieces_of
-from trainer.data.slots import Slot
+from trainer.data.batches import Array, Columns, samples_of
+from trainer.data.pieces import Piece, Slot, blocks_of, lines_before, pieces_of
 
 SHOWN_BYTES = 60  # of a wrong field, in a message
 

@@ -13,17 +13,123 @@ from __future__ import annotations
 import lzma
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any, Protocol
 from zipfile import BadZipFile
 
 import fsspec
+import numpy as np
 from fsspec.utils import infer_compression
 
 from pserver.storage.remote import hidden, options_of
+from trainer.collective.elastic_group import ElasticGroup
+from trainer.collective.process_groups import ProcessGroups
+from trainer.data.batches import Array, Column, Ragged
 from transpiler.files.files import shown
+
+# ---- slots ----
+#
+# What the columns of a dataset are: slots.
+
+
+DTYPES = ("int64", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot: a column by its name.
+
+    Example::
+
+        labels, words = Slot("label", "float32"), Slot("words", width=None)
+
+    Attributes:
+        name: of the column.
+        dtype: "int64", "float32" or "float64".
+        width: values of each sample; 0: one value, and the column is [samples]; None: any number
+            of them, and the column is ragged.
+
+    Raises:
+        ValueError: the dtype is another one, or the width is below 0.
+    """
+
+    name: str
+    dtype: str = "int64"
+    width: int | None = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"slot {self.name!r}: dtype: expected one of {', '.join(DTYPES)}, got "
+                f"{self.dtype!r}"
+            )
+        if self.width is not None and self.width < 0:
+            raise ValueError(f"slot {self.name!r}: expected a width from 0, got {self.width}")
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.dtype == "int64"
+
+    @property
+    def values(self) -> str:
+        """In words how many values a sample has."""
+        if self.width is None:
+            return "any number of values"
+        return "1 value" if self.width <= 1 else f"{self.width} values"
+
+    def column(self, values: Array, counts: Array) -> Column:
+        """The column of these values, of which each sample has ``counts``."""
+        values = values.astype(self.dtype, copy=False)
+        if self.width is None:
+            return Ragged.of(values, counts)
+        return values if self.width == 0 else values.reshape(-1, self.width)
+
+    def empty(self) -> Column:
+        """The column of no samples."""
+        return self.column(np.empty(0, self.dtype), np.empty(0, np.int64))
+
+
+def slots_of(use_var: Iterable[Any]) -> tuple[Slot, ...]:
+    """The slots that a script names.
+
+    Args:
+        use_var: of each slot a :class:`Slot`, a ``transpiler.data(...)``, or an input of a program:
+            the size of dimension 0 is that of a batch, one further size is the width, and where
+            that is free the slot is ragged.
+
+    Raises:
+        TypeError: something else is among them.
+        ValueError: two have one name, or one has no name or more than 2 dimensions.
+    """
+    found = tuple(_slot(each) for each in use_var)
+    names = [slot.name for slot in found]
+    if len(set(names)) < len(names) or not all(names):
+        raise ValueError(f"use_var: expected slots with names of their own, got {names}")
+    return found
+
+
+def _slot(given: Any) -> Slot:
+    if isinstance(given, Slot):
+        return given
+    if not all(hasattr(given, part) for part in ("name", "shape", "dtype")):
+        raise TypeError(
+            "use_var: expected fleet.Slot(name, dtype, width), transpiler.data(...) or inputs of a "
+            f"program, got {type(given).__name__}"
+        )
+    sizes = tuple(given.shape[1:])
+    if len(sizes) > 1:
+        raise ValueError(
+            f"use_var: {given.name!r}: expected [batch] or [batch, values], got {list(given.shape)}"
+        )
+    free = sizes and not isinstance(sizes[0], int)
+    return Slot(given.name, given.dtype, None if free else sizes[0] if sizes else 0)
+
+
+# ---- pieces ----
+
 
 PIECE_BYTES = 16 * 2**20
 BLOCK_BYTES = 8 * 2**20  # that are parsed at once
@@ -209,3 +315,34 @@ def lines_before(piece: Piece) -> int:
             left -= len(block)
             last = block[-1:]
     return found + (last != b"\n")
+
+
+# ---- trainers ----
+#
+# The trainers that share the files of a dataset.
+
+
+class Trainers(Protocol):
+    """The job's trainers, as a dataset asks for them."""
+
+    def part(self) -> tuple[int, int]:
+        """Which part of the files this trainer reads, and of how many."""
+
+    def groups(self) -> ProcessGroups:
+        """The trainers, connected with one another; all ask for it at the same time.
+
+        Raises:
+            RuntimeError: this trainer has not joined the others yet.
+            PServerError: a trainer does not come.
+        """
+
+    def elastic(self) -> ElasticGroup | None:
+        """Those of the trainers that are there; None: all are there, or the job ends."""
+
+    def counted(self, dataset: Any) -> tuple[list[Piece], list[int]] | None:
+        """The pieces of all files of a FileDataset, and how many samples each has, where the
+        trainers need not meet to know; None: they meet.
+        """
+
+    def shows(self) -> bool:
+        """Whether this process shows bars."""

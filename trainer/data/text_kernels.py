@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pserver.table.kernels import kernel
-from trainer.data.columns import Array
+from trainer.data.batches import Array
 
 TAB, NEWLINE, RETURN, SPACE, QUOTE, POINT = 9, 10, 13, 32, 34, 46
 PLUS, MINUS, ZERO = 43, 45, 48

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
 from trainer.communicator.communicator import Communicator
+from trainer.compat.flags import ProcessSettings
+from trainer.compat.scope import PROCESS_SCOPE, Scope, global_scope
 from trainer.environment import environment
 from trainer.executor.collective_runtime import CollectiveRuntime
 from trainer.executor.compiled_program import CompiledProgram
@@ -32,8 +34,6 @@ from trainer.executor.pserver_runtime import PServerRuntime
 from trainer.executor.server_values import ServerValues, serve
 from trainer.executor.table_handle import TableHandle
 from trainer.executor.trainer_numbers import check_numbers
-from trainer.flags import ProcessSettings
-from trainer.scope import PROCESS_SCOPE, Scope, global_scope
 from transpiler.formats.program_file import check_values
 from transpiler.ir.graph import Role, Storage
 from transpiler.lower import Kernel

@@ -14,9 +14,9 @@ import torch
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.world import current_peers
-from trainer.data import in_memory, queue_dataset
+from trainer.data import datasets
 from trainer.data.batches import Batch, Prefetched
-from trainer.data.file_dataset import FileDataset, Parses
+from trainer.data.datasets import FileDataset, Parses
 from trainer.data.pieces import Piece, files_of
 from trainer.environment.environment import CloudRoleMaker, Connection
 from trainer.job.collective_job import CollectiveJob
@@ -48,7 +48,7 @@ _counts: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, S
 
 
 class JobTrainers:
-    """The trainers of the present job; see :class:`trainer.data.trainers.Trainers`."""
+    """The trainers of the present job; see :class:`trainer.data.pieces.Trainers`."""
 
     def part(self) -> tuple[int, int]:
         """Which part of the files this trainer reads; without a job the environment says it."""
@@ -85,7 +85,7 @@ class JobTrainers:
         return self.part()[0] == 0 and not Connection.from_environment().panel
 
 
-class InMemoryDataset(in_memory.InMemoryDataset):
+class InMemoryDataset(datasets.InMemoryDataset):
     """Samples in memory, of the files of the present job's trainers.
 
     Example::
@@ -108,7 +108,7 @@ class InMemoryDataset(in_memory.InMemoryDataset):
         return _followed(self)
 
 
-class QueueDataset(queue_dataset.QueueDataset):
+class QueueDataset(datasets.QueueDataset):
     """Samples as they come from the files of the present job's trainers.
 
     Example::

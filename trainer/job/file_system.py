@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from pserver.storage.remote import Login, log_in, log_out
-from trainer.flags import ProcessSettings
+from trainer.compat.flags import ProcessSettings
 from transpiler.strategy.strategy import DistributedStrategy
 
 HADOOP_SECONDS = 60.0  # for `hadoop classpath`, which starts a Java machine

@@ -21,10 +21,10 @@ from trainer.communicator.communicator import Communicator
 from trainer.communicator.gradient_changes import changes_of
 from trainer.communicator.options import options_of
 from trainer.communicator.tracing import TRACING
+from trainer.compat.flags import ProcessSettings
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import without_served_rows
 from trainer.environment.environment import Connection, Role, RoleMaker
-from trainer.flags import ProcessSettings
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of
 from trainer.job.arrival import Arrival

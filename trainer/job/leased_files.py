@@ -14,9 +14,8 @@ from contextlib import closing
 from pathlib import PurePath
 
 from pserver.leases.epoch import WIDTH, Epoch, Intervals, Range
-from trainer.data.batches import Batch, tensors_of
-from trainer.data.columns import Columns, joined, part, samples_of
-from trainer.data.file_dataset import Parses
+from trainer.data.batches import Batch, Columns, joined, part, samples_of, tensors_of
+from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
 from trainer.job.sample_leases import SampleLeases

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from trainer.data.file_dataset import FileDataset
+from trainer.data.datasets import FileDataset
 from trainer.data.pieces import Piece, size_of
 from trainer.job.leased_files import in_words
 from transpiler.files import bounded_json

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from pserver.leases.epoch import Epoch, Range
-from trainer.data.batches import Batch, tensors_of
-from trainer.data.columns import Columns, joined, part, samples_of
-from trainer.data.file_dataset import Parses
+from trainer.data.batches import Batch, Columns, joined, part, samples_of, tensors_of
+from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
 from trainer.job.file_order import FileOrder, Span

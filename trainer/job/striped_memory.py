@@ -3,7 +3,7 @@ in memory, and those of a lost trainer are read from the files again.
 
 A position is a batch: the positions of a trainer are its batches, in their order.  Which samples a
 batch has every trainer knows, also of the others' batches: see
-:mod:`trainer.data.sample_places`.
+:mod:`trainer.data.datasets`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pserver.leases.epoch import Epoch, Lease, Range
-from trainer.data.batches import Batch, tensors_of
-from trainer.data.columns import Array, Column, Columns, joined, taken
-from trainer.data.exchange import NUMBER
-from trainer.data.file_dataset import Parses
+from trainer.data.batches import Array, Batch, Column, Columns, joined, taken, tensors_of
+from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles, batch_bounds
 from trainer.data.pieces import Piece
-from trainer.data.sample_places import SamplePlaces, SharedOrder, Shuffles, batch_bounds
 from trainer.job.leased_files import in_words
 from trainer.job.leased_pass import LeasedPass
 from trainer.job.sample_leases import SampleLeases

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer import DataFeedDesc, fleet
-from trainer.data.slots import Slot
+from trainer.data.pieces import Slot
 
 TEXT = """
 # how it was written

@@ -253,7 +253,7 @@ def test_large_files_are_many_pieces(tmp_path: Path) -> None:
 
 def csv() -> Any:
     """One column without a name in the file."""
-    from trainer.data.csv_lines import CsvLines
+    from trainer.data.formats import CsvLines
 
     return CsvLines(SLOTS[:1], columns=["id"])
 

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from trainer import fleet
-from trainer.data.columns import Columns, Ragged, joined
-from trainer.data.criteo_lines import CriteoLines
-from trainer.data.csv_lines import CsvLines
-from trainer.data.formats import Format, format_of
+from trainer.data.batches import Columns, Ragged, joined
+from trainer.data.formats import CriteoLines, CsvLines, Format, format_of
 from trainer.data.lines import LineFormat, WrongLine
-from trainer.data.pieces import Piece, blocks_of, lines_before, pieces_of
-from trainer.data.slots import Slot
+from trainer.data.pieces import Piece, Slot, blocks_of, lines_before, pieces_of
 
 ID = Slot("id")
 CRITEO = "\t".join(["1", *["7"] * 13, *["ab"] * 26])

@@ -14,14 +14,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from trainer.data.columns import Columns, Ragged, joined, samples_of
-from trainer.data.criteo_lines import CriteoLines
-from trainer.data.csv_lines import CsvLines
-from trainer.data.formats import Format, format_of
+from trainer.data.batches import Columns, Ragged, joined, samples_of
+from trainer.data.formats import CriteoLines, CsvLines, Format, MultiSlotLines, format_of
 from trainer.data.lines import WrongLine
-from trainer.data.multislot_lines import MultiSlotLines
-from trainer.data.pieces import Piece, blocks_of, pieces_of
-from trainer.data.slots import Slot
+from trainer.data.pieces import Piece, Slot, blocks_of, pieces_of
 
 FLOATS = ["0", "-0.0", "1.5", ".25", "3.", "+7", "1e-3", "2.5E+10", "nan", "-inf", "1e400"]
 FLOATS += ["0.1", "123456789.123456789", "9007199254740993", "3.14159265358979323846"]

@@ -14,10 +14,9 @@ from torch._C._distributed_c10d import HashStore
 from pserver.errors import PServerError
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import Peers
-from trainer.data import exchange
-from trainer.data.columns import Column, Ragged
-from trainer.data.exchange import NUMBER, SampleExchange
-from trainer.data.sample_hash import hashed, numbers_of, shuffled
+from trainer.data import datasets
+from trainer.data.batches import Column, Ragged, hashed, numbers_of, shuffled
+from trainer.data.datasets import NUMBER, SampleExchange
 
 TRAINERS = 3
 
@@ -56,7 +55,7 @@ def destinations(numbers: Any) -> Any:
 @pytest.mark.parametrize("most", [7, 1000])
 def test_every_sample_arrives_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its hash says, with all its slots, in one round or in many."""
-    monkeypatch.setattr(exchange, "ROUND_SAMPLES", most)
+    monkeypatch.setattr(datasets, "ROUND_SAMPLES", most)
 
     def each(rank: int, swap: SampleExchange) -> dict[str, Column]:
         own = samples(rank)
@@ -88,7 +87,7 @@ def test_a_sample_that_does_not_arrive_is_noticed(
             return found
         places = np.arange(len(found[NUMBER]))
         places = places[1:] if fault == "lost" else np.append(places[1:], places[1])
-        return exchange.taken(found, places)
+        return datasets.taken(found, places)
 
     monkeypatch.setattr(SampleExchange, "_round", broken)
     found = together(lambda rank, swap: swap.exchange(samples(rank), samples(rank)[NUMBER] % 3))

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.eager_jobs import Servers, batches, train
 from trainer import fleet
-from trainer.flags import WORKSPACE
+from trainer.compat.flags import WORKSPACE
 from transpiler import DistributedStrategy, Ftrl
 
 

@@ -16,8 +16,8 @@ from pserver.config import ServerConfig
 from pserver.leases.epoch import Account
 from pserver.service.server import Server
 from trainer import fleet
-from trainer.data import multislot_lines, pieces
-from trainer.data.columns import taken
+from trainer.data import formats, pieces
+from trainer.data.batches import taken
 from trainer.job.current import present
 from trainer.job.sample_counts import SampleCounts
 from transpiler import DistributedStrategy
@@ -37,7 +37,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Files of several pieces."""
-    monkeypatch.setattr(multislot_lines, "pieces_of", partial(pieces.pieces_of, most=20), False)
+    monkeypatch.setattr(formats, "pieces_of", partial(pieces.pieces_of, most=20), False)
     monkeypatch.setattr("trainer.data.lines.pieces_of", partial(pieces.pieces_of, most=20))
     found = []
     for file in range(FILES):

@@ -16,9 +16,9 @@ from pserver.leases.epoch import Segments, place_of
 from pserver.leases.table import EpochRange
 from tests.support.script_world import ScriptWorld
 from tests.support.tiers import RARE
-from trainer.data.columns import Columns
+from trainer.data.batches import Columns
+from trainer.data.datasets import SamplePlaces
 from trainer.data.lines import Parsed
-from trainer.data.sample_places import SamplePlaces
 from trainer.job.counted_reader import CountedReader
 from trainer.job.file_order import FileOrder
 from trainer.job.leased_files import LeasedFiles
