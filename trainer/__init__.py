@@ -25,17 +25,17 @@ In a job with servers, sync; file by file, in order:
     clipped before a mean.
  2. ``embedding/proxy.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
- 3. ``communicator/written_values.py`` finds what the script has written into parameters: a part of
+ 3. ``senders/writes.py`` finds what the script has written into parameters: a part of
     the step.  ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives
     these to the sender of their lane.
- 4. ``communicator/sync_sender.py``: the slices leave at once, those of a GPU through pinned memory
-    (``communicator/device_copy.py``).
+ 4. ``senders/sync_lane.py``: the slices leave at once, those of a GPU through pinned memory
+    (``senders/parameters.py``).
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
  6. ``close_step`` tells each server the present hyper-parameters: the step is complete.
  7. The server merges the slices of all trainers, updates, and replies with values.
  8. ``collective/elastic_means.py`` averages the gradients of parameters in the mode "collective",
     meanwhile or, beside a sync lane, before 6, and the script's own optimizer steps these.
- 9. ``finish_step`` waits for the replies.  ``communicator/parameter_slices.py``: values arrive in
+ 9. ``finish_step`` waits for the replies.  ``senders/parameters.py``: values arrive in
     the parameters' own memory, or in buffers that are copied there now.
 
 Only ``finish_step``, and ``refresh`` at the entry of a forward, change parameters: a running
@@ -154,15 +154,13 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    rows                staleness of a cached row; four to a set
                    conversion          references to a moved weight
     nn/            ragged              offsets in a program
-    communicator/  async_sender        how far ahead
-                   gradient_changes    clipping before the mean
-                   kstep_senders       geo; what arrives
-                   geo_rows            geo, row by row
-                   diloco_rows         diloco, row by row
-                   request_pipeline    one buffer there and back
-                   parameter_slices    destinations
-                   device_copy         what waits for what
-                   written_values      what a script writes
+    senders/       async_lane          how far ahead
+                   kstep_lane          geo; what arrives
+                   kstep_rows          geo, row by row; diloco, row by row
+                   pipeline            one buffer there and back
+                   parameters          destinations; what waits for what
+                   writes              what a script writes
+    communicator/  gradient_changes    clipping before the mean
     executor/      collective_runtime  rendezvous again
     checkpoint/    export              an exported table
     modules/       sparsity            zeros that stay

@@ -12,7 +12,7 @@ from processes import server
 from pserver.client.replies import Reply
 from pserver.telemetry.metrics import JobSteps
 from pserver.telemetry.trace import now
-from trainer.communicator.trainer_metrics import TrainerSteps
+from trainer.communicator.metrics import TrainerSteps
 
 STEP = Promise(
     "wire/metrics of a step",

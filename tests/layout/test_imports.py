@@ -47,7 +47,7 @@ LAZY = {
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
     "trainer/checkpoint/export.py": "the kernels of rows",
     "trainer/executor/inference_model.py": "the kernels of rows",
-    "trainer/communicator/table_requests.py": "the kernels of rows",
+    "trainer/communicator/communicator.py": "the kernels of rows",
     "trainer/data/datasets.py": "the kernels of text",
     "trainer/embedding/conversion.py": "the kernels of rows",
     "trainer/executor/executor.py": "the kernels of rows",

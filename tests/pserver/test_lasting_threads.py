@@ -40,7 +40,7 @@ from pserver.wire_pb2 import AnnounceReply, HeartbeatReply, JoinReply
 from tests.support.sources import MODULES, nodes, relative
 from tests.support.waiting import eventually
 from trainer.collective.rendezvous import Membership
-from trainer.communicator import termination
+from trainer.communicator import session
 
 TIMES = 3  # that the system refuses something
 
@@ -362,8 +362,8 @@ def memberships(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_thread_of_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last word goes nowhere, and the process ends."""
-    own, ended = termination.Termination(), list[int]()
-    monkeypatch.setattr(termination, "GRACE_SECONDS", 0.0)
+    own, ended = session.Termination(), list[int]()
+    monkeypatch.setattr(session, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(own, "_owns", lambda: True)
     own._read, writes = os.pipe()
     os.write(writes, bytes([signal.SIGTERM]))
@@ -405,7 +405,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/web/server.py", "self._ask"): collectors,
     ("pserver/web/server.py", "self._take"): collectors,
     ("trainer/collective/rendezvous.py", "self._run"): memberships,
-    ("trainer/communicator/termination.py", "self._watch"): the_thread_of_sigterm,
+    ("trainer/communicator/session.py", "self._watch"): the_thread_of_sigterm,
     # what is beside their work is nothing that the system could refuse
     ("pserver/running_clock.py", "self._run"): "asks for the time",
     ("pserver/launcher/processes.py", "self._wait"): "waits for a child, and puts it into a queue",
@@ -421,8 +421,8 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/launcher/question.py", "self._read"): "the answer is: unknown",
     ("pserver/ray/actor.py", "self._call"): "the trainer has failed",
     ("trainer/collective/process_groups.py", "call"): "the group does not come up",
-    ("trainer/communicator/async_sender.py", "target"): "the lane has failed",
-    ("trainer/communicator/kstep_senders.py", "self._send_in_order"): "the exchange has failed",
+    ("trainer/senders/async_lane.py", "target"): "the lane has failed",
+    ("trainer/senders/kstep_lane.py", "self._send_in_order"): "the exchange has failed",
     ("trainer/communicator/trace.py", "self._tell"): "there is no trace",
     ("trainer/data/batches.py", "self._run"): "the iteration raises it",
     ("trainer/job/part_saves.py", "self._complete"): "there is no checkpoint, which is logged",
@@ -438,10 +438,10 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("pserver/transport/inprocess.py", "self._streams.run"): "one stream",
     ("pserver/web/server.py", "self._do"): "one act",
     ("pserver/lane/tasks.py", "torch.set_num_threads"): "one call",
-    ("trainer/communicator/departure.py", "client.tell"): "one call",
-    ("trainer/communicator/position.py", "self._answer"): "one call",
-    ("trainer/communicator/termination.py", "os.kill"): "one call",
-    ("trainer/communicator/termination.py", "tell"): "one call",
+    ("trainer/communicator/session.py", "client.tell"): "one call",
+    ("trainer/communicator/session.py", "self._answer"): "one call",
+    ("trainer/communicator/session.py", "os.kill"): "one call",
+    ("trainer/communicator/session.py", "tell"): "one call",
     ("trainer/collective/spawn.py", "_end_with_parent"): "waits for one end",
     ("trainer/data/formats.py", "_end_with_parent"): "waits for one end",
 }

@@ -16,9 +16,9 @@ from pserver.client.client import LeaseCalls
 from pserver.leases.epoch import Epoch, Lease
 from pserver.leases.table import EpochRange
 from pserver.membership.members import Member
-from trainer.communicator.consumed_samples import ConsumedSamples
 from trainer.job.leased_pass import Leased
 from trainer.job.sample_leases import SampleLeases
+from trainer.senders.pipeline import ConsumedSamples
 
 
 class Asked(Protocol):

@@ -23,7 +23,7 @@ from trainer.checker.trial import AnyTransport
 from trainer.checker.worlds import DIM, FEW, MANY, TOGETHER, World
 from trainer.checkpoint.joint_call import jointly
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.joint_calls import Apart
+from trainer.communicator.session import Apart
 from trainer.job.due_saves import DueSaves
 from trainer.job.leased_pass import LeasedPass, SampleLists
 from trainer.job.sample_leases import SampleLeases, stripes_of

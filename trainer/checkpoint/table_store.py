@@ -22,10 +22,10 @@ import torch
 
 from pserver.table.table import SparseTable
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.kstep_senders import KStepSender
-from trainer.communicator.lookups import Lookups
 from trainer.communicator.tables import Tables
 from trainer.embedding.local_rows import LocalRows, chunks_of
+from trainer.senders.kstep_lane import KStepSender
+from trainer.senders.served_rows import Lookups
 from transpiler.ir.rules import Rule
 from transpiler.ir.tables import Table
 from transpiler.plan.plan import Plan

@@ -14,46 +14,362 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import torch
 
-from pserver.client.channel import Hparams
-from pserver.client.client import Client
+from pserver.client.channel import Channel, Hparams
+from pserver.client.client import Client, Identity
 from pserver.client.replies import Joined, Reply
+from pserver.client.stream import Destination
+from pserver.errors import Refused
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.memory import keep_memory, trim_memory
+from pserver.transport.frames import DTYPES
 from pserver.transport.memory import totals
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_group import ElasticGroup
 from trainer.collective.elastic_means import DenseSteps
-from trainer.communicator.connections import begun_at, channels_of, clients_of
-from trainer.communicator.counters import counters
-from trainer.communicator.departure import Departure, spelled
-from trainer.communicator.device_copy import is_on_gpu
-from trainer.communicator.initial_values import take_over
-from trainer.communicator.joint_calls import JointCalls
-from trainer.communicator.kstep_senders import drain_for_others, window_of
-from trainer.communicator.options import SendOptions
-from trainer.communicator.parameter_slices import ParameterSlices, check_gradient
-from trainer.communicator.position import Position
-from trainer.communicator.roll import roll_of
-from trainer.communicator.senders import buffers_of, senders_of, written_names
-from trainer.communicator.state_transfer import StateTransfer
-from trainer.communicator.step_probe import probe_of, show_if_only
-from trainer.communicator.table_requests import lookups_of, sources_of, table_destination
-from trainer.communicator.termination import termination
-from trainer.communicator.trainer_metrics import TrainerMetrics
-from trainer.communicator.written_values import WrittenValues
+from trainer.communicator.metrics import TrainerMetrics
+from trainer.communicator.probe import probe_of, show_if_only
+from trainer.communicator.session import Departure, JointCalls, Position, spelled, termination
+from trainer.communicator.transfer import StateTransfer
 from trainer.environment.environment import Connection
+from trainer.senders.async_lane import AsyncSender
+from trainer.senders.buffers import Roll, TravellingBuffers, roll_of, travelling
+from trainer.senders.kstep_lane import DiLoCoSender, GeoSender, drain_for_others, window_of
+from trainer.senders.parameters import ParameterSlices, check_gradient, is_on_gpu, take_over
+from trainer.senders.pipeline import LaneSender
+from trainer.senders.sync_lane import SyncSender
+from trainer.senders.writes import WrittenValues
 from transpiler.distribute import pserver_program
-from transpiler.plan.plan import Deployment, Lane, Placement
+from transpiler.plan.plan import Deployment, Lane, Placement, Plan
 from transpiler.program import Program
+from transpiler.strategy.strategy import DistributedStrategy
 
 if TYPE_CHECKING:
+    from trainer.communicator.table_sources import TableSources
     from trainer.embedding.rows import RowSource
+    from trainer.senders.served_rows import Lookups
+
+
+# ---- connections ----
+#
+# A trainer's clients, one for each server of its plan.
+
+
+TRANSPORTS = ("shm", "tcp", "grpc")
+
+
+def clients_of(
+    deployment: Deployment,
+    connection: Connection,
+    destinations: Sequence[Destination],
+    table_destination: Callable[[int], Destination | None],
+    incarnation: str,
+) -> list[Client]:
+    """The clients of a trainer, by server; none has joined yet.
+
+    Args:
+        deployment: a trainer's.
+        connection: timeouts, which transports to offer, and the key.
+        destinations: by lane, where values go.
+        table_destination: gives, for a server's index, where arrays of tables go; None where the
+            plan has no tables.
+        incarnation: of this trainer.
+    """
+    # Without wait_port the servers are expected to be there already.
+    start_timeout = (
+        connection.start_timeout_seconds
+        if deployment.wait_port
+        else connection.heartbeat_timeout_seconds
+    )
+    access = connection.access_to(deployment.endpoints)
+    identity = _identity(deployment, connection, incarnation)
+    return [
+        Client(
+            endpoint,
+            index,
+            identity,
+            connection.heartbeat_timeout_seconds,
+            start_timeout,
+            destinations,
+            table_destination(index),
+            access,
+        )
+        for index, endpoint in enumerate(deployment.endpoints)
+    ]
+
+
+def _identity(deployment: Deployment, connection: Connection, incarnation: str) -> Identity:
+    assert deployment.trainer_id is not None, "a trainer's deployment has its number"
+    return Identity(
+        trainer_id=deployment.trainer_id,
+        incarnation=incarnation,
+        fingerprint=deployment.plan.fingerprint(),
+        manifest=deployment.plan.manifest(),
+        transports=TRANSPORTS if connection.transport == "auto" else (connection.transport,),
+        coordinator=deployment.endpoints[0],
+    )
+
+
+def channels_of(clients: Sequence[Client], plan: Plan, lane: int) -> list[Channel]:
+    """A lane's channels, by server, to servers that have been joined."""
+    shorter = {
+        table.name: DTYPES[table.gradients_in]
+        for table in plan.tables
+        if table.gradients_in != table.computes_in and not plan.lanes[lane].kind.steps_on_trainer
+    }
+    channels = [client.channels[lane] for client in clients]
+    for channel in channels:
+        channel.rows_travel = shorter
+    return channels
+
+
+def begun_at(clients: Sequence[Client], joined: Sequence[Joined], lane: int) -> int:
+    """The last step of a lane that the servers have applied: none in a new job, and where they were
+    started with programs that a job has left, the last one of that job.
+
+    Args:
+        joined: what each of the clients was told.
+
+    Raises:
+        Refused: these are of different steps.
+    """
+    steps = [each.steps[lane] if len(each.steps) > lane else 0 for each in joined]
+    for client, step in zip(clients, steps, strict=True):
+        if step != steps[0]:
+            raise Refused(
+                f"{clients[0].endpoint} begins with step {steps[0]} of lane {lane}, and "
+                f"{client.endpoint} with step {step}: start all servers with what they held at one "
+                "moment"
+            )
+    return steps[0]
+
+
+# ---- counters ----
+#
+# What a trainer counts of its job, over all lanes and servers.
+
+
+def counters(
+    steps: int, clients: Sequence[Client], lanes: Sequence[LaneSender]
+) -> dict[str, float]:
+    """Counters since the start.
+
+    steps (closed by the script), messages, bytes_out and bytes_in (payload), reconnects,
+    steps_merged (into messages), steps_queued (not yet answered), blocked_seconds (that a full
+    queue took), steps_refused_nonfinite (messages with a NaN or an infinity, of which servers have
+    applied nothing), steps_refused_outlier (the same of messages with a norm far beyond its
+    history).
+    """
+    channels = [channel for client in clients for channel in client.every_channel]
+    total = {
+        "steps": float(steps),
+        "bytes_out": float(sum(channel.bytes_out for channel in channels)),
+        "bytes_in": float(sum(channel.bytes_in for channel in channels)),
+        "reconnects": float(sum(channel.reconnects for channel in channels)),
+        "steps_merged": 0.0,
+        "steps_queued": 0.0,
+        "blocked_seconds": 0.0,
+        "steps_refused_nonfinite": 0.0,
+        "steps_refused_outlier": 0.0,
+    }
+    for lane in lanes:
+        for name, value in lane.metrics().items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+# ---- options ----
+#
+# The settings of a strategy that concern a trainer alone: no server and no other trainer needs to
+# know them, so they are not part of the plan.
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How one trainer sends.  Each field is a key of ``a_sync_configs``.
+
+    Attributes:
+        runtime_split_send_recv: steps queue whole, and each lane's sending thread cuts them into
+            slices.
+        soft_wait_ms: see [Note: how far ahead] in senders/async_lane.py.
+    """
+
+    runtime_split_send_recv: bool = False
+    soft_wait_ms: int = 50
+
+
+def options_of(strategy: DistributedStrategy | None) -> SendOptions:
+    """The options that a strategy asks for; without a strategy the defaults."""
+    if strategy is None:
+        return SendOptions()
+    configs = strategy.a_sync_configs
+    return SendOptions(**{field.name: configs[field.name] for field in fields(SendOptions)})
+
+
+# ---- senders ----
+#
+# Which sender each lane of a plan has on a trainer: one entry for each update mode.
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a sender is made of, besides its slices.
+
+    Attributes:
+        plan: of the job.
+        lane: of the sender.
+        options: of this trainer alone.
+        roll: which trainers are there.
+        buffers: that travel with the lane's steps.
+    """
+
+    plan: Plan
+    lane: Lane
+    options: SendOptions
+    roll: Roll
+    buffers: TravellingBuffers
+
+    @property
+    def hparams(self) -> Hparams:
+        """Those of the plan, by group."""
+        return {index: rule.hparams for index, rule in enumerate(self.plan.groups)}
+
+
+SENDERS: Mapping[str, Callable[[ParameterSlices, Settings], LaneSender]] = {
+    "sync": lambda slices, of: SyncSender(
+        of.lane, slices, of.plan.clip if of.plan.clips_on_servers else None, of.roll, of.buffers
+    ),
+    "async": lambda slices, of: AsyncSender(of.lane, slices, of.options.soft_wait_ms, of.buffers),
+    "half_async": lambda slices, of: AsyncSender(of.lane, slices, 0, of.buffers),
+    "geo": lambda slices, of: GeoSender(of.lane, slices, of.roll, of.hparams, of.buffers),
+    "diloco": lambda slices, of: DiLoCoSender(of.lane, slices, of.hparams, of.buffers),
+}
+
+
+def senders_of(
+    plan: Plan,
+    tensors: Mapping[str, torch.Tensor],
+    options: SendOptions,
+    roll: Roll,
+    held_back: AbstractSet[str],
+    buffers: TravellingBuffers,
+) -> list[LaneSender]:
+    """The senders of a plan's lanes, each for its lane's mode.
+
+    Args:
+        plan: of the job.
+        tensors: every placed variable by name, the live ones.
+        options: of this trainer alone.
+        roll: which trainers are there.
+        held_back: names of variables that nothing lands on.
+        buffers: those of models, which travel with the steps of one lane.
+    """
+    none = TravellingBuffers([], {}, "own", roll)
+    senders = []
+    for index, lane in enumerate(plan.lanes):
+        slices = ParameterSlices(_placements(plan, index, tensors), tensors, held_back)
+        own = buffers if index == buffers.lane else none
+        senders.append(SENDERS[lane.mode](slices, Settings(plan, lane, options, roll, own)))
+    return senders
+
+
+def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], roll: Roll) -> TravellingBuffers:
+    """The buffers that travel, of all models of a job: with the first lane of gradients, or with
+    the first lane where there are none.
+    """
+    placements = travelling(plan, tensors)
+    lane = _held_lane(plan) or 0
+    return TravellingBuffers(placements, tensors, plan.lanes[lane].buffers, roll, lane)
+
+
+def _held_lane(plan: Plan) -> int | None:
+    """The lane whose steps assign what servers hold and never update: the first one of gradients;
+    None: there is none.
+    """
+    gradients = (i for i, lane in enumerate(plan.lanes) if not lane.kind.steps_on_trainer)
+    return next(gradients, None)
+
+
+def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str]:
+    """The names of the parameters that servers hold and nobody updates.  Buffers are not among
+    them, nor what the trainers average among themselves.
+    """
+    return {
+        placement.name
+        for placement in plan.placements
+        if placement.group is None
+        and placement.name not in plan.averaged
+        and isinstance(tensors[placement.name], torch.nn.Parameter)
+    }
+
+
+def written_names(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, list[str]]:
+    """The variables, by lane, into which a script's writing is sent to the servers: those that
+    servers update, and parameters that they only hold.
+    """
+    return {
+        index: [placement.name for placement in _placements(plan, index, tensors)]
+        for index in range(len(plan.lanes))
+    }
+
+
+def _placements(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> list[Placement]:
+    """The variables that a lane's steps update or assign."""
+    held = _held_parameters(plan, tensors) if index == _held_lane(plan) else set()
+    return [
+        p for p in plan.placements if (p.lane == index if p.group is not None else p.name in held)
+    ]
+
+
+# ---- table requests ----
+#
+# What a communicator has for a plan's tables: nothing, and no numba, where the plan has none.
+
+
+def lookups_of(plan: Plan) -> Lookups | None:
+    """The requests for rows; None for a plan without tables."""
+    if not plan.tables:
+        return None
+    from trainer.senders.served_rows import Lookups  # imports numba
+
+    return Lookups(plan.tables)
+
+
+def sources_of(
+    plan: Plan,
+    lookups: Lookups | None,
+    lanes: Sequence[LaneSender],
+    clients: Sequence[Client],
+    roll: Roll,
+    drain: Callable[[], None],
+) -> TableSources | None:
+    """Where the embeddings' rows come from; None for a plan without tables.
+
+    Args:
+        roll: which trainers are there.
+        drain: waits until every step sent has been applied.
+    """
+    if lookups is None:
+        return None
+    from trainer.communicator.table_sources import TableSources  # imports numba
+
+    return TableSources(plan, lookups, lanes, clients, roll, drain)
+
+
+def table_destination(lookups: Lookups | None, server: int) -> Destination | None:
+    """Where the rows of a server's replies go."""
+    return None if lookups is None else partial(lookups.destination, server)
+
+
+# ---- communicator ----
+
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +525,7 @@ class Communicator:
     def finish(self, drained: Callable[[], None] = lambda: None) -> None:
         """Leaves when every trainer of the job has finished.
 
-        See [Note: a job is done when all say so] in departure.py.
+        See [Note: a job is done when all say so] in session.py.
 
         Args:
             drained: called when the servers have all that this trainer sends.
@@ -238,7 +554,7 @@ class Communicator:
     def end_if_asked(self) -> None:
         """At the end of a step: where SIGTERM has come, and there is a grace period, leaves the
         servers and ends the process.  Gradients that are being added up are not left so.  See
-        [Note: preempted] in departure.py.
+        [Note: preempted] in session.py.
 
         Raises:
             SystemExit: it has left; the status is 143.
@@ -280,7 +596,7 @@ class Communicator:
         return ", ".join(sorted({client.transport for client in self.clients}))
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start; see :mod:`trainer.communicator.counters`."""
+        """Counters since the start; see :mod:`trainer.communicator.communicator`."""
         total = counters(self.step, self.clients, self.lanes)
         return total if self.lookups is None else total | self.lookups.metrics()
 

@@ -29,8 +29,8 @@ from pserver.telemetry.metrics import (
     public_name,
 )
 from pserver.telemetry.trace import SPANS, now
-from trainer.communicator.lane import LaneSender
 from trainer.environment.environment import LOOPBACK, Connection
+from trainer.senders.pipeline import LaneSender
 from transpiler.plan.plan import Deployment
 
 STEPS = "the metrics of steps"

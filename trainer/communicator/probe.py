@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from pserver.client.client import Client
 from pserver.launcher.planning.cost import JobLoad, LaneLoad, Measured
-from trainer.communicator.lane import LaneSender
 from trainer.environment.environment import Connection
+from trainer.senders.pipeline import LaneSender
 from transpiler.formats.text import plan_text, server_load
 from transpiler.plan.plan import Lane, Plan
 
 if TYPE_CHECKING:
-    from trainer.communicator.lookups import Lookups
+    from trainer.senders.served_rows import Lookups
 
 WARM_SECONDS, WARM_STEPS = 1.0, 5  # after the first step: kernels compile, buffers get warm
 LEAST_STEPS = 10  # of a window

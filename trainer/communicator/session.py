@@ -1,7 +1,4 @@
-"""SIGTERM: a trainer that is told to end says so to the whole job, and exits with 143.
-
-Without a handler the kernel ends the process at once, and the others wait for the heartbeat
-timeout.
+"""A trainer's session in a job with servers: its joint calls, its position, how it leaves or ends.
 
 [Note: whose signal it is]  A script, or its trainer class, may install a handler of its own for
 SIGTERM before this one or after it, for the whole job or for a while.  So who owns the signal is
@@ -30,21 +27,55 @@ where the handler may happen to run: then the signal is raised once more.
 
 A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and pipe,
 and gives both back at once.
+
+[Note: a job is done when all say so]  Each trainer says to every server that it takes no further
+step, waits until every server says that all trainers have, and leaves.  While it waits it sends
+heartbeats and hears what ends the job.  So if a trainer or a server is lost before the end, no
+trainer takes the job for done; and a trainer that has lost one server tells the others.  A process
+that ends without having left fails the job, and exits with 1 itself, or with what it has given to
+``sys.exit``, never with 0.
+
+[Note: preempted]  A trainer whose host takes it away, and that has a grace period, leaves between
+two steps.  All that it has sent is applied by then, the part of a window that a k-step mode has
+kept on the trainer too, so nothing is lost, and no step, barrier or bound of the others waits for
+it.  It leaves server 0 last: what that one says of it, all servers know.
+
+[Note: joint calls of a trainer that joins late]  Its script makes them from the first one on, but
+for those in iterations over ``fleet.shard`` that are over, which give no batch.  A call that the
+others have made does not wait: it gives what they told one another then, where server 0 still
+knows that.  A call in which they wait now is made with them.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
+from pserver.client.client import Client, Told
+from pserver.errors import PServerError
 from pserver.telemetry.memory import freeze_at_exit
+from trainer.senders.buffers import Roll
+from trainer.senders.pipeline import LaneSender
+from transpiler.files import bounded_json
+from transpiler.plan.plan import Plan
+
+# ---- termination ----
+#
+# SIGTERM: a trainer that is told to end says so to the whole job, and exits with 143.
+#
+# Without a handler the kernel ends the process at once, and the others wait for the heartbeat
+# timeout.
+
 
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"
@@ -220,3 +251,459 @@ class Termination:
 
 
 termination = Termination()
+
+
+# ---- departure ----
+#
+# How a trainer leaves its servers: when all trainers agree that the job is done, or with the reason
+# why it cannot go on.
+
+
+log = logging.getLogger(__name__)
+
+
+def spelled(error: BaseException) -> str:
+    """An error as the others are told of it."""
+    return f"{type(error).__name__}: {error}"
+
+
+class Averages(Protocol):
+    """What trainers average among themselves, as far as a trainer's end concerns it."""
+
+    def finish(self) -> None:
+        """Says that this trainer takes no further step."""
+
+
+class Departure:
+    """A trainer's end in its job.
+
+    Args:
+        clients: its connections.
+        trainer_id: its number.
+        leave: leaves the job, with the reason; called when the process ends without.
+    """
+
+    def __init__(
+        self, clients: Sequence[Client], trainer_id: int, leave: Callable[[str], None]
+    ) -> None:
+        self._clients, self._trainer_id, self._leave = clients, trainer_id, leave
+
+    def expect(self) -> None:
+        """From here on the end of the process, or SIGTERM, is told to the servers."""
+        atexit.register(self._abandoned)
+        termination.add(self._tell)
+        _note_status()
+
+    def allow(self, seconds: float) -> None:
+        """From here on SIGTERM gives the trainer so long to leave in good order."""
+        termination.allow(self._tell, seconds)
+
+    def forget(self) -> None:
+        """The trainer leaves: the end of the process says nothing any more."""
+        atexit.unregister(self._abandoned)
+        termination.remove(self._tell)
+
+    def drain(self, lanes: Sequence[LaneSender]) -> None:
+        """Sends the last of what stays on the trainer, and waits until all of it has been applied.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if all(client.channels for client in self._clients):
+            for lane in lanes:
+                lane.leave()
+        for client in self._clients:
+            client.check()
+
+    def agree(self, among: Averages | None, drained: Callable[[], None]) -> bool:
+        """Waits until all trainers have finished.
+
+        Args:
+            among: what the trainers average among themselves, if there is something: who waits
+                there for this trainer learns that it takes no further step.
+            drained: called before.
+
+        Returns:
+            Whether they have; False: SIGTERM has come meanwhile.
+
+        Raises:
+            PServerError: the job has failed before that.
+        """
+        drained()
+        if among is not None:
+            among.finish()
+        for client in self._clients:
+            client.finish()
+        return all(client.all_finished(lambda: termination.awaited) for client in self._clients)
+
+    def leave(
+        self,
+        lanes: Sequence[LaneSender],
+        failure: str,
+        returns: bool = False,
+        preempted_after: int | None = None,
+    ) -> PServerError | None:
+        """Ends the lanes and leaves every server.
+
+        Args:
+            lanes: the trainer's.
+            failure: "" for a trainer that has done its part.
+            returns: it joins again, with another plan.
+            preempted_after: its host takes it away, after this step.
+
+        Returns:
+            What had ended the job before, if a server says so; the other servers are then told.
+        """
+        told = None
+        for lane in lanes:
+            lane.stop()
+        for client in reversed(self._clients):  # see [Note: preempted]
+            told = client.leave(failure, returns, preempted_after) or told
+            failure = failure or (spelled(told) if told is not None else "")
+        for lane in lanes:
+            lane.rest()
+        return told
+
+    def end(self, step: int) -> NoReturn:
+        """Ends the process; it was preempted, and has left.
+
+        Args:
+            step: the last one that it has taken.
+        """
+        # a line of its own form, by which ``launch`` knows it
+        said = f"pserver: trainer {self._trainer_id} was preempted after step {step}"
+        print(said, file=sys.stderr, flush=True)
+        termination.end()
+
+    def _tell(self, reason: str) -> None:
+        """Tells all servers at the same time."""
+        threads = [
+            threading.Thread(target=client.tell, args=(reason, TELL_SECONDS), daemon=True)
+            for client in self._clients
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TELL_SECONDS)
+
+    def _abandoned(self) -> None:
+        """The process ends, and has not left: after an exception or a signal, or without
+        ``fleet.finish()`` or ``Executor.close()``.
+        """
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        failed = next((client.failure for client in self._clients if client.failure), None)
+        if termination.ends:
+            return self._leave(REASON)
+        if error is not None:
+            return self._leave(spelled(error))
+        if termination.came:  # the script's own handler has ended it, after it had called ours
+            self._leave(REASON)
+        elif failed is not None:  # which the script has caught: its end would be a success's
+            self._leave(spelled(failed))
+        else:
+            failure = "it ended without fleet.finish() or Executor.close()"
+            log.error("trainer %d: %s; the job fails", self._trainer_id, failure)
+            self._leave(failure)
+        _end_in_failure()
+
+
+_status: object = None  # that the script has given to sys.exit
+
+
+def _note_status() -> None:
+    """From here on notes what is given to ``sys.exit``: at the process's end nothing tells it."""
+    if getattr(sys.exit, "notes_status", False):
+        return
+    leave = sys.exit
+
+    def noted(status: Any = None, /) -> NoReturn:
+        global _status
+        _status = status
+        leave(status)
+
+    noted.notes_status = True  # type: ignore[attr-defined]  # a function's own
+    sys.exit = noted
+
+
+def _end_in_failure() -> None:
+    """Ends the process with the exit status that the script has given to ``sys.exit``, or with 1
+    where that is 0 or none.  Nothing else can set it once a script has come to its end; ``atexit``
+    functions that were registered before are left out, but logging's.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    os._exit((_status & 0xFF or 1) if isinstance(_status, int) else 1)
+
+
+# ---- position ----
+#
+# Where a trainer's script is, for one that joins late; and, on that one, where the others are.
+#
+# See [Note: where the others are] in pserver/job/script_position.py.
+
+
+MOST = 2**18  # characters of a position
+
+
+class Position:
+    """One trainer's side of the questions where the job is.
+
+    The script's thread calls it; but for :meth:`asked`, which the heartbeat's does.
+
+    Args:
+        client: of server 0.
+        roll: which trainers are there.
+        plan: of the job.
+        lanes: this trainer's side of its lanes.
+        closed: those of them whose step is under way; it changes.
+
+    Attributes:
+        parts: what a position says: by name, what gives it, as JSON can hold it.
+        quiet: nobody is told now where the script is.
+        settled: whether the script is where its part says.
+        taken: by name, what is told that part of the others' position; None: they could not say.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        roll: Roll,
+        plan: Plan,
+        lanes: Sequence[LaneSender],
+        closed: Collection[int],
+    ) -> None:
+        self._client, self._roll = client, roll
+        self._plan, self._lanes, self._closed = plan, lanes, closed
+        client.asked = self.asked
+        self.settled: Callable[[], bool] = lambda: True
+        self.quiet = False
+        self.parts: dict[str, Callable[[], Any]] = {}
+        self.taken: dict[str, Callable[[Any], None]] = {}
+        self._asked = self._answered = 0  # numbers of questions
+        self._lock = threading.Lock()  # guards the one below; while it is held no wait ends
+        self._waits = 0  # how many waits the script's thread is in, one in another
+
+    # ---- for others ----
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside the script's thread waits: another one may say where it is."""
+        with self._lock:
+            self._waits += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits -= 1
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, in the middle of a wait, the script's thread does something."""
+        with self._lock:
+            self._waits -= 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits += 1
+
+    def asked(self, number: int) -> None:
+        """Another trainer asks; answers if the script's thread waits now."""
+        self._asked = max(self._asked, number)
+        with self._lock:
+            if not self._waits or self._answered >= number or not self._known:
+                return
+            told, step = self._said(), self.step
+        # a heartbeat does not wait for another call
+        threading.Thread(
+            target=self._answer, args=(number, told, step), name="position", daemon=True
+        ).start()
+
+    def answer(self) -> None:
+        """The script is about to close a step: answers what was asked."""
+        if self._asked > self._answered and self._known:
+            self._answer(self._asked, self._said(), self.step)
+
+    @property
+    def step(self) -> int:
+        """That the position is just before: the one under way, or the next one, of the first lane
+        whose steps need all trainers; 0: there is no such lane.
+        """
+        for index, lane in enumerate(self._plan.lanes):
+            if lane.kind.merges_gradients:
+                return self._lanes[index].step + (0 if index in self._closed else 1)
+        return 0
+
+    @property
+    def _known(self) -> bool:
+        return not (self.late or self.quiet) and self.settled()
+
+    def _answer(self, number: int, told: Told, step: int) -> None:
+        with suppress(PServerError):  # the job has failed, and says so elsewhere
+            if self._client.positions.answer(number, told, step):
+                self._answered = max(self._answered, number)
+
+    def _said(self) -> Told:
+        """This trainer's position, as text."""
+        text = json.dumps({name: part() for name, part in self.parts.items()})
+        if len(text) <= MOST:
+            return Told(text)
+        why = f"expected up to {MOST} characters of it, got {len(text)}"
+        log.warning(
+            "a trainer has joined, and cannot be told where the script is: %s; its schedulers and "
+            "passes begin anew",
+            why,
+        )
+        return Told("", why)
+
+    # ---- on the one that joins ----
+
+    @property
+    def late(self) -> bool:
+        """Whether this trainer has joined late, and does not know yet where the others are."""
+        return self._client.late
+
+    def find(self) -> None:
+        """On a trainer that has joined late: waits until it knows where the others are.  Nothing
+        afterwards, nor on any other trainer.
+
+        Raises:
+            PServerError: the job has failed.
+        """
+        if not self.late:
+            return
+        told = self._client.positions.ask(lambda: f"trainer {self._roll.first}")
+        self._client.late = False
+        if told.problem:
+            log.warning(
+                "this trainer joins a job under way, and cannot be told where its script is: %s; "
+                "its schedulers and its passes over the data begin anew",
+                told.problem,
+            )
+        position: Mapping[str, Any] = bounded_json.loads(told.position) if told.position else {}
+        for name, take in self.taken.items():
+            take(position.get(name))
+
+
+# ---- joint calls ----
+#
+# The calls that all trainers of a job make together, counted alike on each of them.
+
+
+class JointCalls:
+    """One trainer's joint calls.  The script's thread makes them.
+
+    Args:
+        client: of server 0.
+        position: of this trainer, and, where it has joined late, of the others.
+        check: raises what has ended the job.
+
+    Attributes:
+        made: how many the script has made.
+        past: the others had made the last one before this trainer came.
+        noticed: called for each that it makes.
+        meanwhile: called before it waits in one, and every second until then: comes to what the
+            others may wait for.
+        attend: likewise, in calls that are not counted, too.
+        replays: a script that joins late makes its calls from the first one on; otherwise it begins
+            with the next one.
+    """
+
+    def __init__(self, client: Client, position: Position, check: Callable[[], None]) -> None:
+        self._client, self._position, self._check = client, position, check
+        self.made = 0
+        self.past = False
+        self.noticed: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.attend: Callable[[], None] = lambda: None
+        self.replays = False
+        self._under_way = ""  # the one that the script waits in
+        self._theirs = 0  # that the others had made when this trainer came
+        self._awaited = ""  # the one that they waited in then
+        position.parts["joint calls"] = self._plain
+        position.taken["joint calls"] = self._take
+
+    def meet(self, name: str, text: str) -> dict[int, str]:
+        """Waits for every trainer that has not left.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+        """
+        self._position.find()
+        self.made += 1
+        numbered = f"{self.made}: {name}"
+        self.past = self.made <= self._theirs
+        if self.past:
+            return self._client.barrier(numbered, text, self._check, past=True)
+        self._under_way = numbered
+        try:
+            return self._wait(numbered, text)
+        finally:
+            self._under_way = ""
+            self.noticed()
+
+    def _wait(self, name: str, text: str) -> dict[int, str]:
+        def check() -> None:
+            self._check()
+            self.attend()
+            with self._position.working():
+                self.meanwhile()
+
+        with self._position.waiting():
+            check()
+            return self._client.barrier(name, text, check)
+
+    def meet_apart(self, name: str, text: str) -> dict[int, str]:
+        """The same at a barrier that is not counted: its name alone says which one it is.  Trainers
+        come there from joint calls, and from their waits for samples, too.
+
+        Raises:
+            PutOff: it is not held.
+        """
+
+        def check() -> None:
+            self._check()
+            self.attend()
+
+        with self._position.waiting():
+            return self._client.barrier(name, text, check, apart=True)
+
+    def skip(self, calls: int) -> None:
+        """The script does not come by so many calls, in an iteration that is over."""
+        self.made += calls
+
+    def arrive(self) -> None:
+        """The script is where the others are; comes to the call in which they wait, where it has
+        come by that without making it.
+        """
+        self.made = max(self.made, self._theirs)
+        if self._awaited and self.made == self._theirs:
+            self.made += 1
+            self._wait(self._awaited, "")
+        self._awaited = ""
+
+    def _plain(self) -> dict[str, Any]:
+        return {"made": self.made - bool(self._under_way), "under way": self._under_way}
+
+    def _take(self, plain: Mapping[str, Any] | None) -> None:
+        if plain is not None:
+            self._theirs, self._awaited = plain["made"], plain["under way"]
+        if not self.replays:
+            self.made, self._awaited = self._theirs, ""
+
+
+class Apart:
+    """Where trainers meet by a name of the meeting's own, and not by the number of a call.
+
+    Args:
+        joint: the job's joint calls.
+    """
+
+    def __init__(self, joint: JointCalls) -> None:
+        self._joint = joint
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """See :meth:`JointCalls.meet_apart`."""
+        return self._joint.meet_apart(name, text)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pserver.client.client import Client
-from trainer.communicator.diloco_rows import DiLoCoRows
-from trainer.communicator.geo_rows import GeoRows
-from trainer.communicator.kstep_senders import DiLoCoSender, KStepSender
-from trainer.communicator.lane import LaneSender
-from trainer.communicator.lookups import Lookups
-from trainer.communicator.roll import Roll
-from trainer.communicator.sync_sender import SyncSender
-from trainer.communicator.written_tables import WrittenTables
 from trainer.embedding.rows import RowSource
+from trainer.senders.buffers import Roll
+from trainer.senders.kstep_lane import DiLoCoSender, KStepSender
+from trainer.senders.kstep_rows import DiLoCoRows, GeoRows
+from trainer.senders.pipeline import LaneSender
+from trainer.senders.served_rows import Lookups, WrittenTables
+from trainer.senders.sync_lane import SyncSender
 from transpiler.plan.plan import Plan
 
 

@@ -17,21 +17,207 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pserver.errors import PServerError
-from pserver.onlookers import onlooker
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pserver.client.client import Client
+from pserver.errors import PServerError, Unreachable
+from pserver.onlookers import look_again, onlooker
+from pserver.polling import poll
 from pserver.storage.single_file import written
-from pserver.telemetry.trace import SPANS, Recording, document
-from trainer.communicator.torch_spans import TorchSpans
+from pserver.telemetry.trace import SPANS, Estimate, Recording, document, now
+from trainer.environment.environment import Connection
 from transpiler.files.files import is_url, shown
+
+if TYPE_CHECKING:
+    from trainer.communicator.communicator import Communicator
+
+
+# ---- server meeting ----
+#
+# How the trainers of a job with servers bring the spans of a trace together: the others leave
+# theirs at server 0, and trainer 0 reads those and the servers'.
+
+
+PAUSE_SECONDS = 0.1  # between two looks
+
+log = logging.getLogger(__name__)
+
+
+class ServerMeeting:
+    """One trainer's part in bringing spans together; see
+    :class:`~trainer.communicator.trace.Meeting`.
+
+    Clocks are compared with those of servers: a trainer's with trainer 0's by way of server 0.
+
+    Args:
+        clients: the connections, by server.
+        trainers: of the job.
+    """
+
+    def __init__(self, clients: Sequence[Client], trainers: int) -> None:
+        self._clients, self._trainers = clients, trainers
+
+    def begin(self, number: int) -> None:
+        """The servers note what they do from here on.
+
+        Raises:
+            PServerError: one of them cannot be reached.
+        """
+        for client in self._clients:
+            client.tracing.begin(number)
+
+    def deliver(self, number: int, recording: Recording, seconds: float) -> None:
+        """A further trainer leaves its spans at server 0.
+
+        Raises:
+            PServerError: the server cannot be reached, or refuses.
+        """
+        calls = self._clients[0].tracing
+        calls.ask_clock()
+        clock = _known(calls.clock, "server 0")
+        recording.offset_ns, recording.bound_ns = -clock.offset_ns, clock.bound_ns
+        recording.clock = f"the shortest of {clock.rounds} rounds with server 0"
+        calls.leave(number, recording)
+
+    def gather(
+        self, number: int, seconds: float, hurried: Callable[[], bool]
+    ) -> tuple[list[Recording], dict[str, str]]:
+        """Trainer 0: what the others have left, and the servers' spans.
+
+        Args:
+            seconds: to wait for the other trainers.
+            hurried: whether to wait no longer.
+
+        Returns:
+            Their recordings, by trainer 0's clock; and the missing processes, with the reasons.
+        """
+        found: list[Recording] = []
+        missing: dict[str, str] = {}
+        try:
+            self._clients[0].tracing.ask_clock()
+            first = _known(self._clients[0].tracing.clock, "server 0")
+            missing |= self._trainers_left(number, seconds, hurried, found)
+        except PServerError as error:
+            missing |= {f"trainer {each}": str(error) for each in range(1, self._trainers)}
+        for recording in found:
+            recording.offset_ns += first.offset_ns
+            recording.bound_ns += first.bound_ns
+            recording.clock += f", and of {first.rounds} of trainer 0 with it"
+        for client in self._clients:
+            try:
+                found.append(_of_server(client, number))
+            except PServerError as error:
+                missing[f"server {client.index}"] = str(error)
+        return found, missing
+
+    def _trainers_left(
+        self, number: int, seconds: float, hurried: Callable[[], bool], found: list[Recording]
+    ) -> dict[str, str]:
+        """Adds what the other trainers have left to ``found``; gives those that left nothing."""
+        client, wanted = self._clients[0], set(range(1, self._trainers))
+
+        def text() -> str:
+            return f"the trace waits for trainer {', '.join(map(str, sorted(wanted)))}"
+
+        for _ in poll(log, text, seconds, PAUSE_SECONDS):
+            for trainer in sorted(wanted):
+                if (recording := client.tracing.left_by(trainer, number)) is not None:
+                    found.append(recording)
+                    wanted.discard(trainer)
+            if not wanted or hurried() or client.failure is not None:
+                break
+        return {f"trainer {trainer}": "it left no spans" for trainer in sorted(wanted)}
+
+
+def _of_server(client: Client, number: int) -> Recording:
+    calls = client.tracing
+    calls.ask_clock()
+    clock = _known(calls.clock, str(client))
+    recording = calls.end(number, client.index)
+    recording.offset_ns, recording.bound_ns = clock.offset_ns, clock.bound_ns
+    recording.clock = f"the shortest of {clock.rounds} rounds of trainer 0"
+    return recording
+
+
+def _known(clock: Estimate | None, name: str) -> Estimate:
+    if clock is None:
+        raise Unreachable(f"{name}: its clock is not known")
+    return clock
+
+
+# ---- torch spans ----
+#
+# What torch.profiler notes of this process, as spans beside the trainer's own.
+
+
+MARK = "pserver trace"  # spans of torch's whose times both clocks know
+MARKS = 8
+
+
+class TorchSpans:
+    """One run of torch.profiler.  The script's thread uses it."""
+
+    def __init__(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, acc_events=True)
+        self._began = 0.0
+        self._marks: dict[
+            str, tuple[float, float]
+        ] = {}  # by name: how long it took, and since when
+
+    def begin(self) -> None:
+        """Begins, and notes a few moments by both clocks.
+
+        Raises:
+            RuntimeError: another profiler is at work.
+        """
+        self._profile.start()
+        self._began = now()
+        for number in range(MARKS):
+            before = now()
+            with record_function(f"{MARK} {number}"):
+                self._marks[f"{MARK} {number}"] = (now() - before, before)
+
+    def end(self) -> None:
+        """Ends, and adds what was noted to the spans of this trainer."""
+        self._profile.stop()
+        events = self._profile.events() or ()  # type: ignore[no-untyped-call]  # torch's own
+        found = [
+            (*self._marks[event.name], event.time_range.start)
+            for event in events
+            if event.name in self._marks
+        ]
+        if not found:
+            return
+        # the mark that was made fastest tells best what torch's clock showed when
+        _, moment, torchs = min(found)
+        for event in events:
+            began, ended = (
+                moment + (at - torchs) / 1e6
+                for at in (event.time_range.start, event.time_range.end)
+            )
+            if event.name not in self._marks and began >= self._began:
+                SPANS.add(event.name, began, ended, _track(event))
+
+
+def _track(event: object) -> str:
+    on_device = "CPU" not in str(getattr(event, "device_type", "CPU"))
+    kind = f"GPU {getattr(event, 'device_index', 0)}" if on_device else "torch"
+    return f"{kind}, thread {getattr(event, 'thread', 0)}"
+
+
+# ---- trace ----
+
 
 GATHER_SECONDS = 30.0  # for the other trainers' last steps, when trainer 0's are over
 JOIN_SECONDS = GATHER_SECONDS + 15.0  # and for the calls besides
-
-log = logging.getLogger(__name__)
 
 
 class Meeting(Protocol):
@@ -271,3 +457,108 @@ def write(path: str, content: dict[str, object]) -> None:
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(f"the trace cannot be written to {shown(path)!r}: {error}") from error
+
+
+# ---- tracing ----
+#
+# The traces of this process: one at a time.
+
+
+AFTER = 2  # steps that a trace of ``launch --trace`` lets pass: the first ones are slower
+
+
+class Tracing:
+    """The present trace of this process, and the connection over which spans come together.
+
+    The script's thread uses it.
+    """
+
+    def __init__(self) -> None:
+        self._present: Trace | None = None
+        self._count = 0
+        self._counts: Callable[[object], bool] = lambda _: True
+        # of programs, whose connections are their Executor's
+        self._programs: Callable[[], Meeting] | None = None
+
+    def begin(
+        self,
+        settings: TraceSettings,
+        trainer: int,
+        meeting: Callable[[], Meeting | None],
+        watch: Callable[[], Callable[[], None]],
+        counts: Callable[[object], bool] = lambda _: True,
+    ) -> None:
+        """Begins a trace; see :class:`Trace`.
+
+        Args:
+            counts: whether the steps of an optimizer, or of a program (None), are the trace's.
+
+        Raises:
+            RuntimeError: one is under way.
+            OSError, ImportError, ValueError: trainer 0 cannot write to the path.
+        """
+        if self._present is not None:
+            self._present.wait()
+            if self._present.phase is not Phase.OVER:
+                raise RuntimeError(
+                    f"a trace is under way, to {self._present.settings.path!r}: one at a time"
+                )
+        trace = Trace(settings, self._count + 1, trainer, meeting, watch)
+        self._count += 1
+        self._present, self._counts = trace, counts
+        look_again(self)
+        SPANS.watcher = self.stepped
+
+    @onlooker("the trace")
+    def stepped(self, optimizer: object) -> None:
+        """A step of an optimizer, or of a program (None), is over."""
+        if self._present is not None and self._counts(optimizer):
+            self._present.stepped()
+
+    def finish(self, failed: bool = False) -> None:
+        """The job ends; harmless where no trace is under way."""
+        trace, self._present = self._present, None
+        SPANS.watcher = self._programs = None
+        if trace is not None:
+            trace.finish(failed)
+
+    # ---- programs ----
+
+    def joined(self, trainer: int, meeting: Callable[[], Meeting]) -> None:
+        """An Executor has joined a job.  Where no trace has begun in this process, one that the
+        environment asks for begins here.
+
+        Args:
+            trainer: its number.
+            meeting: how spans come together.
+
+        Raises:
+            OSError, ImportError, ValueError: trainer 0 cannot write to the path.
+        """
+        self._programs = meeting
+        settings = asked(Connection.from_environment())
+        if settings is not None and self._count == 0:
+            self.begin(settings, trainer, self.of_programs, lambda: lambda: None)
+
+    def of_programs(self) -> Meeting | None:
+        """How the spans of programs come together; None before one has joined its job."""
+        return None if self._programs is None else self._programs()
+
+
+def meeting_of(communicator: Communicator) -> Meeting:
+    """How a trainer of a job with servers brings spans together."""
+    return ServerMeeting(communicator.clients, communicator.plan.trainers)
+
+
+def asked(connection: Connection) -> TraceSettings | None:
+    """What PSERVER_TRACE asks for, if anything.
+
+    Raises:
+        ValueError: the number of steps is below 1.
+    """
+    if not connection.trace:
+        return None
+    return TraceSettings(connection.trace, connection.trace_steps, AFTER)
+
+
+TRACING = Tracing()

@@ -17,10 +17,10 @@ from pserver.client.replies import Reply, first_of
 from pserver.client.stream import Destination
 from pserver.dense.slices import unmerged_states
 from pserver.dense.update import slice_state
-from trainer.communicator.kstep_senders import warn_unserved
-from trainer.communicator.lane import LaneSender
-from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.travelling_buffers import TravellingBuffers
+from trainer.senders.buffers import TravellingBuffers
+from trainer.senders.kstep_lane import warn_unserved
+from trainer.senders.parameters import ParameterSlices
+from trainer.senders.pipeline import LaneSender
 from transpiler.ir.graph import Role
 from transpiler.ir.slice_states import slice_states
 from transpiler.plan.plan import Placement, Plan

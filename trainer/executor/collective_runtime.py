@@ -38,7 +38,7 @@ from trainer.collective.local_sgd import AdaptiveSchedule, Schedule
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
-from trainer.communicator.tracing import TRACING
+from trainer.communicator.trace import TRACING
 from trainer.environment.environment import Connection
 from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from transpiler.formats.text import plan_text

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pserver.client.channel import Hparams
-from trainer.communicator.communicator import Communicator
-from trainer.communicator.options import SendOptions
-from trainer.communicator.tracing import TRACING, meeting_of
+from trainer.communicator.communicator import Communicator, SendOptions
+from trainer.communicator.trace import TRACING, meeting_of
 from trainer.environment.environment import Connection
 from trainer.executor.checkpoint_warning import warn_of_checkpoint
 from trainer.executor.compressed_gradients import CompressedGradients

@@ -19,10 +19,10 @@ from pserver.errors import PServerError
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.lookups import CHUNK_ROWS
 from trainer.communicator.tables import CachingSource
 from trainer.embedding.rows import Arrived, RowSource
 from trainer.executor.table_runtime import NativeRowKernels, ServedHandle, as_gradient, live
+from trainer.senders.served_rows import CHUNK_ROWS
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.rules import Hparam
 from transpiler.ir.sparse_rows import SparseRows

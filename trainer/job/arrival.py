@@ -9,8 +9,7 @@ import secrets
 import sys
 
 from pserver.client.announcement import Announcement
-from trainer.communicator.departure import spelled
-from trainer.communicator.termination import REASON, termination
+from trainer.communicator.session import REASON, spelled, termination
 from trainer.environment.environment import Connection, RoleMaker
 
 

@@ -20,7 +20,7 @@ from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from trainer.checkpoint.joint_call import jointly
 from trainer.communicator.communicator import Communicator
-from trainer.communicator.joint_calls import Apart
+from trainer.communicator.session import Apart
 from trainer.environment.environment import Role
 from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves

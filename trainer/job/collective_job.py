@@ -39,7 +39,7 @@ from trainer.collective.world import (
     naming_trainers,
     world_total,
 )
-from trainer.communicator.tracing import TRACING
+from trainer.communicator.trace import TRACING
 from trainer.environment.environment import Connection, Role, RoleMaker
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.dgc_allreduce import check_alike

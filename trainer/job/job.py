@@ -17,10 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from pserver.checkpoint.checkpoint import Claims, Saved
 from pserver.errors import PartialPlan
 from trainer.collective.elastic_means import DenseSteps
-from trainer.communicator.communicator import Communicator
+from trainer.communicator.communicator import Communicator, options_of
 from trainer.communicator.gradient_changes import changes_of
-from trainer.communicator.options import options_of
-from trainer.communicator.tracing import TRACING
+from trainer.communicator.trace import TRACING
 from trainer.compat.flags import ProcessSettings
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import without_served_rows

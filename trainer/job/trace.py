@@ -7,8 +7,7 @@ from functools import partial
 
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.world import current_peers
-from trainer.communicator.trace import Alone, Meeting, TraceSettings
-from trainer.communicator.tracing import TRACING, asked, meeting_of
+from trainer.communicator.trace import TRACING, Alone, Meeting, TraceSettings, asked, meeting_of
 from trainer.environment.environment import Connection, Role
 from trainer.job.current import present
 from trainer.job.eager_spans import watched

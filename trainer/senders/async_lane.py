@@ -17,8 +17,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -26,24 +27,196 @@ import torch
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply
 from pserver.errors import PServerError
+from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
-from pserver.transport.arrays import Assignment
-from trainer.communicator.async_landings import AsyncLandings
-from trainer.communicator.consumed_samples import ConsumedSamples
-from trainer.communicator.device_copy import is_on_gpu
-from trainer.communicator.merged_steps import MergedSteps
-from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.pending_assignments import PendingAssignments
-from trainer.communicator.request_pipeline import (
+from pserver.transport.arrays import Assignment, checksum
+from trainer.senders.buffers import TravellingBuffers
+from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
+from trainer.senders.pipeline import (
     Buffers,
+    ConsumedSamples,
+    Departure,
+    LandedValues,
+    PendingAssignments,
+    Pulled,
     RequestPipeline,
     StagedValues,
     Tensors,
+    difference,
 )
-from trainer.communicator.travelling_buffers import TravellingBuffers
 from transpiler.plan.plan import Lane
 
+# ---- async landings ----
+#
+# What last landed in an async or half-async lane, whose servers other trainers step meanwhile.
+
+
 log = logging.getLogger(__name__)
+
+
+class AsyncLandings(LandedValues):
+    """See :class:`~trainer.senders.pipeline.Landings`.
+
+    Args:
+        slices: of the lane.
+        pipeline: its messages.
+        drain: waits until the lane has sent everything, and has its answers.
+        in_place: values arrive in the parameters themselves.
+
+    Attributes:
+        fetching: values arrive in buffers all the same.
+    """
+
+    between_steps = True
+
+    def __init__(
+        self,
+        slices: ParameterSlices,
+        pipeline: RequestPipeline,
+        drain: Callable[[], None],
+        in_place: bool,
+    ) -> None:
+        super().__init__(slices)
+        self.fetching = False
+        self._pipeline = pipeline
+        self._drain = drain
+        self._in_place = in_place
+        self._copies = False  # of every landing, because the script writes into parameters
+
+    @property
+    def keeps_memory(self) -> bool:
+        """See :class:`~trainer.senders.pipeline.Landings`, here and below."""
+        return not self._in_place
+
+    @property
+    def keeps_copies(self) -> bool:
+        return self._copies
+
+    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
+        trained = [variable for variable in variables if self.slices.trains(variable)]
+        if not self.holds(trained):
+            self._take_from_servers(trained)
+        found = self.differences(trained)
+        if held := self.slices.slices_of(set(variables).difference(trained)):
+            found.update(self._differing_held(held))
+        return found
+
+    def _differing_held(self, names: Collection[str]) -> dict[str, Assignment]:
+        """What of slices that servers only hold is not as they have it."""
+        theirs = self._pipeline.checksums(names)
+        unlike = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
+        pulled = self._pulled(unlike).values if unlike else {}
+        written = {name: difference(self.slices.read(name), pulled[name]) for name in pulled}
+        return {name: each for name, each in written.items() if each is not None}
+
+    def _take_from_servers(self, variables: Collection[str]) -> None:
+        """Takes the servers' values for what has landed last, as no copy has been kept; keeps
+        copies from now on.
+        """
+        self._copies = True
+        self._drain()
+        known = self._pipeline.versions
+        pulled = self._pulled(None)
+        if any(known.get(server, 0) != now for server, now in pulled.versions.items()):
+            log.warning(
+                "the first write into parameters of this lane (%s): other trainers have stepped "
+                "since the last values came, so this trainer's values replace theirs in all of "
+                "these parameters; from now on only what was written is assigned",
+                ", ".join(sorted(variables)),
+            )
+        self.copy(self.slices.trained)
+        self.note({name: pulled.values[name] for name in self.slices.slices_of(variables)})
+
+    def _pulled(self, names: Collection[str] | None) -> Pulled:
+        self.fetching = True
+        try:
+            return self._pipeline.pull(names)
+        finally:
+            self.fetching = False
+
+
+# ---- merged steps ----
+#
+# Closed steps of an async lane that leave in one message.
+
+
+@dataclass(slots=True)
+class MergedSteps:
+    """One or more closed steps of one trainer, which leave in one message.
+
+    Attributes:
+        gradients: by slice; those that the sending thread cuts, by variable.
+        tables: gradients of rows, by table.
+        hparams: of the last step.
+        steps: how many.
+        assignments: what the script has written before them, by slice.
+        departure: of the message that carries those; None: there are none.
+        alone: no later step joins.
+        owned: whether the gradients are copies, in buffers of the lane.
+        copies: from a GPU, that may not have been made yet.
+        leases: the positions of epochs that they have consumed.
+    """
+
+    gradients: Tensors
+    tables: dict[str, RowGradient]
+    hparams: Hparams
+    steps: int = 1
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
+    departure: Departure | None = None
+    alone: bool = False
+    owned: bool = False
+    copies: list[PendingCopy] = field(default_factory=list)
+    leases: tuple[EpochRange, ...] = ()
+
+    def copy(self, slices: ParameterSlices, buffers: Buffers) -> None:
+        """Copies the gradients: the script may write to its own as soon as the step is closed."""
+        self.owned = True
+        for name, gradient in self.gradients.items():
+            self.gradients[name] = buffers.take(name)
+            if is_on_gpu(gradient):
+                way = slices.device_copy(gradient)
+                self.copies.append(way.to_host(gradient, self.gradients[name]))
+            else:
+                self.gradients[name].copy_(gradient)
+        slices.join()
+
+    def takes(self, later: MergedSteps, lane: Lane) -> bool:
+        """Whether one more step may leave in this message.  One that assigns comes behind it."""
+        return self.steps < lane.max_merge_var_num and not (self.alone or later.assignments)
+
+    def wait_for_copies(self) -> None:
+        """Waits until the gradients can be read."""
+        for copy in self.copies:
+            copy.synchronize()
+        self.copies.clear()
+
+    def add(self, later: MergedSteps, buffers: Buffers) -> None:
+        """Adds one more step's gradients; from here on its hyper-parameters count."""
+        self.wait_for_copies()
+        for name, gradient in later.gradients.items():
+            if name in self.gradients:
+                self.gradients[name].add_(gradient.to("cpu"))
+            else:
+                self.gradients[name] = buffers.take(name).copy_(gradient)
+        for name, of_table in later.tables.items():
+            self.tables[name] = (
+                self.tables[name].add_(of_table) if name in self.tables else of_table
+            )
+        self.hparams = later.hparams
+        self.steps += later.steps
+        self.leases += later.leases
+
+    def merge(self, rule: str) -> None:
+        """Makes the sum over the steps their mean, if the rule is "mean"."""
+        if rule == "mean" and self.steps > 1:
+            for gradient in self.gradients.values():
+                gradient.mul_(1.0 / self.steps)
+            for of_table in self.tables.values():
+                of_table.mul_(1.0 / self.steps)
+
+
+# ---- async sender ----
+
 
 SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
 LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
@@ -52,7 +225,7 @@ FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
 
 class AsyncSender:
     """The sender of an async or half-async lane; see
-    :class:`~trainer.communicator.lane.LaneSender`.
+    :class:`~trainer.senders.pipeline.LaneSender`.
 
     With one slot, with bounded staleness and in half-async mode ``finish`` waits for the step's own
     result.  The script's thread closes steps; a thread of the lane sends them; with
@@ -245,11 +418,11 @@ class AsyncSender:
 
     @property
     def arrived(self) -> bool:
-        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        """See :class:`~trainer.senders.pipeline.GradientLane`."""
         return not self._staged.empty
 
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        """See :class:`~trainer.senders.pipeline.GradientLane`."""
         if self._lane.kind.collects and assignments:
             self.drain()  # the steps before, which have not left
         self.landed.assign(assignments)

@@ -21,16 +21,20 @@ from pserver.client.replies import Reply
 from pserver.finite import is_finite
 from pserver.leases.table import EpochRange
 from pserver.table.gradient import RowGradient
-from trainer.communicator.consumed_samples import ConsumedSamples
-from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.request_pipeline import Buffers, RequestPipeline, StagedValues, Tensors
-from trainer.communicator.roll import Roll
-from trainer.communicator.travelling_buffers import TravellingBuffers
-from trainer.communicator.writes_between import WritesBetween
+from trainer.senders.buffers import Roll, TravellingBuffers
+from trainer.senders.parameters import ParameterSlices
+from trainer.senders.pipeline import (
+    Buffers,
+    ConsumedSamples,
+    RequestPipeline,
+    StagedValues,
+    Tensors,
+)
+from trainer.senders.writes import WritesBetween
 from transpiler.plan.plan import Lane
 
 if TYPE_CHECKING:
-    from trainer.communicator.geo_rows import GeoRows
+    from trainer.senders.kstep_rows import GeoRows
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +166,7 @@ class DiLoCoSender(KStepSender):
     that value is kept here, too: the change is what is measured.
 
     Of rows of tables the change itself leaves: the server need not know which rows a trainer has
-    looked up.  See [Note: diloco, row by row] in diloco_rows.py.
+    looked up.  See [Note: diloco, row by row] in kstep_rows.py.
 
     Attributes:
         window: steps closed since the last exchange that is over.

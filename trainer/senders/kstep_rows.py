@@ -1,5 +1,4 @@
-"""The rows of one table in a geo lane: the trainer steps the rows that it touches by itself, and
-only they travel, both ways.
+"""Rows that a k-step trainer steps by itself: by the geo rule, and by DiLoCo's.
 
 [Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
 trains, and y, the server's value as far as this trainer knows it.  The time between two messages is
@@ -17,6 +16,18 @@ decay of all steps.
 
 A row has a slot from its first lookup on.  By slot stand y, and the numbers of the windows in which
 the row was last asked for and last trained, so that a window ends by counting up.
+
+[Note: diloco, row by row]  As in geo mode a row has two copies here, x, which the trainer steps,
+and y, the servers' value: see [Note: geo, row by row] in kstep_rows.py.  Here a window is the time
+between two exchanges, and no row on the servers changes in it.  So y is what every trainer starts
+from, and x - y is the whole change.  It leaves with the exchange, undivided.  The servers divide
+the sum by the number of trainers that take part: a trainer that has not touched a row has not
+changed it.
+
+After an exchange each row begins anew from the servers' value.  It is asked for when the row is
+next looked up; so rows that nobody looks up do not travel.  Where the trainer's own rule moves rows
+that no step touches, these have to begin anew, too: then all rows that the trainer holds are asked
+for at once.  The states of the trainer's rule stay with it, as those of dense parameters do.
 """
 
 from __future__ import annotations
@@ -32,12 +43,17 @@ from pserver.table.gradient import RowGradient, total_of
 from pserver.table.index import Index, Memory
 from pserver.table.table import SparseTable
 from pserver.transport.frames import DTYPES
-from trainer.communicator.lookups import CHUNK_ROWS
-from trainer.communicator.written_tables import initial_of
 from trainer.embedding.rows import Arrived
+from trainer.senders.served_rows import CHUNK_ROWS, initial_of
 from transpiler.ir.tables import ShowClickEntry, Table
 from transpiler.plan.plan import Plan
 from transpiler.plan.planner import rules_of
+
+# ---- geo rows ----
+#
+# The rows of one table in a geo lane: the trainer steps the rows that it touches by itself, and
+# only they travel, both ways.
+
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
 Array = np.ndarray
@@ -284,3 +300,42 @@ class GeoRows:
         self._window += 1
         self._trained, self._counted = [], []
         return RowGradient(torch.from_numpy(ids), delta, statistics)
+
+
+# ---- diloco rows ----
+#
+# The rows of one table in a diloco lane: the trainer steps the rows that it touches by itself, and
+# every k steps an outer optimizer on the servers takes the mean change of all trainers.
+
+
+class DiLoCoRows(GeoRows):
+    """The rows of one table that this trainer steps between two exchanges.
+
+    See [Note: diloco, row by row].
+
+    Args:
+        table, plan, pull, read: as of :class:`GeoRows`.
+    """
+
+    def __init__(
+        self, table: Table, plan: Plan, pull: Pull, read: Callable[[], Rows | None]
+    ) -> None:
+        super().__init__(table, plan, pull, lambda: None, read)
+
+    def restart(self) -> None:
+        """After an exchange: every row begins anew from the servers' value."""
+        super().restart()
+        if self._own.moves_untouched:
+            self._ask_for_all()
+
+    def read(self) -> Rows | None:
+        """See :class:`GeoRows`.  Rows that the last exchange has changed are the servers'."""
+        self._ask_for_all()
+        return super().read()
+
+    def _ask_for_all(self) -> None:
+        """Has all rows that this trainer holds begin anew, where they have not."""
+        cursor = 0
+        while cursor >= 0:
+            slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)
+            self.pull(torch.from_numpy(self._slots.ids.array[slots]))

@@ -3,23 +3,169 @@
 [Note: destinations]  A parameter that is contiguous main memory receives its slices in place.  One
 that is not (on a GPU, or channels-last) receives them in buffers, and ``flush_buffers`` copies them
 into the parameter when everything has arrived.  Buffers of a parameter on a GPU are pinned, and are
-copied both ways by :mod:`trainer.communicator.device_copy`.  What arrives for a parameter that is
+copied both ways by :mod:`trainer.senders.parameters`.  What arrives for a parameter that is
 held back, because the script has written to it, goes to a buffer and nowhere from there.
+
+[Note: what waits for what]
+
+::
+
+    to_host    the side stream waits for what the gradient's stream has been given, and copies.
+               The host waits for the copy's event before it reads the buffer.  The gradient's
+               memory is kept for the copy when the script lets go of the gradient
+               (``record_stream``).  Where the script may write to the gradient, ``join`` makes the
+               script's stream wait for the copies.
+    to_device  the side stream waits for the script's stream, which may still read the parameter,
+               and copies; the script's stream waits for the copy.  The host waits for the copy's
+               event before it writes to the buffer again.
+
+This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
+tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The same order
+of events is tested in the latter without one, with copies that are made when they are waited for.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 import torch
 
+from pserver.client.replies import Reply
 from pserver.dense.compression import Compressor
 from pserver.transport.arrays import Assignment
-from pserver.transport.frames import DTYPES
-from trainer.communicator.device_copy import DeviceCopy, PendingCopy, is_on_gpu, pinned
+from pserver.transport.frames import DTYPES, buffer_of
 from transpiler.plan.plan import Placement, Slice
+
+# ---- device copy ----
+#
+# Copies between a GPU and pinned main memory, on a CUDA stream of their own, which run while the
+# GPU computes.
+
+
+class PendingCopy(Protocol):
+    """A copy that has begun: a ``torch.cuda.Event``."""
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until the copy has been made."""
+
+    def query(self) -> bool:
+        """Whether it has been made."""
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU."""
+    return tensor.is_cuda
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Main memory that a GPU copies from and to by itself, with anything in it."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+class DeviceCopy:
+    """The side stream of one GPU, on which copies from and to pinned memory run.
+
+    See [Note: what waits for what].
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+
+    def to_host(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+        """Begins to copy from the device to pinned memory."""
+        source.record_stream(self.stream)
+        return self._copy(source, target)
+
+    def to_device(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+        """Begins to copy from pinned memory to the device; what the script's stream is given from
+        now on sees the new values.
+        """
+        event = self._copy(source, target)
+        self.join()
+        return event
+
+    def join(self) -> None:
+        """Makes the script's stream wait for all copies that have begun."""
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+            event.record(self.stream)
+        return event
+
+
+# ---- initial values ----
+#
+# A trainer's own values before the job's replace them: where the two differ, one warning says so.
+
+
+log = logging.getLogger(__name__)
+
+
+class InitialValues:
+    """Checksums of a trainer's own values, taken before the servers' replace them.
+
+    Args:
+        names: of the variables that the servers hold.
+        tensors: all variables, the live ones, on any device.
+    """
+
+    def __init__(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._before = {name: _checksum(tensors[name]) for name in names}
+
+    def warn(self, trainer_id: int) -> None:
+        """Warns, in one line, if values that have come differ; names the first such variable."""
+        other = [
+            name
+            for name, before in self._before.items()
+            if _checksum(self._tensors[name]) != before
+        ]
+        if other:
+            log.warning(
+                "trainer %d: %d of %d variables had another initial value than the job's, first "
+                "%r; they have the job's now",
+                *(trainer_id, len(other), len(self._before), other[0]),
+            )
+
+
+def take_over(
+    placements: Iterable[Placement],
+    tensors: Mapping[str, torch.Tensor],
+    pull: Callable[[], Reply],
+    trainer_id: int,
+) -> None:
+    """Receives the job's values; warns, once, where the trainer's own differed.
+
+    Args:
+        placements: those whose values are the job's; none where this trainer's are.
+        tensors: all variables, the live ones.
+        pull: receives them.
+    """
+    own = InitialValues((placement.name for placement in placements), tensors)
+    # at a later version the job's values have moved, and differ from every initial value
+    if pull().version == 0:
+        own.warn(trainer_id)
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(buffer_of(tensor.detach().to("cpu").contiguous()))
+
+
+# ---- parameter slices ----
+
 
 LARGE_BYTES = 2**20  # from here on a buffer has pages of its own, and wastes few of them
 

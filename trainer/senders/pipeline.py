@@ -11,27 +11,653 @@ is kept until the next values land, to see by it what the script writes into its
 is that of the next message.  So a running backward never sees a parameter move, the script never
 sees half of a message, and a lane holds as many copies of its parameters as it has messages under
 way, one in between, and one of what landed last.
+
+[Note: refused by all]  A server looks only at the slices that it holds.  So that a step is refused
+as a whole, the trainer looks at every gradient, as it travels, before it commits to the first
+server, and tells all of them.  With one server it does not.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from pserver.client.channel import Channel, Hparams
 from pserver.client.replies import Reply, first_of
+from pserver.dense.compression import encoded_norm
+from pserver.finite import is_finite, listed
 from pserver.leases.table import EpochRange
+from pserver.onlookers import onlooker
 from pserver.table.gradient import RowGradient
-from pserver.transport.arrays import Assignment
-from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.push_checks import PushChecks
-from trainer.communicator.travelling_buffers import TravellingBuffers
+from pserver.telemetry.logs import RepeatedWarning
+from pserver.transport.arrays import Assignment, OutlierPush, PushNorm, l2_norm, said
+from trainer.senders.buffers import TravellingBuffers
+from trainer.senders.parameters import ParameterSlices
 from transpiler.plan.plan import Lane
+
+# ---- consumed samples ----
+#
+# What a trainer's script has trained on, until a message tells server 0.
+
+
+class ConsumedSamples:
+    """Positions of epochs, on their way from the loader to a step's commit.
+
+    Batches that were given to the script since its last step belong to the next one, so that
+    accumulated gradients count with all of their samples.  The script's thread uses it.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[EpochRange] = []
+        self._stepped: list[EpochRange] = []
+
+    def give(self, ranges: Iterable[EpochRange]) -> None:
+        """The script gets a batch of these."""
+        self._given += ranges
+
+    def step(self) -> None:
+        """The script has closed a step: it has consumed all that was given."""
+        self._stepped += self._given
+        self._given = []
+
+    def take(self) -> tuple[EpochRange, ...]:
+        """What the next message says: all that steps have consumed and no message has said."""
+        taken, self._stepped = tuple(self._stepped), []
+        return taken
+
+    def close(self) -> tuple[EpochRange, ...]:
+        """The script has closed a step that is a message of its own: what that says."""
+        self.step()
+        return self.take()
+
+    def waiting(self, epoch: int) -> int:
+        """Positions of an epoch that were given and are in no message."""
+        held = [*self._given, *self._stepped]
+        return sum(stop - start for number, start, stop in held if number == epoch)
+
+    def drop(self, epoch: int) -> tuple[EpochRange, ...]:
+        """What was given of an epoch and is in no step: no later step has it."""
+        dropped = tuple(each for each in self._given if each[0] == epoch)
+        self._given = [each for each in self._given if each[0] != epoch]
+        return dropped
+
+
+# ---- landed values ----
+#
+# What last landed in the parameters of a lane: what a script has written since then is what differs
+# from it.
+#
+# A lane whose values arrive in memory of its own keeps that of the last landing, which costs no
+# time. A lane whose values arrive in the parameters themselves keeps copies when it is told to.
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class LandedValues:
+    """What last landed in some variables, by slice, in main memory.  The script's thread uses it.
+
+    Args:
+        slices: of the lane.
+
+    Attributes:
+        slices: as given.
+    """
+
+    def __init__(self, slices: ParameterSlices) -> None:
+        self.slices = slices
+        self._values: dict[str, Tensor] = {}  # by slice
+        self._memory: dict[str, Tensor] = {}  # that others made, by slice or by variable
+
+    def holds(self, variables: Iterable[str]) -> bool:
+        """Whether it has what last landed in all of these variables."""
+        return all(name in self._values for name in self.slices.slices_of(variables))
+
+    def copy(self, variables: Iterable[str]) -> None:
+        """Notes the variables' present values."""
+        for name in self.slices.slices_of(variables):
+            if name not in self._values:
+                self._values[name] = self.slices.blank(name)
+            self._values[name].copy_(self.slices.read(name))
+
+    def note(self, values: Mapping[str, Tensor]) -> None:
+        """Notes what has landed, by slice; the memory stays as it is from now on."""
+        self._values.update(values)
+
+    def replace(
+        self, values: Mapping[str, Tensor], memory: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Notes values that are landing, without copying them.
+
+        Args:
+            values: by slice.
+            memory: that they are in, by slice or by variable; it stays as it is from now on.
+
+        Returns:
+            Memory of earlier values, by the same names, which is free now; and that of values for
+            variables that nothing lands on.
+        """
+        free: dict[str, Tensor] = {}
+        for key, tensor in memory.items():
+            if self.slices.variable(key) in self.slices.held_back:
+                free[key] = tensor
+                continue
+            if key in self._memory:
+                free[key] = self._memory[key]
+            self._memory[key] = tensor
+        self._values.update(
+            (name, value)
+            for name, value in values.items()
+            if self.slices.variable(name) not in self.slices.held_back
+        )
+        return free
+
+    def forget(self) -> None:
+        """Keeps nothing from now on."""
+        self._values.clear()
+        self._memory.clear()
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """Writes into what it keeps, by slice: a script's writing is sent once."""
+        for name, assignment in assignments.items():
+            if name in self._values:
+                assignment.write(self._values[name])
+
+    def differences(self, variables: Collection[str]) -> dict[str, Assignment]:
+        """What of these variables is not as it last landed, by slice: elements, or all of a slice
+        of which more than half differ.
+        """
+        return {
+            name: found
+            for name in self.slices.slices_of(variables)
+            if (found := difference(self.slices.read(name), self._values[name])) is not None
+        }
+
+
+def difference(now: Tensor, before: Tensor) -> Assignment | None:
+    """What of a slice has other bits than before; None: nothing.
+
+    Args:
+        now, before: contiguous, in main memory, of one dtype and shape.
+
+    Returns:
+        Copies of the elements that differ, or of the whole slice where more than half do.
+    """
+    integers = _INTEGERS[now.itemsize]
+    mine, theirs = (tensor.detach().reshape(-1).view(integers) for tensor in (now, before))
+    if torch.equal(mine, theirs):
+        return None
+    unlike = mine != theirs
+    if now.itemsize == 16:
+        unlike = unlike.view(-1, 2).any(1)
+    elements = unlike.nonzero().view(-1)
+    if 2 * len(elements) > now.numel():
+        return Assignment(now.detach().clone())
+    return Assignment(now.detach().reshape(-1)[elements], elements)
+
+
+# ---- lane ----
+#
+# One lane of a plan, on a trainer's side: how its steps are sent, and when what comes back changes
+# the parameters.
+#
+# ::
+#
+#   sync_lane.py     sync: gradients leave as they come; the script waits for every trainer's step
+#   async_lane.py    async, half-async: closed steps queue; a thread merges and sends them
+#   kstep_lane.py   geo, diloco: the script's optimizer steps; every k steps the changes leave
+#
+# A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
+# step is complete), ``finish`` (waits for what the mode waits for, and takes in what has arrived).
+# Nothing but ``finish``, ``refresh``, ``drain`` and ``leave`` changes parameters.
+
+
+class LaneSender(Protocol):
+    """What the communicator asks of a lane, from the script's thread."""
+
+    # held while a request is under way on the lane's channels that the script does not wait for
+    turn: threading.Lock
+    consumed: ConsumedSamples  # which its messages say to server 0
+    # called every now and then while the script waits in it
+    meanwhile: Callable[[], None]
+
+    @property
+    def step(self) -> int:
+        """Messages sent."""
+
+    def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Where the value of a slice goes; called in the channels' threads."""
+
+    def start(self, channels: list[Channel], step: int) -> None:
+        """Takes the channels, by server.
+
+        Args:
+            step: the last one that the servers have applied.
+        """
+
+    def send(self, name: str, gradient: torch.Tensor) -> None:
+        """Takes one slice's gradient."""
+
+    def send_rows(self, table: str, gradient: RowGradient) -> None:
+        """Takes one table's gradient; the caller does not write to its tensors again."""
+
+    def close(self, hparams: Hparams, overflow: bool) -> None:
+        """Completes the step."""
+
+    def finish(self) -> Reply:
+        """Takes in what has arrived, after waiting for what the lane waits for."""
+
+    def refresh(self) -> None:
+        """Takes in what has arrived, if anything: at the entry of a forward."""
+
+    def drain(self) -> None:
+        """Waits until everything has been sent and answered, and takes it in."""
+
+    def leave(self) -> None:
+        """What :meth:`drain` does, at the end of the job: what stays on the trainer until then
+        leaves, too.
+        """
+
+    def stop(self) -> None:
+        """Tells the lane's threads to end."""
+
+    def rest(self) -> None:
+        """Waits until they have ended, a few seconds at most; the connections are closed.
+
+        An interpreter that ends while a thread frees a tensor ends by SIGABRT: see
+        [Note: gloo at exit].
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Counters, by name."""
+
+
+class Landings(Protocol):
+    """What last landed in a lane's parameters, and what differs from it."""
+
+    slices: ParameterSlices
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether values land between steps, too."""
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the lane itself keeps what has landed."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether a copy of what has landed is to be kept after every step."""
+
+    def holds(self, variables: Iterable[str]) -> bool:
+        """Whether it has what last landed in all of these variables."""
+
+    def copy(self, variables: Iterable[str]) -> None:
+        """Notes the variables' present values."""
+
+    def forget(self) -> None:
+        """Keeps nothing from now on."""
+
+    def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
+        """What of these variables is not as it last landed, by slice.
+
+        While it is called nothing lands on those of them that are held back.
+        """
+
+
+@runtime_checkable
+class GradientLane(LaneSender, Protocol):
+    """A lane whose servers step.  What the script writes into its parameters is a part of the next
+    step: see [Note: what a script writes] in writes.py.
+    """
+
+    landed: Landings
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``refresh`` would change parameters."""
+
+    def assign(self, assignments: Mapping[str, Assignment]) -> None:
+        """The step under way assigns this, by slice."""
+
+
+# ---- nonfinite steps ----
+#
+# Steps of a lane in which a value is not finite, as the trainer sees them: it finds them for all
+# servers where there are several, and says what the servers made of them.
+
+
+log = logging.getLogger(__name__)
+
+NamedTensors = list[tuple[str, torch.Tensor]]
+
+
+class NonFiniteSteps:
+    """What a lane finds and hears of such steps.  Any thread may call it.
+
+    Args:
+        lane, slices: whose steps.
+
+    Attributes:
+        refused: messages of this trainer of which servers have applied nothing.
+    """
+
+    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+        self.refused = 0
+        self._lane = lane
+        self._slices = slices
+        self._servers = 0
+        self._found: set[str] = set()
+        self._lock = threading.Lock()  # guards the next, and ``refused``
+        self._warning = RepeatedWarning(log)
+
+    def start(self, servers: int) -> None:
+        """Joined, with so many servers."""
+        self._servers = servers
+
+    # ---- the step that is sent: one thread at a time ----
+
+    def look(self, name: str, parts: NamedTensors) -> NamedTensors:
+        """Looks at a slice's gradient as it travels, and returns it."""
+        if self._looks and not all(is_finite(tensor) for _, tensor in parts):
+            self._found.add(self._slices.owner(name)[0].name)
+        return parts
+
+    def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
+        """Looks at the gradients of tables."""
+        self._found.update(
+            name for name, gradient in tables if self._looks and not gradient.is_finite()
+        )
+
+    @property
+    def _looks(self) -> bool:
+        """See [Note: refused by all]."""
+        return self._servers > 1 and self._lane.on_nonfinite != "apply"
+
+    def take_out(self) -> set[str]:
+        """The parameters and tables that were found in the step.  The next one may begin."""
+        found, self._found = self._found, set()
+        return found
+
+    # ---- the answer ----
+
+    @onlooker("what servers say of values that are not finite")
+    def hear(self, reply: Reply, first: int, last: int) -> None:
+        """Counts and says what the servers made of a message.
+
+        Args:
+            first, last: the steps of this lane that the message brought.
+        """
+        if not reply.nonfinite:
+            return
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        with self._lock:
+            self.refused += reply.refused and self._lane.on_nonfinite == "refuse"
+            for each in reply.nonfinite:
+                self._warning.warn(
+                    each.trainer,
+                    f"a NaN or an infinity in the step of trainer {each.trainer}, in "
+                    f"{listed(each.variables)}: the servers {self._done(reply)} {steps}",
+                )
+
+    def _done(self, reply: Reply) -> str:
+        if reply.refused:
+            return "refused"
+        return "applied" if self._lane.on_nonfinite == "apply" else "left it out of"
+
+
+# ---- pending assignments ----
+#
+# Assignments on their way to the servers: a reply to a message before theirs lacks them.
+
+
+@dataclass(slots=True)
+class Departure:
+    """When a message left.
+
+    Attributes:
+        number: of the message; None: it has not left yet.
+    """
+
+    number: int | None = None
+
+
+class PendingAssignments:
+    """What a script has written and a lane's servers may not have yet.
+
+    The script's thread calls it; the lane's thread says when a message leaves.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the numbers of departures
+        self._under_way: list[tuple[Departure, Mapping[str, Assignment]]] = []
+
+    def add(self, assignments: Mapping[str, Assignment]) -> Departure:
+        """Takes the assignments of one message, by slice."""
+        departure = Departure()
+        self._under_way.append((departure, assignments))
+        return departure
+
+    def left(self, departure: Departure | None, number: int) -> None:
+        """A message leaves now, with this number; one without assignments has no departure."""
+        if departure is not None:
+            with self._lock:
+                departure.number = number
+
+    def write(self, values: Mapping[str, Tensor], message: int) -> None:
+        """Writes into values that came after a message the assignments that left behind it; earlier
+        ones are in the values.
+
+        Args:
+            values: by slice.
+        """
+        with self._lock:
+            self._under_way = [
+                (departure, assignments)
+                for departure, assignments in self._under_way
+                if departure.number is None or departure.number > message
+            ]
+        for _, assignments in self._under_way:
+            for name, assignment in assignments.items():
+                if name in values:
+                    assignment.write(values[name])
+
+
+# ---- push norms ----
+#
+# How large each step of a lane is, for servers that look for outliers; and what they say of them.
+#
+# See [Note: one measure] in pserver/lane/judge.py.
+
+
+def _only_looks(norms: PushNorms) -> bool:
+    """Whether servers apply outliers, and only say so."""
+    return norms._lane.outlier_push == "apply"
+
+
+class PushNorms:
+    """What a lane measures and hears.  Any thread may call it.
+
+    Args:
+        lane, slices: whose steps.
+
+    Attributes:
+        refused: messages of this trainer of which servers have applied nothing.
+    """
+
+    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+        self.refused = 0
+        self._lane = lane
+        self._slices = slices
+        self._measures = lane.outlier_push != "off"
+        self._norms: dict[str, float] = {}  # by parameter
+        self._of_tables: dict[str, PushNorm] = {}
+        self._lock = threading.Lock()  # guards the next, and ``refused``
+        self._warning = RepeatedWarning(log)
+
+    # ---- the step that is sent: one thread at a time ----
+
+    @onlooker("the norms of pushes", where=_only_looks)
+    def look(
+        self, name: str, parts: Iterable[tuple[str, torch.Tensor]], change: torch.Tensor | None
+    ) -> None:
+        """Measures a slice's gradient.
+
+        Args:
+            parts: as it travels.
+            change: what is new in it, where it is a whole parameter.
+        """
+        if not self._measures:
+            return
+        placement, _ = self._slices.owner(name)
+        if change is None:
+            norm = encoded_norm(name, dict(parts), placement.compression)
+        else:
+            norm = l2_norm(change)
+        before = self._norms.get(placement.name, 0.0)
+        self._norms[placement.name] = math.hypot(before, norm)
+
+    @onlooker("the norms of pushes", where=_only_looks)
+    def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
+        """Measures the gradients of tables."""
+        for name, gradient in tables if self._measures else ():
+            self._of_tables[name] = PushNorm.of_rows(gradient.ids, gradient.rows)
+
+    @onlooker("the norms of pushes", otherwise=dict, where=_only_looks)
+    def take_out(self, steps: int) -> dict[str, PushNorm]:
+        """The norms of the step, by parameter and table.  The next one may begin.
+
+        Args:
+            steps: that the message merges; 0: it brings none, but what rounding has left, or the
+                script has written.  Those are no norms to judge: 0.
+        """
+        norms = {name: PushNorm(each) for name, each in self._norms.items()} | self._of_tables
+        self._norms, self._of_tables = {}, {}
+        share = 1.0 if steps else 0.0
+        if self._lane.merge == "sum" and steps:
+            share = 1 / steps
+        return {name: each.scaled(share) for name, each in norms.items()}
+
+    # ---- the answer ----
+
+    @onlooker("what servers say of norms")
+    def hear(self, reply: Reply, first: int, last: int) -> None:
+        """Counts and says what the servers made of a message.
+
+        Args:
+            first, last: the steps of this lane that the message brought.
+        """
+        if not reply.outliers:
+            return
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        by_trainer: dict[int, list[OutlierPush]] = {}
+        for each in reply.outliers:
+            by_trainer.setdefault(each.trainer, []).append(each)
+        with self._lock:
+            self.refused += self._refused(reply)
+            for trainer, outliers in by_trainer.items():
+                text = f"{said(outliers)}: the servers {self._done(reply)} {steps}"
+                self._warning.warn(trainer, text)
+
+    def _refused(self, reply: Reply) -> bool:
+        """Whether outliers are the reason; otherwise values that are not finite are."""
+        others = bool(reply.nonfinite) and self._lane.on_nonfinite == "refuse"
+        return reply.refused and self._lane.outlier_push == "refuse" and not others
+
+    def _done(self, reply: Reply) -> str:
+        if reply.refused:
+            return "refused"
+        return "applied" if self._lane.outlier_push == "apply" else "left it out of"
+
+
+# ---- push checks ----
+#
+# What a lane looks at in each of its steps before it leaves, and what it hears of it: values that
+# are not finite, and norms.
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found in one step.
+
+    Attributes:
+        nonfinite: parameters and tables with a NaN or an infinity.
+        norms: how large each is, by parameter and table; empty where nobody looks for outliers.
+    """
+
+    nonfinite: set[str]
+    norms: Mapping[str, PushNorm]
+
+
+class PushChecks:
+    """What a lane finds and hears.  Any thread may call it.
+
+    Args:
+        lane, slices: whose steps.
+    """
+
+    def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
+        self._nonfinite = NonFiniteSteps(lane, slices)
+        self._norms = PushNorms(lane, slices)
+
+    def start(self, servers: int) -> None:
+        """Joined, with so many servers."""
+        self._nonfinite.start(servers)
+
+    def look(
+        self, name: str, parts: NamedTensors, change: torch.Tensor | None = None
+    ) -> NamedTensors:
+        """Looks at a slice's gradient as it travels, and returns it.
+
+        Args:
+            change: what is new in it, where it is a whole parameter.
+        """
+        self._norms.look(name, parts, change)
+        return self._nonfinite.look(name, parts)
+
+    def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
+        """Looks at the gradients of tables."""
+        tables = list(tables)
+        self._norms.look_at_rows(tables)
+        self._nonfinite.look_at_rows(tables)
+
+    def take_out(self, steps: int = 1) -> Found:
+        """What was found in the step.  The next one may begin.
+
+        Args:
+            steps: that the message merges.
+        """
+        return Found(self._nonfinite.take_out(), self._norms.take_out(steps))
+
+    def hear(self, reply: Reply, first: int, last: int) -> Reply:
+        """Counts and says what the servers made of a message, and returns their reply.
+
+        Args:
+            first, last: the steps of this lane that the message brought.
+        """
+        self._norms.hear(reply, first, last)
+        self._nonfinite.hear(reply, first, last)
+        return reply
+
+    def metrics(self) -> dict[str, float]:
+        """Messages of which servers have applied nothing, by reason."""
+        return {
+            "steps_refused_nonfinite": self._nonfinite.refused,
+            "steps_refused_outlier": self._norms.refused,
+        }
+
+
+# ---- request pipeline ----
+
 
 Tensors = dict[str, torch.Tensor]  # by slice, unless a comment names another key
 

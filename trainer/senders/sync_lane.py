@@ -15,14 +15,9 @@ from pserver.client.replies import Reply, first_of
 from pserver.dense.update import clip_coefficients
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
-from trainer.communicator.consumed_samples import ConsumedSamples
-from trainer.communicator.device_copy import PendingCopy, is_on_gpu
-from trainer.communicator.landed_values import LandedValues
-from trainer.communicator.parameter_slices import ParameterSlices
-from trainer.communicator.push_checks import PushChecks
-from trainer.communicator.request_pipeline import checksums_of
-from trainer.communicator.roll import Roll
-from trainer.communicator.travelling_buffers import TravellingBuffers
+from trainer.senders.buffers import Roll, TravellingBuffers
+from trainer.senders.parameters import ParameterSlices, PendingCopy, is_on_gpu
+from trainer.senders.pipeline import ConsumedSamples, LandedValues, PushChecks, checksums_of
 from transpiler.ir.rules import Clip
 from transpiler.plan.plan import Lane
 
@@ -31,7 +26,7 @@ LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
 
 class SyncLandings(LandedValues):
     """What last landed in a sync lane: between steps the servers have it.  See
-    :class:`~trainer.communicator.lane.Landings`.
+    :class:`~trainer.senders.pipeline.Landings`.
 
     Args:
         slices: of the lane.
@@ -75,7 +70,7 @@ class LoadedTables(Protocol):
 
 
 class SyncSender:
-    """The sender of a sync lane; see :class:`~trainer.communicator.lane.LaneSender`.
+    """The sender of a sync lane; see :class:`~trainer.senders.pipeline.LaneSender`.
 
     Gradients leave as they come.  New parameters arrive in the parameters' own memory while the
     script waits.
@@ -249,7 +244,7 @@ class SyncSender:
         return False
 
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """See :class:`~trainer.communicator.lane.GradientLane`."""
+        """See :class:`~trainer.senders.pipeline.GradientLane`."""
         self._assignments.update(assignments)
 
     def follow(self, loads: LoadedTables, index: int) -> None:

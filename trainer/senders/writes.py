@@ -22,7 +22,7 @@ meanwhile, keeps a copy of each landing once a first write has been seen; for th
 servers' values are taken, which are what landed if nobody has stepped since.
 
 In the k-step modes the script's own optimizer steps, and what the script writes leaves as a part of
-what has changed: see writes_between.py.
+what has changed: see writes.py.
 """
 
 from __future__ import annotations
@@ -31,11 +31,201 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from trainer.communicator.lane import GradientLane, LaneSender
-from trainer.communicator.samples import Samples
-from trainer.communicator.writes_between import version
+from trainer.senders.pipeline import GradientLane, LaneSender
+
+# ---- samples ----
+#
+# Some elements of each of many tensors, always the same ones: has anything been written?
+#
+# A tensor counts the operations that write to it; writes through ``.data`` and through numpy are in
+# no counter.  Reading every tensor whole takes too long for every step, so 1,024 of its elements
+# are read, in places that look random and stay.  A tensor of fewer elements is read whole.  What
+# takes time is memory that is in no cache, a line at a time, so that four elements lie side by
+# side.
+
+
+SAMPLED = 1024  # elements of a tensor
+BESIDE = 4  # of them side by side
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class _Place:
+    """Where a tensor's elements are."""
+
+    __slots__ = ("_pointer", "_strides")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._pointer, self._strides = tensor.data_ptr(), tensor.stride()
+
+    def moved(self, tensor: Tensor) -> bool:
+        """Whether the tensor has other memory now."""
+        return tensor.data_ptr() != self._pointer or tensor.stride() != self._strides
+
+
+class _OnHost(_Place):
+    """The sampled elements of one tensor in main memory."""
+
+    __slots__ = ("_memory", "_noted", "_now", "_offsets")
+
+    def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
+        super().__init__(tensor)
+        self._memory = _memory(tensor).numpy()
+        self._offsets = _offsets(tensor, positions)
+        self._now, self._noted = (np.empty(len(positions), self._memory.dtype) for _ in range(2))
+
+    def note(self) -> None:
+        """Notes them as they are now."""
+        self._memory.take(self._offsets, out=self._noted, mode="clip")  # which copies once
+
+    def changed(self) -> bool:
+        """Whether one is another than was noted."""
+        self._memory.take(self._offsets, out=self._now, mode="clip")
+        return not (self._now == self._noted).all()
+
+
+class _OnDevice(_Place):
+    """The sampled elements of one tensor on a device."""
+
+    __slots__ = ("_memory", "_noted", "_offsets")
+
+    def __init__(self, tensor: Tensor, positions: np.ndarray) -> None:
+        super().__init__(tensor)
+        self._memory = _memory(tensor)
+        self._offsets = torch.from_numpy(_offsets(tensor, positions)).to(tensor.device)
+        self._noted = self._memory.new_empty(len(positions))
+
+    def note(self) -> None:
+        """Notes them as they are now."""
+        torch.take(self._memory, self._offsets, out=self._noted)
+
+    def changed(self) -> bool:
+        """Whether one is another than was noted; the host waits for the device."""
+        return not torch.equal(torch.take(self._memory, self._offsets), self._noted)
+
+
+class Samples:
+    """The sampled elements of some live tensors, as they were noted last; :meth:`note` comes first.
+    One thread uses it.
+
+    Args:
+        tensors: any devices, dtypes and strides; their memory may be exchanged.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._positions = [_positions(t.numel(), seed) for seed, t in enumerate(self._tensors)]
+        self._sampled = [self._bound(number) for number in range(len(self._tensors))]
+
+    def note(self, numbers: Iterable[int]) -> None:
+        """Notes these tensors' elements as they are now.
+
+        Args:
+            numbers: of the tensors, in their order.
+        """
+        tensors, sampled = self._tensors, self._sampled
+        for number in numbers:
+            if sampled[number].moved(tensors[number]):
+                sampled[number] = self._bound(number)
+            sampled[number].note()
+
+    def changed(self, numbers: Iterable[int]) -> list[int]:
+        """Those of the tensors of which an element is another one than was noted, or whose memory
+        has been exchanged.
+        """
+        tensors, sampled = self._tensors, self._sampled
+        return [n for n in numbers if sampled[n].moved(tensors[n]) or sampled[n].changed()]
+
+    def _bound(self, number: int) -> _OnHost | _OnDevice:
+        tensor, positions = self._tensors[number].detach(), self._positions[number]
+        return (_OnHost if tensor.device.type == "cpu" else _OnDevice)(tensor, positions)
+
+
+def _positions(count: int, seed: int) -> np.ndarray:
+    """Ascending positions of the sampled elements in a tensor of so many: int64 [n]."""
+    if count <= SAMPLED:
+        return np.arange(count)
+    # a run in each of 256 equal parts, at a place that looks random
+    bounds = np.linspace(0, count // BESIDE, SAMPLED // BESIDE + 1).astype(np.int64)
+    starts = np.random.default_rng(seed).integers(bounds[:-1], bounds[1:]) * BESIDE
+    return np.asarray((starts[:, None] + np.arange(BESIDE)).reshape(-1))
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """A tensor's memory as integers, 1-D: from its first element to its last, whatever lies
+    between; shared, not copied.
+    """
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,)).view(_INTEGERS[tensor.itemsize])
+
+
+def _offsets(tensor: Tensor, positions: np.ndarray) -> np.ndarray:
+    """Where the elements at these positions lie in :func:`_memory`; of an element of 16 bytes its
+    first half and its second one in turn.
+    """
+    offsets = np.zeros(len(positions), np.int64)
+    left = positions
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        offsets += left % extent * stride
+        left = left // extent
+    return offsets * 2 + np.arange(len(offsets)) % 2 if tensor.itemsize == 16 else offsets
+
+
+# ---- writes between ----
+#
+# Whether a script has written into some parameters since its last step: in the lanes whose steps
+# the script's own optimizer takes.
+#
+# There what is written leaves with the next message, as a part of what has changed.  Until the next
+# step nothing lands on it, and files that have the servers' values lack it.
+
+
+class WritesBetween:
+    """Compares counters and sampled elements with those at the last :meth:`note`.
+
+    The script's thread calls it.
+
+    Args:
+        tensors: the live ones by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._samples = Samples(list(self._tensors.values()))
+        self._versions: list[int] = []  # as noted; none before the first note
+
+    def note(self) -> None:
+        """A step is over, or values have landed."""
+        self._versions = [version(tensor) for tensor in self._tensors.values()]
+        self._samples.note(range(len(self._tensors)))
+
+    def names(self) -> list[str]:
+        """The tensors that have been written since the last note.
+
+        Of writes that no counter tells of, those into sampled elements.
+        """
+        if not self._versions:
+            return []
+        changed = set(self._samples.changed(range(len(self._tensors))))
+        return [
+            name
+            for number, (name, tensor) in enumerate(self._tensors.items())
+            if number in changed or version(tensor) != self._versions[number]
+        ]
+
+
+def version(tensor: Tensor) -> int:
+    """How many operations have written to a tensor, as torch counts them."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+# ---- written values ----
+
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from tests.support.devices import (
     train,
 )
 from trainer import fleet
-from trainer.communicator.device_copy import DeviceCopy, PendingCopy
+from trainer.senders.parameters import DeviceCopy, PendingCopy
 from transpiler import DistributedStrategy
 
 pytestmark = pytest.mark.usefixtures("finished")
@@ -93,7 +93,7 @@ def test_gradients_and_parameters_cross_on_a_side_stream(
             )
             return super()._copy(source, target)
 
-    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Seen)
+    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Seen)
     torch.backends.cudnn.deterministic = True
     model, reference = net("cuda:0"), net("cuda:0")
     scalers = [torch.amp.GradScaler("cuda", init_scale=256.0) if mixed else None for _ in range(2)]
@@ -177,10 +177,10 @@ def test_nobody_reads_or_writes_a_buffer_before_its_copy_has_been_made(
     for module in ("communicator.communicator", *(f"senders.{each}" for each in senders)):
         monkeypatch.setattr(f"trainer.{module}.is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(
-        "trainer.communicator.parameter_slices.pinned",
+        "trainer.senders.parameters.pinned",
         lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
-    monkeypatch.setattr("trainer.communicator.parameter_slices.DeviceCopy", Late)
+    monkeypatch.setattr("trainer.senders.parameters.DeviceCopy", Late)
     model, reference = net(), net()
     train_on(
         model,

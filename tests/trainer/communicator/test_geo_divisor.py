@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.support.table_trainers import Servers
 from trainer import Constant, DistributedEmbedding, fleet
-from trainer.communicator.roll import Roll
 from trainer.job.job import Job
+from trainer.senders.buffers import Roll
 from transpiler import DistributedStrategy
 
 ROWS = 8192  # of two numbers: the parameter has a slice on each of two servers

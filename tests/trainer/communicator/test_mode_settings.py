@@ -17,8 +17,7 @@ from pserver.client.channel import Channel
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from tests.support.eager_modes import Held, eventually, strategy_of
-from trainer.communicator.communicator import Communicator
-from trainer.communicator.options import options_of
+from trainer.communicator.communicator import Communicator, options_of
 from transpiler.distribute import plan_parameters
 from transpiler.ir.rules import Rule
 from transpiler.plan.plan import Deployment

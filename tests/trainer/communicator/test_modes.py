@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tests.support.eager_jobs import Servers, batches, train
 from tests.support.eager_modes import OUTER_SGD, adam, assert_equal, joined, net
 from trainer import fleet
-from trainer.communicator.parameter_slices import ParameterSlices
+from trainer.senders.parameters import ParameterSlices
 
 EXACT: dict[str, dict[str, Any]] = {
     "async with one slot": {"send_queue_size": 1},
@@ -153,7 +153,7 @@ def test_a_lane_holds_one_copy_of_its_parameters_where_servers_answer(
     """What comes back lands where its gradient left, and the next step's leaves from there; none
     where the script waits.  A queue holds one more, of what has landed last.
     """
-    monkeypatch.setattr("trainer.communicator.async_sender.SMALL_BYTES", 0)
+    monkeypatch.setattr("trainer.senders.async_lane.SMALL_BYTES", 0)
     blank, made = ParameterSlices.blank, list[Callable[[], torch.Tensor | None]]()
 
     def counted(self: ParameterSlices, name: str) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pserver.client.replies import Absences
-from trainer.communicator.roll import Roll
+from trainer.senders.buffers import Roll
 
 
 def absences(changes: int, *absent: int, **preempted: int) -> Absences:

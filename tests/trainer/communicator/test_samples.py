@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pserver.transport.arrays import Assignment
-from trainer.communicator.pending_assignments import PendingAssignments
-from trainer.communicator.samples import SAMPLED, Samples, _positions
+from trainer.senders.pipeline import PendingAssignments
+from trainer.senders.writes import SAMPLED, Samples, _positions
 
 TENSORS = {
     "large": lambda: torch.randn(4000, 6),

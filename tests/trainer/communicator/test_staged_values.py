@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.communicator.request_pipeline import StagedValues
+from trainer.senders.pipeline import StagedValues
 
 
 def staged() -> StagedValues:

@@ -19,7 +19,7 @@ from tests.support.eager_jobs import Servers, batches, train
 from tests.support.eager_modes import OUTER_SGD, adam, assert_equal, joined, net
 from tests.support.script_writes import WRITES
 from trainer import fleet
-from trainer.communicator import written_values
+from trainer.senders import writes
 
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"modes": {"*": "sync"}},
@@ -240,8 +240,8 @@ def test_frozen_tied_and_transposed_parameters_take_what_is_written(
 @pytest.fixture
 def rarely(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything is compared in every tenth step, and not in the first ones."""
-    monkeypatch.setattr(written_values, "EARLY_STEPS", 0)
-    monkeypatch.setattr(written_values, "EVERY", 10)
+    monkeypatch.setattr(writes, "EARLY_STEPS", 0)
+    monkeypatch.setattr(writes, "EVERY", 10)
     yield
 
 
@@ -273,7 +273,7 @@ def test_a_write_that_is_noticed_late_takes_effect_and_is_said(
 
 def first_unsampled(model: nn.Module) -> int:
     """An element of the first parameter that is not read at every step."""
-    from trainer.communicator.samples import _positions
+    from trainer.senders.writes import _positions
 
     parameter = next(model.parameters())
     sampled = set(_positions(parameter.numel(), 0).tolist())

@@ -20,8 +20,8 @@ from tests.faults.faults import Injector, Point, injected
 from tests.support.eager_modes import joined
 from tests.support.table_trainers import Net, Trainer, at_once
 from trainer import DistributedEmbedding, fleet
-from trainer.communicator import written_tables
 from trainer.embedding.local_rows import LocalRows
+from trainer.senders import served_rows
 
 ROWS, DIM = 20, 4
 SYNC: dict[str, Any] = {"modes": {"*": "sync"}}
@@ -172,7 +172,7 @@ def test_rows_that_are_left_out_are_never_left_out_silently(
     """
     mine = made()[0]
     joined(endpoints, mine, torch.optim.SGD(mine.parameters(), lr=0.1), **SYNC)
-    monkeypatch.setattr(written_tables, "MAX_BYTES", ROWS * (8 + 4 * DIM) - 1)
+    monkeypatch.setattr(served_rows, "MAX_BYTES", ROWS * (8 + 4 * DIM) - 1)
     with caplog.at_level(logging.WARNING):
         state = [mine.state_dict() for _ in range(2)][0]
         assert not any("table" in key for key in state)

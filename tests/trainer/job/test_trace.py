@@ -15,7 +15,7 @@ from tests.support.traces import Traced, end
 from trainer import Executor, fleet
 from trainer.collective.peer_meeting import PeerMeeting
 from trainer.collective.rendezvous import Peers, connect_store
-from trainer.communicator.server_meeting import ServerMeeting
+from trainer.communicator.trace import ServerMeeting
 from trainer.environment.environment import Connection
 from transpiler import DistributedStrategy, DistributeTranspiler, capture
 
