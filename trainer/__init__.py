@@ -134,9 +134,9 @@ The essays
 Each stands in its file; code that relies on one says ``See [Note: ...]``::
 
     compat/        scope               two kinds of scopes
-    gradients/     overflow            whose overflow
+    gradients/     step                whose overflow
                    gradient_merge      an overflow in a window
-                   averaged_step       a step of both
+                   averaging           a step of both
     collective/    rendezvous          gloo at exit; who is lost; whose frames
                    process_groups      no timeout on progress
                    data_parallel       errors in backward
@@ -206,7 +206,7 @@ from transpiler.strategy.run_strategies import BuildStrategy as BuildStrategy
 from transpiler.strategy.run_strategies import ExecutionStrategy as ExecutionStrategy
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.exported_program import export_program as export_program
+    from trainer.checkpoint.export import export_program as export_program
     from trainer.compat.feeders import DataFeeder as DataFeeder
     from trainer.compat.flags import get_flags as get_flags
     from trainer.compat.flags import set_flags as set_flags
@@ -293,7 +293,7 @@ _LATE = {
     "deserialize_persistables": "trainer.executor.program_values",
     "DistributedEmbedding": "trainer.embedding.embedding",
     "Executor": "trainer.executor.executor",
-    "export_program": "trainer.checkpoint.exported_program",
+    "export_program": "trainer.checkpoint.export",
     "get_flags": "trainer.compat.flags",
     "global_scope": "trainer.compat.scope",
     "load_inference_model": "trainer.executor.inference_model",

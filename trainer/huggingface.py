@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from trainer import fleet
-from trainer.checkpoint.joint_call import jointly
+from trainer.checkpoint.resume import jointly
 from trainer.job.collective_job import CollectiveJob
 from trainer.job.current import distributed, present
 from trainer.job.data_shard import Shard, shard

@@ -12,13 +12,19 @@ import torch
 
 from pserver.errors import PartialPlan
 from pserver.telemetry.trace import SPANS, now
-from trainer.gradients.averaged_step import close_and_finish
-from trainer.gradients.clipping import clip_in_place
+from trainer.gradients.averaging import close_and_finish
 from trainer.gradients.dgc import DeepGradientCompression
-from trainer.gradients.division import Gradients, divided, hidden, tables_in
 from trainer.gradients.gradient_merge import GradientMerge
-from trainer.gradients.overflow import tell_scaler, unscale
-from trainer.gradients.overlap import send_early
+from trainer.gradients.step import (
+    Gradients,
+    clip_in_place,
+    divided,
+    hidden,
+    send_early,
+    tables_in,
+    tell_scaler,
+    unscale,
+)
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import LossScaling
 from transpiler.clip import GradClip

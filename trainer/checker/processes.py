@@ -21,7 +21,7 @@ from pserver.table.gradient import RowGradient
 from trainer.checker.history import History
 from trainer.checker.trial import AnyTransport
 from trainer.checker.worlds import DIM, FEW, MANY, TOGETHER, World
-from trainer.checkpoint.joint_call import jointly
+from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.session import Apart
 from trainer.job.due_saves import DueSaves

@@ -2,15 +2,14 @@
 
 In reading order::
 
-    resume             parameters, optimizer state, groups and step: saved, and taken up again
-    table_store        the rows of tables, on servers or in this process, chunk by chunk (imports
+    resume             parameters, optimizer state, groups and step: saved, and taken up again; a
+                       checkpoint of which every server writes its part; what all trainers call: it
+                       succeeds on all, or raises on all
+    tables             the rows of tables, on servers or in this process, chunk by chunk (imports
                        numba)
-    server_parts       a checkpoint of which every server writes its part
-    joint_call         what all trainers call: it succeeds on all, or raises on all
     checkpoint_folder  the checkpoints that a job writes by itself: which stay, and which go
-    export             a trained model as one file that torch alone can read
-    exported_program   a forward program for torch.export
-    row_forms          the numbers in which an export writes rows of tables
+    export             a trained model as one file that torch alone can read; a forward program for
+                       torch.export; the numbers in which an export writes rows of tables
 
 ``pserver/checkpoint`` owns the files' format.  This room imports ``communicator``
 and ``embedding``.

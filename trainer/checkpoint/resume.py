@@ -8,20 +8,142 @@ any number of servers can go on.  Of several optimizers the parameter groups fol
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from pserver.checkpoint import checkpoint
-from pserver.checkpoint.manifest import check_unshared
+from pserver.checkpoint.checkpoint import Saved
+from pserver.checkpoint.manifest import WholeTensor, check_unshared
 from pserver.storage.place import place_at
+from transpiler.files import bounded_json
+from transpiler.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.table_store import TableStore
+    from trainer.checkpoint.tables import Chunk, TableStore
     from trainer.modules.loss_scaling import LossScaling
+
+
+# ---- joint call ----
+#
+# A part of a call that all trainers make: it succeeds on all of them, or raises on all of them.
+#
+# A trainer that fails says so at the barrier that ends the part, instead of an exception that only
+# it sees while the others wait for ever.  So a script that catches the error on every trainer goes
+# on.
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each
+    for each in (FileNotFoundError, NotADirectoryError, PermissionError, OSError, ValueError)
+} | {"TypeError": TypeError}
+
+
+class Meeting(Protocol):
+    """Where all trainers of a job meet."""
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """Waits for every trainer that has not left; gives what they have told."""
+
+
+class Part:
+    """One trainer's share of a joint part.
+
+    Attributes:
+        fact: what this trainer has found; all trainers must have found the same.
+    """
+
+    def __init__(self) -> None:
+        self.fact = ""
+
+
+@contextmanager
+def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
+    """What happens inside has succeeded on every trainer when this ends, and otherwise raises on
+    every trainer.
+
+    Args:
+        meeting: of the job, such as its optimizer.
+        call: the user's, for messages: "fleet.save".
+        barrier: its name; all trainers come to it.
+
+    Raises:
+        Exception: what was raised inside, on the trainer where it was.  Elsewhere OSError,
+            ValueError or TypeError where it was one, RuntimeError otherwise; the message names the
+            trainer.
+        ValueError: trainers have found different facts.
+
+    Example::
+
+        with jointly(optimizer, "fleet.save", "saved"):
+            if trainer_id == 0:
+                write()
+    """
+    part = Part()
+    try:
+        yield part
+    except BaseException as failure:
+        _tell(meeting, barrier, failure)
+        raise
+    texts = meeting.barrier(barrier, json.dumps({"fact": part.fact}))
+    told = {trainer: bounded_json.loads(text) for trainer, text in sorted(texts.items())}
+    for trainer, said in told.items():
+        if "error" in said:
+            raise _error(f"{call}: trainer {trainer}", said)
+    facts = {said["fact"]: trainer for trainer, said in reversed(told.items())}
+    if len(facts) > 1:
+        (one, first), (other, second) = sorted(facts.items(), key=lambda item: item[1])[:2]
+        raise ValueError(
+            f"{call}: expected the same on every trainer, got {one} on trainer {first} and "
+            f"{other} on trainer {second}"
+        )
+
+
+def _tell(meeting: Meeting, barrier: str, failure: BaseException) -> None:
+    """Tells the others.  Where that fails, they learn from the job's end: the first error is the
+    one that this trainer raises.
+    """
+    said: dict[str, object] = {
+        "error": [each.__name__ for each in type(failure).__mro__],
+        "errno": None,
+        "message": str(failure),
+        "file": "",
+    }
+    if isinstance(failure, OSError):
+        said |= {
+            "errno": failure.errno,
+            "message": failure.strerror or str(failure),
+            "file": str(failure.filename or ""),
+        }
+    try:
+        meeting.barrier(barrier, json.dumps(said))
+    except Exception as error:
+        failure.add_note(f"the other trainers could not be told: {error}")
+
+
+def _error(where: str, said: dict[str, object]) -> Exception:
+    """Another trainer's failure, as this one raises it."""
+    names = said["error"]
+    assert isinstance(names, list)
+    kind = next((_ERRORS[name] for name in names if name in _ERRORS), RuntimeError)
+    text = f"{where}: {said['message'] or 'no message'}"
+    if kind is RuntimeError:
+        text = f"{where}: {names[0]}: {said['message']}"
+    if said["file"]:
+        text += f": {said['file']!r}"
+    number = said["errno"]
+    if issubclass(kind, OSError) and isinstance(number, int):
+        return OSError(number, text)  # of the class of its number
+    return kind(text)
+
+
+# ---- resume ----
+
 
 log = logging.getLogger(__name__)
 
@@ -425,3 +547,127 @@ def _check(
     for name, key in found.states:
         if name not in present:
             raise ValueError(f"{path}: state {key!r} of {name!r}: the model has no such parameter")
+
+
+# ---- server parts ----
+#
+# Checkpoints of which every server writes its part: what a trainer adds to them.
+#
+# A part has the slices and the optimizer states that its server holds, and its rows of the tables.
+# The trainer adds what no server has: buffers, parameters that trainers average among themselves,
+# the states of optimizers that step on trainers, groups, steps and schedulers.  It says in the
+# manifest of which slices each tensor is put together, under the names of ``resume``.
+
+
+States = Sequence[Mapping[str, Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a trainer adds to the servers' parts: copies, which steps leave as they are.
+
+    Attributes:
+        tensors: by the names of ``resume``.
+        meta: of the checkpoint, without the tables'.
+        stepped: by table, the chunks and the metadata of rows that this trainer steps by itself.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    meta: Mapping[str, Any]
+    stepped: Mapping[str, tuple[list[Chunk], Mapping[str, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        optimizers: Iterable[Trained],
+        plan: Plan,
+        meta: Mapping[str, Any],
+        tables: TableStore | None,
+    ) -> Rest:
+        """Copies it, between two steps.
+
+        Args:
+            tensors: those that no server holds as they are now, by name.
+            optimizers: of the job.
+        """
+        held = {name for name in plan_names(plan) if not _on_trainer(plan, name)}
+        named = {f"model/{name}": tensor for name, tensor in tensors.items()}
+        for optimizer in optimizers:
+            for parameter, state in optimizer.state.items():
+                name = optimizer.names.get(parameter)  # None: a table's proxy parameter
+                if name is not None and name not in held:
+                    named |= {
+                        f"state/{key}/{name}": value
+                        for key, value in state.items()
+                        if torch.is_tensor(value)
+                    }
+        stepped = {}
+        for name in [] if tables is None else tables.stepped():
+            assert tables is not None, "it has names"
+            known: dict[str, Any] = {}
+            stepped[name] = (list(tables.stepped_chunks(name, False, known)), known)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        return cls(copies, meta, stepped)
+
+
+def plan_names(plan: Plan) -> list[str]:
+    """The variables that servers update."""
+    return [placement.name for placement in plan.placements if placement.group is not None]
+
+
+def _on_trainer(plan: Plan, name: str) -> bool:
+    return plan.lane_of(plan.placement(name)).kind.steps_on_trainer
+
+
+def layout_of(plan: Plan, states: States) -> dict[str, WholeTensor]:
+    """The tensors that are put together from the servers' parts, by the names of ``resume``.
+
+    Args:
+        states: of each server, see :func:`transpiler.ir.slice_states.slice_states`.
+    """
+    found: dict[str, WholeTensor] = {}
+    for name in plan_names(plan):
+        placement = plan.placement(name)
+        shape, slices = tuple(placement.shape), placement.slices
+        found[f"model/{name}"] = WholeTensor(shape, tuple((s.server, s.name) for s in slices))
+        if _on_trainer(plan, name):
+            continue
+        own = [(s.server, states[s.server].get(s.name, {})) for s in slices]
+        for state in own[0][1]:
+            found[f"state/{state}/{name}"] = WholeTensor(
+                shape, tuple((server, each[state]) for server, each in own)
+            )
+    return found
+
+
+def write(
+    path: str,
+    rest: Rest,
+    parts: Sequence[Saved],
+    layout: Mapping[str, WholeTensor],
+    tables: Mapping[str, Mapping[str, Any]],
+) -> Saved:
+    """Writes what the trainer adds, and the manifest last of all.
+
+    Args:
+        parts: of all servers, in their order: they are complete.
+        layout: see :func:`layout_of`.
+        tables: the metadata of each.
+
+    Raises:
+        InUse: another job writes there.
+        OSError: the disk is full, or refuses; the checkpoint that was there stays.
+    """
+    meta = dict(rest.meta)
+    if tables:
+        meta["tables"] = {
+            name: dict(known) | dict(rest.stepped.get(name, ([], {}))[1])
+            for name, known in tables.items()
+        }
+    with checkpoint.writing(path) as writer:
+        writer.parts(parts, layout)
+        writer.tensors(rest.tensors)
+        for name, (chunks, _) in rest.stepped.items():
+            writer.chunks(f"{name}@trainer", chunks)
+        return writer.commit(meta)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.gradients.residuals import Residuals
+from trainer.gradients.dgc import Residuals
 from transpiler.ir.graph import Op, Ref
 from transpiler.ir.rules import Hparam
 from transpiler.optim.dgc import Ramp

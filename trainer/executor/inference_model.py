@@ -208,7 +208,7 @@ def _rows_of(
 ) -> tuple[Tensor, Tensor] | None:
     """All rows of a table: ids, int64 [n], and values, [n, dim]; None where it has none."""
     if connection is not None and any(each.name == name for each in connection.plan.tables):
-        from trainer.checkpoint.table_store import store_of  # imports numba
+        from trainer.checkpoint.tables import store_of  # imports numba
 
         store = store_of(None, connection)
         assert store is not None, "the plan has tables"

@@ -1,7 +1,7 @@
 """Gradients of a program that trainers average among themselves, beside servers: kernels, and what
 a process that comes later gets.
 
-See [Note: a step of both] in trainer/gradients/averaged_step.py; and
+See [Note: a step of both] in trainer/gradients/averaging.py; and
 transpiler/passes/trainer.py for where the ops stand.
 """
 
@@ -16,9 +16,7 @@ from torch import Tensor
 from trainer.collective.gradient_means import GradientMeans
 from trainer.communicator.communicator import Communicator
 from trainer.executor.ops_optimizer import StoredStates
-from trainer.gradients.averaged_step import AveragedStep
-from trainer.gradients.averaged_values import AveragedValues
-from trainer.gradients.dense_means import dense_means_of
+from trainer.gradients.averaging import AveragedStep, AveragedValues, dense_means_of
 from transpiler.ir.graph import Op, Storage
 from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.lower import Kernel
@@ -34,7 +32,7 @@ class _Ops:
 
 
 class _Steps:
-    """How far a program's values are; see :class:`trainer.gradients.averaged_values.Stepper`.
+    """How far a program's values are; see :class:`trainer.gradients.averaging.Stepper`.
 
     Args:
         storage: that holds them.

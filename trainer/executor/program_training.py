@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pserver.checkpoint.checkpoint import Claims
 from trainer.checkpoint import resume
-from trainer.checkpoint.joint_call import jointly
+from trainer.checkpoint.resume import jointly
 from trainer.executor.ops_optimizer import OpsOptimizer
 from transpiler.ir.graph import Storage
 from transpiler.ir.table_ops import is_sparse
@@ -22,7 +22,7 @@ from transpiler.optim.dgc import FollowingOptimizer
 from transpiler.program import Program
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.table_store import TableStore
+    from trainer.checkpoint.tables import TableStore
     from trainer.communicator.communicator import Communicator
     from trainer.modules.loss_scaling import LossScaling
 
@@ -97,7 +97,7 @@ class ProgramTraining:
         """The rows of the program's tables, on servers or here; None where it has none."""
         if not self._storage.tables:
             return None
-        from trainer.checkpoint.table_store import store_of  # imports numba
+        from trainer.checkpoint.tables import store_of  # imports numba
         from trainer.communicator.tables import Tables
 
         if self._communicator is not None:

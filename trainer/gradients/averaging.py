@@ -1,4 +1,4 @@
-"""The part of a step that trainers average among themselves, beside what servers do of it.
+"""Gradients and values that trainers average among themselves, beside what servers do.
 
 [Note: a step of both]  Where trainers come and go, the averaged part of a step counts only when the
 servers have decided the rest of it, and for the same trainers::
@@ -16,18 +16,34 @@ decided by itself: of the last step of one that dies the average may count, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from pserver.telemetry.trace import SPANS, now
-from trainer.collective.elastic_means import DenseSteps
+from trainer.collective.dense_allreduce import WHOLE, DenseAllreduce, dense_allreduce_of
+from trainer.collective.elastic_means import Company, DenseSteps
 from trainer.collective.gradient_means import GradientMeans
-from trainer.gradients.division import Gradients
+from trainer.collective.member_groups import Member, MemberGroups
+from trainer.environment.environment import Connection
+from trainer.gradients.step import Gradients
+from transpiler.plan.plan import Plan
+from transpiler.strategy.exchange import exchange_of
+from transpiler.strategy.strategy import DistributedStrategy
 
-if TYPE_CHECKING:  # which brings the transports
+if TYPE_CHECKING:
     from trainer.communicator.communicator import Communicator
+
+
+# ---- averaged step ----
+#
+# The part of a step that trainers average among themselves, beside what servers do of it.
 
 
 class Stepped(Protocol):
@@ -145,3 +161,191 @@ def close_and_finish(
     if not early:
         optimizer.steps += 0 if overflow else 1
     return overflow
+
+
+# ---- averaged values ----
+#
+# What the trainers of a mixed job step by themselves, alike on all of them: values, and what their
+# optimizers keep of them.  A process that comes later gets it from another one.
+
+
+class Inner(Protocol):
+    """What steps parameters: the script's optimizer, or the optimizer ops of a program."""
+
+    @property
+    def state(self) -> MutableMapping[torch.Tensor, Any]:
+        """What it keeps, by parameter."""
+
+
+class Stepper(Protocol):
+    """An optimizer of a job, and how far it is.
+
+    Attributes:
+        steps: taken by the job.
+    """
+
+    steps: int
+
+    @property
+    def inner(self) -> Inner:
+        """What steps the parameters on this trainer."""
+
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """The parameters, by name."""
+
+
+class AveragedValues:
+    """Those of one trainer.
+
+    Args:
+        plan: of the job.
+        optimizers: of the script.
+    """
+
+    def __init__(self, plan: Plan, optimizers: Sequence[Stepper]) -> None:
+        self._names, self._optimizers = frozenset(plan.averaged), optimizers
+
+    def _each(self) -> Iterator[tuple[str, torch.Tensor, Stepper]]:
+        for optimizer in self._optimizers:
+            for name, parameter in optimizer.trained().items():
+                if name in self._names:
+                    yield name, parameter, optimizer
+
+    def give(self) -> dict[str, Any]:
+        """As :func:`trainer.collective.object_bytes.to_bytes` can hold it."""
+        values = {
+            name: [parameter.detach(), dict(optimizer.inner.state.get(parameter, {}))]
+            for name, parameter, optimizer in self._each()
+        }
+        return {"values": values, "steps": [each.steps for each in self._optimizers]}
+
+    def take(self, given: Mapping[str, Any]) -> None:
+        """Takes what :meth:`give` gave on another trainer."""
+        for each, steps in zip(self._optimizers, given["steps"], strict=True):
+            each.steps = steps
+        for name, parameter, optimizer in self._each():
+            value, state = given["values"][name]
+            with torch.no_grad():
+                parameter.copy_(value)
+            if state:
+                optimizer.inner.state[parameter] = {
+                    key: _beside(key, held, parameter) for key, held in state.items()
+                }
+
+
+def _beside(key: str, held: Any, parameter: torch.Tensor) -> Any:
+    """A part of a state where the optimizer keeps it: torch's counts of steps stay on the host."""
+    if not isinstance(held, torch.Tensor) or key == "step":
+        return held
+    return held.to(parameter.device)
+
+
+# ---- dense means ----
+#
+# What averages the gradients that a plan leaves to the trainers of a job with servers.
+
+
+log = logging.getLogger(__name__)
+
+
+def dense_means_of(
+    communicator: Communicator,
+    optimizers: Sequence[Stepper],
+    strategy: DistributedStrategy | None = None,
+    others: bool = False,
+) -> DenseAllreduce | DenseSteps | None:
+    """What averages those gradients; all trainers have come when it returns.  None: there are none.
+
+    Args:
+        communicator: of a trainer that has joined.
+        optimizers: of the script.
+        strategy: says how gradients travel; None: all of one dtype at once.
+        others: the trainers sum other things, too, of which each needs all of the plan.
+
+    Raises:
+        PServerError: other trainers have not come.
+        ValueError: the trainers do not divide into rows; or they are to leave when they are
+            preempted, and cannot.
+    """
+    plan = communicator.plan
+    if plan.averaged and plan.trainers > 1 and plan.outlives_trainers and not others:
+        return dense_steps_of(communicator, optimizers, strategy)
+    clients, own = communicator.clients, communicator.trainer_id
+    return dense_allreduce_of(plan, clients, own, strategy, others)
+
+
+@contextmanager
+def keeping_told(communicator: Communicator | None) -> Iterator[None]:
+    """Inside, a script's call writes parameters, as one that loads a checkpoint: where the others
+    have made it before this trainer came, what it has been told of averaged parameters stays.
+    """
+    there = None if communicator is None else communicator.dense_allreduce
+    if communicator is None or not (isinstance(there, DenseSteps) and there.arrived):
+        yield
+        return
+    told = there.values()
+    yield
+    if communicator.joint.past:
+        there.take(told)
+
+
+@contextmanager
+def _waiting(communicator: Communicator) -> Iterator[None]:
+    """Inside this trainer waits for the others, which is no time of its own."""
+    with communicator.position.waiting(), communicator.page.steps.waits():
+        yield
+
+
+def drain_before(communicator: Communicator) -> None:
+    """Before a new process goes on from this trainer's steps: waits until the servers have decided
+    them.  A bounded lane waits for each of its steps anyway, and perhaps for the new process.
+    """
+    for index, lane in enumerate(communicator.plan.lanes):
+        if lane.kind.queues and lane.staleness is None:
+            with communicator.written.landing(index):
+                communicator.lanes[index].drain()
+
+
+def dense_steps_of(
+    communicator: Communicator,
+    optimizers: Sequence[Stepper],
+    strategy: DistributedStrategy | None,
+) -> DenseSteps:
+    """What averages the gradients that a plan leaves to the trainers, where the job goes on without
+    one that is lost; all have come when it returns.
+
+    Args:
+        communicator: of a trainer that has joined.
+        optimizers: of the script.
+        strategy: says how gradients travel; None: all of one dtype at once.
+
+    Raises:
+        PServerError: other trainers have not come.
+        ValueError: the trainers do not divide into rows.
+    """
+    plan, client = communicator.plan, communicator.clients[0]
+    log.info("training collectively, beside: %s", ", ".join(plan.averaged))
+    values = AveragedValues(plan, optimizers)
+    company = Company(
+        lambda text, after, ends, averages, overflows: client.gather(
+            text, after, communicator.check, ends, averages, overflows
+        ),
+        lambda: communicator.roll.changes,
+        communicator.check,
+        lambda: max(0, communicator.position.step - 1),
+        partial(_waiting, communicator),
+        client.late,
+        partial(drain_before, communicator),
+    )
+    member = Member(communicator.trainer_id, secrets.token_hex(8))
+    steps = DenseSteps(
+        company,
+        partial(MemberGroups, member, communicator.clients, Connection.from_environment()),
+        WHOLE if strategy is None else exchange_of(strategy),
+        values.give,
+        values.take,
+    )
+    for lane in communicator.lanes:
+        lane.meanwhile = steps.attend
+    communicator.joint.attend = steps.attend
+    return steps

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pserver.table.gradient import RowGradient
 from trainer.embedding.proxy import ProxyParameter
-from trainer.gradients.overflow import tell_scaler
+from trainer.gradients.step import tell_scaler
 from transpiler.strategy.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)

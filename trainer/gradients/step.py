@@ -1,5 +1,4 @@
-"""A torch.amp.GradScaler beside an optimizer of ours: its scale is taken out of the gradients, and
-it is told of a step that overflowed on another trainer.
+"""Gradients of a step before they leave: overflow, clipping, division, overlap with backward.
 
 [Note: whose overflow]  Each trainer's GradScaler looks at its own gradients before ``step()``, and
 keeps what it found until ``update()``, which lowers the scale or lets it grow.  In sync mode a step
@@ -13,10 +12,112 @@ scaler is the caller: its frame is on the stack, and in it what it found, in ten
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+from trainer.embedding.proxy import ProxyParameter
+from transpiler.clip import ClipGradByValue, GradClip, apply
+from transpiler.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from trainer.communicator.communicator import Communicator
+
+
+# ---- clipping ----
+#
+# Clipping on a trainer: its own gradients, in place.
+
+
+def clip_in_place(
+    clip: GradClip | None, gradients: Mapping[Tensor, Tensor], named: Collection[Tensor]
+) -> None:
+    """Clips the gradients of a step together.
+
+    Args:
+        clip: None: nothing is clipped.
+        gradients: by parameter.
+        named: the parameters among them that are dense; a table's proxy stands for its rows, each
+            of which clipping by value clamps.
+    """
+    clipped = dict(gradients)
+    if isinstance(clip, ClipGradByValue):
+        for parameter in [p for p in gradients if p not in named]:
+            clipped.pop(parameter).clamp_(clip.min, clip.max)
+    if clip is not None and clipped:
+        results = apply(clip.to_clip(), list(clipped.values()))
+        for gradient, result in zip(clipped.values(), results, strict=True):
+            gradient.copy_(result)
+
+
+# ---- division ----
+#
+# Which gradients of a step this process applies, and which the servers.
+
+
+Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
+
+
+@contextmanager
+def hidden(gradients: Gradients) -> Iterator[None]:
+    """In this context these parameters have no gradient."""
+    for parameter in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+
+def tables_in(plan: Plan, lanes: Sequence[int]) -> list[str]:
+    """The tables whose rows the steps of these lanes update."""
+    return [table.name for table in plan.tables if table.lane in lanes]
+
+
+def divided(
+    gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan
+) -> tuple[Gradients, Gradients]:
+    """The gradients of parameters that this process updates by itself (the k-step modes), and those
+    of the servers'.
+
+    Raises:
+        ValueError: one is of a parameter that was in no group when the trainers joined.
+    """
+    local = {
+        each.name
+        for each in plan.placements
+        if each.group is not None and plan.lane_of(each).kind.steps_on_trainer
+    }
+    held = {each.name for each in plan.placements if each.group is not None}
+    here: Gradients = {}
+    there: Gradients = {}
+    for parameter, gradient in gradients.items():
+        name = names.get(parameter)
+        if name in local:
+            here[parameter] = gradient
+        elif name in plan.averaged or isinstance(parameter, ProxyParameter):
+            continue
+        elif name in held:
+            there[parameter] = gradient
+        else:
+            said = f"of shape {list(parameter.shape)}" if name is None else repr(name)
+            raise ValueError(
+                f"optimizer.step(): parameter {said} has a gradient, and was in no group of the "
+                "optimizer when the trainers joined: give the optimizer its group from the start, "
+                "frozen by requires_grad_(False), and unfreeze it when it is to be trained"
+            )
+    return here, there
+
+
+# ---- overflow ----
+#
+# A torch.amp.GradScaler beside an optimizer of ours: its scale is taken out of the gradients, and
+# it is told of a step that overflowed on another trainer.
 
 
 def unscale(
@@ -69,3 +170,50 @@ def tell_scaler(optimizer: torch.optim.Optimizer, overflow: bool = True) -> bool
                 return True
         frame = frame.f_back
     return False
+
+
+# ---- overlap ----
+#
+# Gradients that leave while backward runs.
+
+
+def send_early(
+    names: Mapping[torch.Tensor, str],
+    connected: Callable[[], Communicator | None],
+    grad_clip: GradClip | None,
+    left: set[torch.Tensor],
+) -> None:
+    """Hooks that send each gradient when backward has finished with it; in autograd's thread.
+
+    Args:
+        names: of the parameters.
+        connected: gives the present connection, over which they leave.
+        grad_clip: of the optimizer.
+        left: gets the parameters whose gradient of the present step has left.
+
+    Raises:
+        ValueError: clipping has to wait for all gradients on the trainer.
+    """
+
+    def send_one(parameter: torch.Tensor) -> None:
+        if parameter in left:
+            raise RuntimeError(
+                f"overlap: {names[parameter]!r} has a second gradient in one step, and the first "
+                "one has left"
+            )
+        communicator, gradient, name = connected(), parameter.grad, names[parameter]
+        if communicator is None or gradient is None or name in communicator.plan.averaged:
+            return
+        plan = communicator.plan
+        if not plan.lane_of(plan.placement(name)).kind.steps_on_trainer:
+            left.add(parameter)
+            communicator.send_whole(name, gradient)
+
+    communicator = connected()
+    element_wise = grad_clip is None or isinstance(grad_clip, ClipGradByValue)
+    if not element_wise and communicator is not None and not communicator.plan.clips_on_servers:
+        raise ValueError(
+            "overlap: gradients cannot leave early where grad_clip needs all of them on the trainer"
+        )
+    for parameter in names:
+        parameter.register_post_accumulate_grad_hook(send_one)  # type: ignore[no-untyped-call]  # torch's own

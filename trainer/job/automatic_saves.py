@@ -18,7 +18,7 @@ from pserver.client.replies import PutOff
 from pserver.storage.place import place_at
 from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
-from trainer.checkpoint.joint_call import jointly
+from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.session import Apart
 from trainer.environment.environment import Role

@@ -41,8 +41,7 @@ from trainer.collective.world import (
 )
 from trainer.communicator.trace import TRACING
 from trainer.environment.environment import Connection, Role, RoleMaker
-from trainer.gradients.dgc import dgc_of, local_clip
-from trainer.gradients.dgc_allreduce import check_alike
+from trainer.gradients.dgc import check_alike, dgc_of, local_clip
 from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of
 from trainer.job.averaged_gradients import AveragedGradients
 from trainer.job.collective_optimizer import CollectiveOptimizer

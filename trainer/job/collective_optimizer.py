@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from trainer.collective.local_sgd import LocalSgd
 from trainer.collective.world import current_peers, naming_trainers
-from trainer.gradients.dgc import DeepGradientCompression
-from trainer.gradients.dgc_allreduce import means_of
+from trainer.gradients.dgc import DeepGradientCompression, means_of
 from trainer.gradients.gradient_merge import GradientMerge
-from trainer.gradients.overflow import tell_scaler
+from trainer.gradients.step import tell_scaler
 from trainer.job.averaged_gradients import AveragedGradients
 from trainer.optimizer import Connect, DistributedOptimizer
 from transpiler.clip import GradClip

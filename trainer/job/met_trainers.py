@@ -11,7 +11,7 @@ from torch import nn
 from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.communicator.communicator import Communicator
 from trainer.environment.environment import Connection
-from trainer.gradients.dense_means import dense_means_of
+from trainer.gradients.averaging import dense_means_of
 from trainer.modules.sync_batch_norm import connect_batch_norms
 from trainer.optimizer import DistributedOptimizer
 from transpiler.strategy.strategy import DistributedStrategy

@@ -28,16 +28,16 @@ from pserver.running_clock import RUNNING
 from pserver.storage.place import place_at, relative
 from pserver.storage.single_file import joined
 from pserver.table import counts
-from trainer.checkpoint import resume, server_parts
+from trainer.checkpoint import resume
 from trainer.checkpoint.checkpoint_folder import CheckpointFolder
-from trainer.checkpoint.server_parts import Rest
+from trainer.checkpoint.resume import Rest
 from trainer.communicator.communicator import Communicator
 from trainer.job.job import Job
 from trainer.job.save_load import store_of_tables
 from transpiler.files import bounded_json
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.table_store import TableStore
+    from trainer.checkpoint.tables import TableStore
 
 FINISH_SECONDS = 600.0  # that the end of a job waits for a save
 WRITE_SECONDS = 3600.0  # that a part may take
@@ -211,7 +211,7 @@ class PartSaves:
         if base != self._newest:
             base = ""
         name, store = self._folder.name_at(steps), store_of_tables(job)
-        layout = server_parts.layout_of(communicator.plan, communicator.transfer.slice_states)
+        layout = resume.layout_of(communicator.plan, communicator.transfer.slice_states)
         tensors = {n: t for n, t in job.tensors().items() if f"model/{n}" not in layout}
         rest = Rest.of(
             tensors | _unserved(communicator, job.tensors()),
@@ -287,13 +287,11 @@ class PartSaves:
     def _written(self, path: str, begun: _Begun) -> Saved:
         """Writes what trainer 0 adds, and the manifest."""
         found = [part.found() for part in begun.parts]
-        return server_parts.write(
+        return resume.write(
             path,
             begun.rest,
             [Saved(each.place.path, each.identity) for each in found],
-            server_parts.layout_of(
-                begun.communicator.plan, begun.communicator.transfer.slice_states
-            ),
+            resume.layout_of(begun.communicator.plan, begun.communicator.transfer.slice_states),
             _tables(found, begun.store),
         )
 

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.checkpoint import resume
-from trainer.checkpoint.export import TableRows
+from trainer.checkpoint.export import TableRows, check_form
 from trainer.checkpoint.export import export as _export
-from trainer.checkpoint.joint_call import jointly
-from trainer.checkpoint.row_forms import check_form
-from trainer.gradients.dense_means import keeping_told
+from trainer.checkpoint.resume import jointly
+from trainer.gradients.averaging import keeping_told
 from trainer.job.current import distributed, present
 from trainer.job.job import Job
 from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:
     from trainer.checkpoint.resume import Opened
-    from trainer.checkpoint.table_store import TableStore
+    from trainer.checkpoint.tables import TableStore
     from trainer.communicator.communicator import Communicator
     from trainer.communicator.tables import Tables
     from trainer.optimizer import DistributedOptimizer
@@ -195,7 +194,7 @@ def store_of_tables(job: Job) -> TableStore | None:
     """The rows of the job's tables, on servers or here; None where it has none."""
     if job.tables is None:
         return None
-    from trainer.checkpoint.table_store import store_of  # imports numba
+    from trainer.checkpoint.tables import store_of  # imports numba
 
     return store_of(job.tables, job.communicator)
 

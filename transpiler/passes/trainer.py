@@ -54,7 +54,7 @@ from transpiler.program import Program
 # All trainers average the same elements at once, however many gradients there are.  Where a lane is
 # sync, the servers decide which trainers are in a step, and the means count when they have: the
 # wait and the updates come after fetch_barrier then.  See [Note: a step of both] in
-# trainer/gradients/averaged_step.py.
+# trainer/gradients/averaging.py.
 
 
 def average_gradients(program: Program, plan: Plan) -> Program:
