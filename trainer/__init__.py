@@ -220,14 +220,14 @@ if TYPE_CHECKING:
     from trainer.data.data_feed_desc import DataFeedDesc as DataFeedDesc
     from trainer.data.formats import CsvLines as CsvLines
     from trainer.embedding.embedding import DistributedEmbedding as DistributedEmbedding
-    from trainer.executor.compiled_program import CompiledProgram as CompiledProgram
     from trainer.executor.executor import Executor as Executor
-    from trainer.executor.inference_model import load_inference_model as load_inference_model
-    from trainer.executor.inference_model import save_inference_model as save_inference_model
-    from trainer.executor.program_values import deserialize_persistables as deserialize_persistables
-    from trainer.executor.program_values import load_program_state as load_program_state
-    from trainer.executor.program_values import serialize_persistables as serialize_persistables
-    from trainer.executor.program_values import set_program_state as set_program_state
+    from trainer.executor.loaded_program import CompiledProgram as CompiledProgram
+    from trainer.executor.values import deserialize_persistables as deserialize_persistables
+    from trainer.executor.values import load_inference_model as load_inference_model
+    from trainer.executor.values import load_program_state as load_program_state
+    from trainer.executor.values import save_inference_model as save_inference_model
+    from trainer.executor.values import serialize_persistables as serialize_persistables
+    from trainer.executor.values import set_program_state as set_program_state
     from trainer.parallel_executor import ParallelExecutor as ParallelExecutor
 
 __all__ = [
@@ -282,7 +282,7 @@ __all__ = [
 
 # what is imported when it is first asked for, and where it lies
 _LATE = {
-    "CompiledProgram": "trainer.executor.compiled_program",
+    "CompiledProgram": "trainer.executor.loaded_program",
     "cpu_places": "trainer.compat.places",
     "create_global_var": "trainer.compat.variables",
     "create_parameter": "trainer.compat.variables",
@@ -290,21 +290,21 @@ _LATE = {
     "cuda_places": "trainer.compat.places",
     "DataFeedDesc": "trainer.data.data_feed_desc",
     "DataFeeder": "trainer.compat.feeders",
-    "deserialize_persistables": "trainer.executor.program_values",
+    "deserialize_persistables": "trainer.executor.values",
     "DistributedEmbedding": "trainer.embedding.embedding",
     "Executor": "trainer.executor.executor",
     "export_program": "trainer.checkpoint.export",
     "get_flags": "trainer.compat.flags",
     "global_scope": "trainer.compat.scope",
-    "load_inference_model": "trainer.executor.inference_model",
-    "load_program_state": "trainer.executor.program_values",
+    "load_inference_model": "trainer.executor.values",
+    "load_program_state": "trainer.executor.values",
     "ParallelExecutor": "trainer.parallel_executor",
-    "save_inference_model": "trainer.executor.inference_model",
+    "save_inference_model": "trainer.executor.values",
     "Scope": "trainer.compat.scope",
     "scope_guard": "trainer.compat.scope",
-    "serialize_persistables": "trainer.executor.program_values",
+    "serialize_persistables": "trainer.executor.values",
     "set_flags": "trainer.compat.flags",
-    "set_program_state": "trainer.executor.program_values",
+    "set_program_state": "trainer.executor.values",
 }
 
 _ROOMS = ("lr", "metrics")  # whose names users write behind the package's: trainer.metrics.auc

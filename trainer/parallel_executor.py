@@ -9,13 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.executor.compiled_program import (
-    CompiledProgram,
-    check_loss,
-    check_without_servers,
-)
-from trainer.executor.executor import Executor
-from trainer.executor.trainer_numbers import check_numbers
+from trainer.executor.executor import Executor, check_numbers
+from trainer.executor.loaded_program import CompiledProgram, check_loss, check_without_servers
 from transpiler.plan.settings import check_flag
 from transpiler.program import Program
 from transpiler.strategy.run_strategies import BuildStrategy, ExecutionStrategy

@@ -46,7 +46,7 @@ LAZY = {
     "pserver/security/tokens.py": "torch, for `pserver --help`",
     "pserver/table/gradient.py": "the kernels of rows, for trainers without tables",
     "trainer/checkpoint/export.py": "the kernels of rows",
-    "trainer/executor/inference_model.py": "the kernels of rows",
+    "trainer/executor/values.py": "the kernels of rows",
     "trainer/communicator/communicator.py": "the kernels of rows",
     "trainer/data/datasets.py": "the kernels of text",
     "trainer/embedding/conversion.py": "the kernels of rows",

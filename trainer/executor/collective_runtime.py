@@ -40,7 +40,7 @@ from trainer.collective.process_groups import ProcessGroups
 from trainer.collective.rendezvous import connect_store, rendezvous
 from trainer.communicator.trace import TRACING
 from trainer.environment.environment import Connection
-from trainer.executor.checkpoint_warning import warn_of_checkpoint
+from trainer.executor.pserver_runtime import warn_of_checkpoint
 from transpiler.formats.text import plan_text
 from transpiler.ir.graph import Op
 from transpiler.ir.updates import rules_of_ops

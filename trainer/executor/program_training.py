@@ -15,7 +15,7 @@ from torch import Tensor
 from pserver.checkpoint.checkpoint import Claims
 from trainer.checkpoint import resume
 from trainer.checkpoint.resume import jointly
-from trainer.executor.ops_optimizer import OpsOptimizer
+from trainer.executor.loaded_program import OpsOptimizer
 from transpiler.ir.graph import Storage
 from transpiler.ir.table_ops import is_sparse
 from transpiler.optim.dgc import FollowingOptimizer

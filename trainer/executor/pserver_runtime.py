@@ -10,22 +10,26 @@ arrived there, and ``concat`` finds its slices in their places already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from pserver.client.channel import Hparams
+from pserver.errors import FingerprintMismatch
+from pserver.service.server import serve_job
+from trainer.collective.gradient_means import GradientMeans
 from trainer.communicator.communicator import Communicator, SendOptions
 from trainer.communicator.trace import TRACING, meeting_of
 from trainer.environment.environment import Connection
-from trainer.executor.checkpoint_warning import warn_of_checkpoint
-from trainer.executor.compressed_gradients import CompressedGradients
-from trainer.executor.program_averages import ProgramAverages
+from trainer.executor.loaded_program import CompressedGradients, StoredStates
 from trainer.executor.table_handle import TableHandle
-from transpiler.ir.graph import Op, Storage, refs
+from trainer.gradients.averaging import AveragedStep, AveragedValues, dense_means_of
+from transpiler.ir.graph import Op, Role, Storage, refs
 from transpiler.ir.rules import ROW_RULES, Hparam, is_dense, rule_of
 from transpiler.ir.scaling_ops import (
     CHECK,
@@ -33,6 +37,7 @@ from transpiler.ir.scaling_ops import (
     check_finite_and_unscale,
     update_loss_scaling,
 )
+from transpiler.ir.updates import gradient_of, optimizer_ops, parameter_of
 from transpiler.lower import Kernel
 from transpiler.plan.modes import Barrier, Mode
 from transpiler.plan.plan import Deployment, Plan
@@ -40,7 +45,287 @@ from transpiler.program import Program
 from transpiler.verify.evaluation import is_evaluation
 
 if TYPE_CHECKING:
-    from trainer.executor.served_tables import ServedTables
+    from trainer.executor.tables import ServedTables
+
+
+# ---- checkpoint warning ----
+#
+# Programs do not save by themselves, whatever the environment asks for.
+
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_checkpoint(connection: Connection) -> None:
+    """Says so, once, where the environment asks for it."""
+    if connection.checkpoint:
+        _warn(connection.checkpoint)
+
+
+@cache
+def _warn(path: str) -> None:
+    log.warning(
+        "PSERVER_CHECKPOINT: programs do not save to %s by themselves: call Executor.save", path
+    )
+
+
+# ---- program averages ----
+#
+# Gradients of a program that trainers average among themselves, beside servers: kernels, and what a
+# process that comes later gets.
+#
+# See [Note: a step of both] in trainer/gradients/averaging.py; and transpiler/passes/trainer.py for
+# where the ops stand.
+
+
+class _Ops:
+    """The optimizer ops of a program that has no live optimizer."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.state = StoredStates(storage)
+
+
+class _Steps:
+    """How far a program's values are; see :class:`trainer.gradients.averaging.Stepper`.
+
+    Args:
+        storage: that holds them.
+
+    Attributes:
+        storage: as given.
+        ahead: the averaged part of a step counts that the Executor has not counted yet.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.ahead = storage, False
+
+    @property
+    def steps(self) -> int:
+        """Taken by the job."""
+        return self.storage.steps + self.ahead
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.storage.steps = steps
+
+    @property
+    def inner(self) -> torch.optim.Optimizer | _Ops:
+        """What runs the optimizer ops."""
+        found = self.storage.optimizer
+        return _Ops(self.storage) if found is None else found
+
+    def trained(self) -> Mapping[str, Tensor]:
+        """Every tensor that the program may train, by name."""
+        return self.storage.tensors
+
+
+class ProgramAverages:
+    """What the trainers of a job average of its programs' gradients.
+
+    Args:
+        plan: of the job, which leaves some to the trainers.
+        storage: of the first program that runs.
+        communicator: gives the connection, which is brought up when it is first asked for.
+    """
+
+    def __init__(
+        self, plan: Plan, storage: Storage, communicator: Callable[[], Communicator]
+    ) -> None:
+        self._plan, self._communicator = plan, communicator
+        self._steps = _Steps(storage)
+
+    def connect(self, communicator: Communicator) -> None:
+        """Meets the other trainers, once this one has joined the servers.
+
+        Raises:
+            PServerError: they have not come.
+            ValueError: trainers are to leave when they are preempted, and cannot.
+        """
+        communicator.dense_allreduce = dense_means_of(communicator, [self._steps])
+
+    def _move_to(self, storage: Storage) -> None:
+        """A program that was loaded keeps states beside its startup program's: they go on from
+        those that came with this trainer's first values.
+        """
+        if storage is not self._steps.storage and storage.optimizer is None:
+            given = AveragedValues(self._plan, [self._steps]).give()
+            AveragedValues(self._plan, [_Steps(storage)]).take(given)
+        self._steps.storage = storage
+
+    def kernels_of(self, program: Program, committed: Callable[[], int]) -> Mapping[str, Kernel]:
+        """The kernels of a program's ops.
+
+        Args:
+            committed: gives how many trainers are in the step that servers have decided last.
+        """
+        of = {gradient_of(op): parameter_of(op) for op in optimizer_ops(program.main)}
+        if of and program.storage is not None:
+            self._move_to(program.storage)
+
+        def parameters_of(op: Op) -> list[Tensor]:
+            tensors = self._steps.trained()
+            return [tensors[of[gradient]] for gradient in op.outputs]
+
+        def average(op: Op, x: Sequence[Tensor], **_: Any) -> Any:
+            parameters, step = parameters_of(op), self._step
+            means = step.average(dict(zip(parameters, x, strict=True)), overflow=False)
+            if step.decided:
+                return _results(x)  # what the wait gives counts
+            return self._count(means, parameters)
+
+        def wait(op: Op, x: Sequence[Tensor], **_: Any) -> Any:
+            if not self._step.decided:
+                return _results(x)
+            return self._count(self._step.settle(committed()), parameters_of(op))
+
+        return {"c_allreduce_avg": average, "c_sync_comm_stream": wait}
+
+    @property
+    def _step(self) -> AveragedStep:
+        lanes = range(len(self._plan.lanes))
+        return AveragedStep(self._steps.trained, lanes, self._communicator())
+
+    def _count(self, means: GradientMeans, parameters: Sequence[Tensor]) -> Any:
+        """These means count: copies of them, as another trainer may have to be told them yet."""
+        self._steps.ahead = True
+        found = dict(zip(means.parameters, means.means, strict=True))
+        return _results([_copied(found[parameter], parameter) for parameter in parameters])
+
+    def counted(self) -> None:
+        """The Executor has counted the step."""
+        self._steps.ahead = False
+
+
+def _results(tensors: Sequence[Tensor]) -> Any:
+    """As generated code takes results."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _copied(mean: Tensor | None, parameter: Tensor) -> Tensor:
+    """A mean where its parameter is: one that another trainer has told is on the host."""
+    assert mean is not None, "every trainer of a program has all gradients"
+    return mean.to(parameter.device, parameter.dtype, copy=True)
+
+
+# ---- server values ----
+#
+# The values of the pserver programs that an Executor serves: what a job begins with, and what it
+# leaves.
+
+
+class ServerValues:
+    """The values of pserver programs that hold none themselves.  One thread uses it.
+
+    Args:
+        scope: gives what startup programs have bound: slices by name.
+        rows: and the first rows of tables.
+    """
+
+    def __init__(
+        self,
+        scope: Callable[[], Mapping[str, Tensor]],
+        rows: Mapping[str, tuple[Tensor, Tensor]],
+    ) -> None:
+        self._scope, self._rows = scope, rows
+        self._held: list[tuple[Program, Storage]] = []  # of programs that have served, or loaded
+
+    def forget(self) -> None:
+        """A startup program has run: servers begin anew."""
+        self._held.clear()
+
+    def of(self, program: Program) -> Storage:
+        """The values that a program serves next: those that a file gave, those that its last job
+        has left, or those of its startup program.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if program.storage is not None:
+            return program.storage
+        found = next((storage for known, storage in self._held if known == program), None)
+        if found is None:
+            wanted = program.main.variables_of(Role.PARAMETER, Role.BUFFER)
+            bound = self._scope()
+            missing = [each.name for each in wanted if each.name not in bound]
+            if missing:
+                raise ValueError(
+                    f"the server holds no value for {missing[0]!r}; run the pserver's startup "
+                    "program first"
+                )
+            values = {each.name: bound[each.name] for each in wanted}
+            found = Storage(values, None, rows=self._rows)
+            self._held.append((program, found))
+        return found
+
+    def save(self, path: str, program: Program) -> None:
+        """Writes a pserver program with its values to one file.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: there are no values.
+        """
+        replace(program, storage=self.of(program)).save(path)
+
+    def load(self, path: str, program: Program) -> int:
+        """Reads what :meth:`save` wrote: the program's next job goes on from there.
+
+        Returns:
+            The step at which it was saved.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, holds no server's program, or that of another server.
+            FingerprintMismatch: it is of another job; the message says in what it differs.
+        """
+        read = Program.load(path)
+        mine, theirs = program.deployment, read.deployment
+        assert mine is not None and mine.server_index is not None, "a pserver program"
+        if theirs is None or theirs.server_index is None or read.storage is None:
+            raise ValueError(f"{path}: expected a pserver program, got another")
+        if theirs.server_index != mine.server_index:
+            raise ValueError(
+                f"{path}: expected the program of {_place(mine)}, got that of {_place(theirs)}"
+            )
+        if read.fingerprint() != program.fingerprint():
+            raise FingerprintMismatch(
+                f"{path} is of another job: expected the program of {_place(mine)}, but "
+                + "; ".join(program.diff(read).splitlines()[:5])
+            )
+        if program.storage is None:
+            self._held = [each for each in self._held if each[0] != program]
+            self._held.append((program, read.storage))
+        else:
+            vars(program.storage).update(vars(read.storage))
+        return read.storage.steps
+
+
+def _place(deployment: Deployment) -> str:
+    index = deployment.server_index
+    assert index is not None, "a pserver program"
+    return f"server {index}, {deployment.endpoints[index]}"
+
+
+def serve(program: Program, values: ServerValues) -> None:
+    """Runs a pserver program: serves one job until it is done.
+
+    Args:
+        values: what servers of this process begin with.
+
+    Raises:
+        PServerError: the job has failed; this is what ended it.
+        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+    """
+    deployment, connection = program.deployment, Connection.from_environment()
+    if deployment is None or deployment.server_index is None:
+        raise ValueError(
+            "expected a pserver program with its deployment, as get_pserver_programs gives it"
+        )
+    held = values.of(program)
+    config = connection.server_config(deployment.endpoints[deployment.server_index])
+    serve_job(config, replace(program, storage=held))
+
+
+# ---- pserver runtime ----
 
 
 class PServerRuntime:
@@ -62,7 +347,7 @@ class PServerRuntime:
             _note_what_servers_hold(program.deployment.plan, each)
         if program.deployment.plan.tables:
             # imports numba
-            from trainer.executor.served_tables import ServedTables
+            from trainer.executor.tables import ServedTables
 
             self._tables = ServedTables(program.deployment.plan, storage, lambda: self.communicator)
         rows = None if self._tables is None else self._tables.start_rows()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-import trainer.executor.server_values
+import trainer.executor.pserver_runtime
 from pserver.config import ServerConfig
 from pserver.service.server import Server
 from tests.support.eager_modes import strategy_of
@@ -259,7 +259,7 @@ def test_a_server_that_is_started_by_hand_begins_with_its_rows(
     transpiler = transpiled(main, startup, ",".join(endpoints))
     given: list[tuple[ServerConfig, Program]] = []
     monkeypatch.setattr(
-        trainer.executor.server_values,
+        trainer.executor.pserver_runtime,
         "serve_job",
         lambda config, program: given.append((config, program)),
     )
