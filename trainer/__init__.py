@@ -165,9 +165,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
     checkpoint/    export              an exported table
     modules/       sparsity            zeros that stay
                    sync_batch_norm     sums of a batch norm; who is in which batch norm
-    sharding/      reads               reads outside a unit
-                   segment_runs        runs of a segment
-                   units               units
+    sharding/      units               reads outside a unit; runs of a segment; units
     hybrid/        mesh                two meshes
     job/           joint_plan          several optimizers
                    part                equal numbers of batches

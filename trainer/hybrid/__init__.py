@@ -5,8 +5,8 @@ In reading order::
 
     mesh         the ranks in five directions
     parallel     hybrid_parallel, hybrid_optimizer, whole state_dicts
-    stages       a model cut into pipeline stages: device_guard
-    pipeline     one rank's stage, forward and backward in turn
+    pipeline     one rank's stage, forward and backward in turn; a model cut into pipeline stages:
+                 device_guard
     tensor       linear layers and embeddings cut over ranks
     sequence     sequences cut over ranks
     sample_mean  means over samples, and what is sharded over them
@@ -22,8 +22,8 @@ from trainer.hybrid.parallel import hybrid_optimizer as hybrid_optimizer
 from trainer.hybrid.parallel import hybrid_parallel as hybrid_parallel
 from trainer.hybrid.parallel import hybrid_state_dict as hybrid_state_dict
 from trainer.hybrid.pipeline import Pipeline as Pipeline
+from trainer.hybrid.pipeline import device_guard as device_guard
 from trainer.hybrid.sequence import split_sequence as split_sequence
-from trainer.hybrid.stages import device_guard as device_guard
 
 __all__ = [
     "data_place",

@@ -26,15 +26,12 @@ from torch import Tensor, nn
 
 from trainer.collective.world import current_peers, naming_trainers
 from trainer.hybrid.mesh import Directions, directions, forget_groups, parameter_mesh
-from trainer.hybrid.pipeline import Loss, Pipeline
+from trainer.hybrid.pipeline import Loss, Pipeline, stages_of
 from trainer.hybrid.sequence import replace_attention
-from trainer.hybrid.stages import stages_of
 from trainer.hybrid.tensor import cut_tensors, draw_again, planned
-from trainer.sharding.agreement import agree, metadata_of
-from trainer.sharding.host_states import keep_on_host
 from trainer.sharding.levels import zero_grad_through
-from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.sharded_rule import sharded_rule
+from trainer.sharding.optimizer import ShardedOptimizer, keep_on_host, sharded_rule
+from trainer.sharding.shards import agree, metadata_of
 from transpiler.clip import GradClip
 from transpiler.ir.plain_names import plain_name
 from transpiler.strategy.parallel_degrees import degree_contradictions
@@ -96,7 +93,7 @@ def hybrid_parallel(
     """
     # FSDP2 takes half a second to import
     from trainer.hybrid.sample_mean import average_in_backward
-    from trainer.sharding.segments import anchor_modules
+    from trainer.sharding.units import anchor_modules
 
     current_peers()
     if found := list(degree_contradictions(strategy)):

@@ -7,8 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from trainer.sharding.segments import segments_by_anchors, segments_by_size
-from trainer.sharding.units import divide, units_of
+from trainer.sharding.units import divide, segments_by_anchors, segments_by_size, units_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainer.sharding.bucket import after_gradient
-from trainer.sharding.replica_mean import average_over
-from trainer.sharding.shards import Shards, Values, same_memory
+from trainer.sharding.shards import Shards, Values, after_gradient, average_over, same_memory
 from trainer.sharding.units import whole_of
 
 

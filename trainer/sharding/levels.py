@@ -25,6 +25,7 @@ training trillion parameter models, 2020; Zhao et al.: PyTorch FSDP, 2023.)  Eac
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,15 +34,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pserver.storage.single_file import joined, written
+from trainer.checkpoint.export import export
 from trainer.collective.world import current_peers
 from trainer.modules.sparsity import is_masked
 from trainer.optimizer import DistributedOptimizer
-from trainer.sharding.agreement import agree, metadata_of
-from trainer.sharding.optimizer import ShardedOptimizer
-from trainer.sharding.sharded_rule import sharded_rule
-from trainer.sharding.shards import FlatShards, Shards
+from trainer.sharding.optimizer import ShardedOptimizer, sharded_rule
+from trainer.sharding.shards import FlatShards, Shards, agree, metadata_of
 from transpiler.clip import GradClip
-from transpiler.ir.plain_names import named_parameters
+from transpiler.files.files import is_url, local_path, write_object
+from transpiler.ir.plain_names import named_parameters, plain_name
+
+# ---- levels ----
+
 
 LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
@@ -288,3 +293,90 @@ def _scaler(
     shared = SharedGradScaler(device.type, process_group=group)
     shared.load_state_dict(scaler.state_dict())
     return shared
+
+
+# ---- files ----
+#
+# A sharded model, and its optimizer's state, as files that torch alone can read.
+
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
+
+
+def save_group_sharded_model(
+    model: nn.Module, output: str | os.PathLike[str], optimizer: ShardedOptimizer | None = None
+) -> None:
+    """Writes ``model.safetensors``, and ``optimizer.pt`` if an optimizer is given, to the directory
+    ``output``.
+
+    They are what a single node would save: ``safetensors.torch.load_file`` gives the model's
+    ``state_dict()``, ``torch.load`` the state_dict of the optimizer that was given to
+    ``group_sharded_parallel``.  All ranks of the group call this; its first writes.
+
+    Example::
+
+        model, optimizer, _ = group_sharded_parallel(net, torch.optim.Adam(net.parameters()), "os")
+        save_group_sharded_model(model, "trained", optimizer)
+
+    Args:
+        model: that ``group_sharded_parallel`` returned.
+        output: the directory, which is made, or a URL.
+        optimizer: that ``group_sharded_parallel`` returned.
+
+    Raises:
+        ValueError: the model was not sharded by ``group_sharded_parallel``, or ``output`` is a
+            file.
+        TypeError: the optimizer is not the one that ``group_sharded_parallel`` returned.
+        OSError: the directory cannot be written.
+    """
+    if model not in sharded:
+        raise ValueError(
+            "model: expected the one that group_sharded_parallel returned, got one that is not "
+            "sharded"
+        )
+    if optimizer is not None and not isinstance(optimizer, ShardedOptimizer):
+        raise TypeError(
+            "optimizer: expected the one that group_sharded_parallel returned, got "
+            f"{type(optimizer).__name__}"
+        )
+    group = sharded[model].group
+    if not is_url(output) and local_path(output, "output").is_file():
+        raise ValueError(f"output: expected a directory, got the file {str(output)!r}")
+    writes = dist.get_rank(group) == 0
+    tensors, plain = {}, plain_name(model)
+    for name, tensor in model.state_dict().items():
+        # one at a time, so that no rank but the first holds more than one of them
+        whole = sharded[model].full(tensor)
+        if writes:
+            tensors[plain(name)] = whole.detach().to("cpu", copy=True)
+    state = optimizer.state_dict() if optimizer is not None else None
+    failed = _written(output, tensors, state) if writes else None
+    _agree(failed, group, next(model.parameters()).device)
+
+
+def _written(
+    directory: str | os.PathLike[str], tensors: dict[str, torch.Tensor], state: Any
+) -> OSError | None:
+    """Writes both files, each whole or not at all; gives the error, if there was one."""
+    try:
+        export(joined(directory, MODEL), tensors)
+        if state is not None:
+            with written(joined(directory, OPTIMIZER)) as file:
+                write_object(state, file)
+    except OSError as error:
+        return error
+    except (ImportError, ValueError) as error:  # the URL's
+        return OSError(str(error))
+    return None
+
+
+def _agree(failed: OSError | None, group: dist.ProcessGroup, device: torch.device) -> None:
+    """No rank goes on before the files are there; all ranks hear of an error."""
+    mark = torch.tensor([failed is not None], dtype=torch.int32, device=device)
+    dist.broadcast(mark, group=group, group_src=0)
+    if failed is not None:
+        raise failed
+    if mark.item():
+        raise OSError(
+            "save_group_sharded_model: the group's first rank could not write; its error says why"
+        )

@@ -8,17 +8,338 @@ are.
 
 from __future__ import annotations
 
+import json
 import weakref
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.sharding.bucket import Bucket, buckets_of
-from trainer.sharding.collectives import all_gather
-from trainer.sharding.reducer import Reducer
+from pserver.errors import FingerprintMismatch
+from trainer.collective.world import current_peers
+from transpiler.clip import (
+    ClipGradByGlobalNorm,
+    ClipGradByValue,
+    GradClip,
+    clip_value,
+    coefficient_of_norm,
+)
+from transpiler.files import bounded_json
+from transpiler.plan.plan import differences
+
+# ---- agreement ----
+#
+# Agreement of a group's ranks: a difference is said before a collective would block.
+
+
+# agreements that were made, by group: each has a topic of its own
+_made: Counter[str] = Counter()
+
+
+def metadata_of(model: nn.Module) -> dict[str, str]:
+    """A model's tensors, by name, as text."""
+
+    def form(tensor: torch.Tensor) -> str:
+        gradient = "" if tensor.requires_grad else " without gradient"
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{gradient}"
+
+    return {
+        name: form(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+
+
+def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> None:
+    """Compares metadata over a group; all its ranks call this.
+
+    Args:
+        what: is compared, for messages.
+
+    Raises:
+        FingerprintMismatch: a rank's differ from those of the group's first; the message says which
+            and how.
+        TimedOut: a rank does not call this.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    _made[group.group_name] += 1
+    topic = f"{what} {_made[group.group_name]} of group {group.group_name}"
+    said = current_peers().exchange(topic, json.dumps(dict(metadata)), ranks)
+    first = bounded_json.loads(said[0])
+    for rank, text in zip(ranks, said, strict=True):
+        if text != said[0]:
+            found = (
+                differences(bounded_json.loads(text), first, f"trainer {ranks[0]}")
+                or "the same in another order"
+            )
+            raise FingerprintMismatch(
+                f"{what}: expected the same on all trainers, got on trainer {rank}: {found}"
+            )
+
+
+# ---- bucket ----
+#
+# A bucket: parameters whose gradients travel together, laid out one after the other in a flat block
+# of memory.
+#
+# ::
+#
+#   | weight ............ | bias | weight2 .................. | pad |    bucket.size elements
+#   | rank 0's                   | rank 1's                         |    bucket.share elements each
+#
+# A bucket's length is a multiple of the ranks, so that each rank's share is the same to the
+# element, however large the tensors: a model that is one large matrix is shared as evenly as one of
+# many.
+
+
+ALIGN = 16  # elements: every share begins where vector loads like it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """The layout of some parameters of one dtype on one device, for ``ranks`` ranks."""
+
+    parameters: tuple[nn.Parameter, ...]
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """Elements, the pad included."""
+        unit = self.ranks * ALIGN
+        return -(-sum(parameter.numel() for parameter in self.parameters) // unit) * unit
+
+    @property
+    def share(self) -> int:
+        """Elements of one rank."""
+        return self.size // self.ranks
+
+    def spans(self) -> Iterator[tuple[nn.Parameter, int, int]]:
+        """Each parameter with its first element and the one after its last."""
+        at = 0
+        for parameter in self.parameters:
+            yield parameter, at, at + parameter.numel()
+            at += parameter.numel()
+
+    def shares(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int]]:
+        """Each parameter's part in a rank's share: its first element there and the one after its
+        last; the two are equal where there is none.
+        """
+        low = rank * self.share
+        for parameter, begin, end in self.spans():
+            first, last = (min(max(at - low, 0), self.share) for at in (begin, end))
+            yield parameter, first, last
+
+    def memory(self, device: torch.device | None = None) -> Tensor:
+        """New memory for the whole bucket, on its parameters' device unless another is given; only
+        the pad is set, to 0.
+        """
+        first = self.parameters[0]
+        flat = torch.empty(self.size, dtype=first.dtype, device=device or first.device)
+        flat[sum(parameter.numel() for parameter in self.parameters) :].zero_()
+        return flat
+
+
+def after_gradient(parameter: Tensor, method: Callable[[Tensor], None]) -> None:
+    """Calls a method after each gradient of a parameter, for as long as its object lives: the
+    collector does not see that a parameter has an object by a hook.
+    """
+    known = WeakMethod(method)
+
+    def call(parameter: Tensor) -> None:
+        present = known()
+        if present is not None:
+            present(parameter)
+
+    parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def buckets_of(parameters: Sequence[nn.Parameter], ranks: int, most: int) -> list[Bucket]:
+    """Buckets of at most ``most`` elements, in the order in which backward is likely to finish: the
+    last parameters first.
+
+    A tensor of more elements has a bucket of its own; dtypes and devices are never mixed.
+    """
+    filled: list[Bucket] = []
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        kind = kinds.setdefault((parameter.dtype, parameter.device), [])
+        if kind and sum(other.numel() for other in kind) + parameter.numel() > most:
+            filled.append(Bucket(tuple(kind), ranks))
+            kind.clear()
+        kind.append(parameter)
+    return filled + [Bucket(tuple(kind), ranks) for kind in kinds.values() if kind]
+
+
+# ---- collectives ----
+#
+# torch's collectives over flat memory, by the names that the installed torch has for them.
+
+
+Collective = Callable[..., Any]
+
+# (output, input, group=, async_op=); torch 2.13 renamed them.
+all_gather: Collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Collective = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
+# ---- reducer ----
+#
+# The means of gradients over a group, bucket by bucket, while backward is still running.
+#
+# ::
+#
+#   backward:   ... gradient, gradient | gradient ...              | end
+#   bucket 0:                          | reduce ...........|       |
+#   bucket 1:                                     | reduce .|.......| wait, deliver
+#
+# Buckets leave in one order everywhere, whichever is full first: ranks would otherwise reduce
+# different buckets with one another.  At most two are on their way, so that the memory of whole
+# gradients stays bounded where each rank keeps its share only.  At the end of backward a missing
+# gradient counts as zero; a parameter that no rank has a gradient of keeps none, as on a single
+# node.
+#
+# A backward that runs within another (a reentrant checkpoint's) is a pass of its own, which ends
+# before the other does; their means add up.
+
+
+# Takes a bucket, its mean (all of it, or this rank's share), and the parameters that have a
+# gradient on some rank.
+Deliver = Callable[[Bucket, Tensor, set[nn.Parameter]], None]
+_IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One backward pass: the gradients that have come, the buckets that have left."""
+
+    arrived: set[nn.Parameter] = field(default_factory=set)
+    left: int = 0  # buckets
+    # the work, and memory that must live as long
+    flying: list[tuple[Any, Tensor]] = field(default_factory=list)
+    results: list[Tensor] = field(default_factory=list)
+
+
+class Reducer:
+    """Averages gradients over a group, in every backward.
+
+    Args:
+        buckets: of parameters that require gradients.
+        group: whose ranks all run the same number of backward passes.
+        scatter: each rank gets its share of a bucket only, and ``p.grad`` is freed; otherwise all
+            get all.
+        at_once: a bucket is waited for when it leaves, so that nothing overlaps.
+        deliver: takes the results at the end of backward.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        group: dist.ProcessGroup,
+        scatter: bool,
+        at_once: bool,
+        deliver: Deliver,
+    ) -> None:
+        self.buckets, self._group, self._scatter, self._at_once, self._deliver = (
+            tuple(buckets),
+            group,
+            scatter,
+            at_once,
+            deliver,
+        )
+        self.reductions = 0  # collectives that carried gradients
+        self._passes: dict[int, _Pass] = {}  # by their number; a later one is within an earlier one
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                after_gradient(parameter, self._arrived)
+
+    def _arrived(self, parameter: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._passes:
+            self._passes[task] = _Pass()
+            # as torch's own do
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, task))
+        now = self._passes[task]
+        assert isinstance(parameter, nn.Parameter)
+        now.arrived.add(parameter)
+        while now.left < len(self.buckets) and now.arrived.issuperset(
+            self.buckets[now.left].parameters
+        ):
+            self._send(now)
+
+    @torch.no_grad()
+    def _send(self, now: _Pass) -> None:
+        bucket = self.buckets[now.left]
+        now.left += 1
+        whole = bucket.memory()
+        for parameter, begin, end in bucket.spans():
+            if parameter.grad is None:
+                whole[begin:end].zero_()
+            else:  # divided before it is summed, as DDP does
+                now.arrived.add(parameter)  # or it has one from an earlier backward
+                torch.mul(parameter.grad.reshape(-1), 1.0 / bucket.ranks, out=whole[begin:end])
+                parameter.grad = None
+        if self._scatter:
+            result = whole.new_empty(bucket.share)
+            work = reduce_scatter(result, whole, group=self._group, async_op=True)
+        else:
+            result = whole
+            work = dist.all_reduce(whole, group=self._group, async_op=True)
+        self.reductions += 1
+        now.results.append(result)
+        now.flying.append((work, whole))
+        self._wait(now, 0 if self._at_once else _IN_FLIGHT)
+
+    @staticmethod
+    def _wait(now: _Pass, most: int) -> None:
+        """Waits until at most so many buckets are on their way."""
+        while len(now.flying) > most:
+            work, _ = now.flying.pop(0)
+            work.wait()
+
+    def forget(self) -> None:
+        """Drops the passes of backwards that have failed."""
+        self._passes.clear()
+
+    def _finish(self, task: int) -> None:
+        now = self._passes.pop(task)
+        while now.left < len(self.buckets):
+            self._send(now)
+        anywhere = self._anywhere(now.arrived)
+        self._wait(now, 0)
+        for bucket, result in zip(self.buckets, now.results, strict=True):
+            if not self._scatter:
+                _add_later(bucket, result)
+            self._deliver(bucket, result, anywhere)
+
+    def _anywhere(self, arrived: set[nn.Parameter]) -> set[nn.Parameter]:
+        """The parameters that some rank has a gradient of."""
+        ours = [parameter for bucket in self.buckets for parameter in bucket.parameters]
+        if dist.get_world_size(self._group) == 1:
+            return arrived
+        marks = torch.tensor(
+            [parameter in arrived for parameter in ours], dtype=torch.int32, device=ours[0].device
+        )
+        dist.all_reduce(marks, op=dist.ReduceOp.MAX, group=self._group)
+        return {parameter for parameter, mark in zip(ours, marks.tolist(), strict=True) if mark}
+
+
+@torch.no_grad()
+def _add_later(bucket: Bucket, result: Tensor) -> None:
+    """Adds what a backward within this one has delivered after the bucket had left."""
+    for parameter, begin, end in bucket.spans():
+        if parameter.grad is not None:
+            result[begin:end].add_(parameter.grad.reshape(-1))
+
+
+# ---- shards ----
+
 
 Values = dict[nn.Parameter, Tensor]
 _NOTHING: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
@@ -268,3 +589,85 @@ class FlatShards(Shards):
                     if parameter in values and values[parameter].dtype == dtype:
                         found[parameter] = gathered[begin:end].view(parameter.shape).clone()
         return found
+
+
+# ---- norms ----
+#
+# Clipping of gradients that lie in shards on several ranks: the norms are those of the whole
+# tensors.
+
+
+def clip_gradients(clip: GradClip, shards: Shards, device: torch.device) -> None:
+    """Clips every shard's gradient in place, as a single node would clip the whole ones; all ranks
+    call this.
+
+    Args:
+        device: where the group communicates.
+    """
+    present = [
+        (parameter, shard) for parameter, shard in shards.of.items() if shard.grad is not None
+    ]
+    if not present:
+        return
+    with torch.no_grad():
+        if isinstance(clip, ClipGradByValue):
+            for _, shard in present:
+                _gradient(shard).copy_(clip_value(_gradient(shard), clip.min, clip.max))
+            return
+        norms = _squares(shards, [parameter for parameter, _ in present], device)
+        if isinstance(clip, ClipGradByGlobalNorm):
+            norms = shards.everywhere(norms.sum()).expand_as(norms)
+        factors = coefficient_of_norm(norms.sqrt(), clip.clip_norm)
+        for (_, shard), factor in zip(present, factors, strict=True):
+            _gradient(shard).mul_(factor.to(shard.device, shard.dtype))
+
+
+def _gradient(shard: nn.Parameter) -> Tensor:
+    assert shard.grad is not None
+    return shard.grad
+
+
+def _squares(shards: Shards, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
+    """The square of each whole gradient's 2-norm: 1-D, float32, or float64 where a gradient is."""
+    grads = [_gradient(shards.of[parameter]) for parameter in parameters]
+    dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    squares = torch.stack(
+        [torch.linalg.vector_norm(grad, dtype=dtype).to(device) for grad in grads]
+    ).square()
+    return shards.summed(parameters, squares)
+
+
+# ---- replica mean ----
+#
+# The mean of gradients over replicas, in the update instead of in backward.
+
+
+@torch.no_grad()
+def average_over(shards: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Gives each shard the mean of its gradients over a group, in one all-reduce for each dtype.
+
+    A gradient that some ranks lack counts as zero there; one that all lack stays missing.  All
+    ranks of the group call this.
+
+    Args:
+        shards: the same on all ranks.
+        group: the replicas.
+    """
+    ranks = dist.get_world_size(group)
+    if not shards or ranks == 1:
+        return
+    device = shards[0].device
+    have = torch.tensor([shard.grad is not None for shard in shards], device=device).int()
+    dist.all_reduce(have, op=dist.ReduceOp.MAX, group=group)
+    present = [shard for shard, found in zip(shards, have.tolist(), strict=True) if found]
+    for shard in present:
+        if shard.grad is None:
+            shard.grad = torch.zeros_like(shard)
+    for dtype in dict.fromkeys(shard.dtype for shard in present):
+        gradients = [s.grad for s in present if s.dtype == dtype and s.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]) / ranks
+        dist.all_reduce(flat, group=group)
+        for gradient, mean in zip(
+            gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
+        ):
+            gradient.copy_(mean.view(gradient.shape))

@@ -29,7 +29,7 @@ from tests.support.many_ranks import on_ranks
 from trainer import fleet
 from trainer.hybrid import Pipeline
 from trainer.job.current import present
-from trainer.sharding.host_states import keep_on_host
+from trainer.sharding.optimizer import keep_on_host
 
 STAGES = {"stages": ["2"], "loss_fn": F.cross_entropy}
 PLAN = {"0": "colwise", "2": "rowwise"}

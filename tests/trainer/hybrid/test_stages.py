@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support.hybrid_nets import PLAN, Net, batches
 from trainer.hybrid import device_guard
-from trainer.hybrid.stages import stages_of
+from trainer.hybrid.pipeline import stages_of
 from trainer.hybrid.tensor import planned
 
 

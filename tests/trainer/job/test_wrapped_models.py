@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from tests.support.eager_jobs import Servers
 from trainer import fleet
 from trainer.modules.recompute import recomputed
-from trainer.sharding.segments import anchor_modules
+from trainer.sharding.units import anchor_modules
 from transpiler import DistributedStrategy
 from transpiler.ir import two_of_four
 from transpiler.ir.plain_names import named_buffers, named_modules, named_parameters, plain_name

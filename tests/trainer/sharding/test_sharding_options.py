@@ -26,13 +26,7 @@ from tests.support.sharded_nets import (
     sharded,
     train,
 )
-from trainer.sharding import (
-    ShardedOptimizer,
-    collectives,
-    group_sharded_parallel,
-    reducer,
-    units,
-)
+from trainer.sharding import ShardedOptimizer, group_sharded_parallel, shards, units
 from trainer.sharding.shards import FlatShards
 from trainer.sharding.units import units_of
 
@@ -285,7 +279,7 @@ def test_sync_comm_leaves_nothing_to_overlap(rank: int, scratch: Path) -> None:
 
     x, y = part(batches(4)[0], None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducer, "reduce_scatter", started(collectives.reduce_scatter))
+        patch.setattr(shards, "reduce_scatter", started(shards.reduce_scatter))
         for sync, order in (
             (True, ["start", "end"] * 5),
             (False, ["start"] * 3 + ["end", "start"] * 2 + ["end"] * 3),

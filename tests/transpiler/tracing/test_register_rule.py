@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.registered_rules import Lars, Lion
-from trainer.sharding.sharded_rule import sharded_rule
+from trainer.sharding.optimizer import sharded_rule
 from transpiler import register_rule
 from transpiler.ir.rules import make, rule_of, state_of
 from transpiler.ir.update_block import MOST_OPS
