@@ -167,8 +167,8 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    sync_batch_norm     sums of a batch norm; who is in which batch norm
     sharding/      units               reads outside a unit; runs of a segment; units
     hybrid/        mesh                two meshes
-    job/           joint_plan          several optimizers
-                   part                equal numbers of batches
+    job/           job                 several optimizers
+    samplers/      part                equal numbers of batches
     metrics/       metric              states of a metric
 """
 

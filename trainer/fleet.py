@@ -41,32 +41,34 @@ from trainer.environment.environment import (
 )
 from trainer.job.automatic_saves import AutomaticSaves
 from trainer.job.checkpoint_settings import CheckpointSettings
-from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import begin, distributed, end, is_present, present
-from trainer.job.data_shard import shard as _shard
+from trainer.job.collective import CollectiveJob
 from trainer.job.datasets import InMemoryDataset, QueueDataset
 from trainer.job.followed_passes import FollowedPasses
-from trainer.job.job import Job
-from trainer.job.progress_bar import counted
-from trainer.job.queries import (
+from trainer.job.job import (
+    Job,
+    begin,
+    distributed,
+    end,
     is_first_worker,
+    is_present,
     is_server,
     is_worker,
     metrics,
+    present,
     server_endpoints,
     server_index,
     server_num,
+    shrink,
+    table_status,
     transport,
     variable_bytes,
     worker_endpoints,
     worker_index,
     worker_num,
 )
-from trainer.job.report import report
-from trainer.job.sample_leases import SampleLeases
+from trainer.job.report import begin_asked, counted, report, trace, write_events
 from trainer.job.save_load import export, load, save
-from trainer.job.saved_batches import SavedBatches
-from trainer.job.searched_mode import searched
+from trainer.job.search import searched
 from trainer.job.shared_values import (
     all_gather,
     all_gather_object,
@@ -74,12 +76,12 @@ from trainer.job.shared_values import (
     broadcast_object,
 )
 from trainer.job.synced_metrics import sync
-from trainer.job.table_admin import shrink, table_status
-from trainer.job.tensorboard import write_events
-from trainer.job.trace import begin_asked, trace
 from trainer.modules.fused_updates import fuse_updates
 from trainer.modules.prepare import check_optimizer, plain_again, prepared
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.saved_batches import SavedBatches
+from trainer.samplers.shard import shard as _shard
 from transpiler.clip import GradClip
 from transpiler.names.names import missing as _missing
 from transpiler.plan.settings import check_flag
@@ -232,7 +234,7 @@ def _begin(job: Job, settings: CheckpointSettings | None) -> None:
 
 def _collective(role: RoleMaker, strategy: DistributedStrategy | None) -> CollectiveJob:
     if isinstance(strategy, DistributedStrategy) and is_divided(strategy):
-        from trainer.job.hybrid_job import HybridJob
+        from trainer.job.collective import HybridJob
 
         return HybridJob(role, strategy)
     return CollectiveJob(role, strategy)

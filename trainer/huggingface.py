@@ -21,13 +21,12 @@ from transformers.trainer_utils import SaveStrategy
 
 from trainer import fleet
 from trainer.checkpoint.resume import jointly
-from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import distributed, present
-from trainer.job.data_shard import Shard, shard
+from trainer.job.collective import CollectiveJob
 from trainer.job.exchange import Exchange
-from trainer.job.further_optimizers import overlaps
-from trainer.job.passes import Passes
+from trainer.job.job import distributed, overlaps, present
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.passes import Passes
+from trainer.samplers.shard import Shard, shard
 from transpiler.clip import ClipGradByGlobalNorm, GradClip
 
 

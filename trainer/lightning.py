@@ -24,14 +24,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from trainer import fleet
-from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import present
-from trainer.job.data_shard import shard
+from trainer.job.collective import CollectiveJob
 from trainer.job.exchange import Exchange
-from trainer.job.further_optimizers import overlaps
-from trainer.job.job import Job
-from trainer.job.passes import Passes
+from trainer.job.job import Job, overlaps, present
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.passes import Passes
+from trainer.samplers.shard import shard
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByValue, GradClip
 
 KEY = "pserver"  # in Lightning's checkpoint: how far the job was

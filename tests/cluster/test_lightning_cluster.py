@@ -15,8 +15,8 @@ from tests.support.eager_jobs import Servers, assert_same
 from tests.support.launched import EXAMPLES, accuracy, launched
 from tests.support.table_trainers import at_once
 from trainer import fleet
-from trainer.job.data_shard import shard
 from trainer.job.job import Job
+from trainer.samplers.shard import shard
 from transpiler import ClipGradByGlobalNorm
 
 pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")

@@ -24,7 +24,7 @@ from torch import nn
 
 from pserver.errors import Busy, FingerprintMismatch
 from trainer import fleet
-from trainer.job import current
+from trainer.job import job as current
 from transpiler import DistributedStrategy
 
 ME = int(os.environ["TRAINER_ID"])

@@ -426,7 +426,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("trainer/communicator/trace.py", "self._tell"): "there is no trace",
     ("trainer/data/batches.py", "self._run"): "the iteration raises it",
     ("trainer/job/part_saves.py", "self._complete"): "there is no checkpoint, which is logged",
-    ("trainer/job/sample_leases.py", "ask"): "the lease raises it",
+    ("trainer/samplers/sample_leases.py", "ask"): "the lease raises it",
     # one connection, or one call
     ("pserver/security/enrolment.py", "self._meet"): "one peer",
     ("pserver/security/enrolment.py", "_end"): "ends one connection",

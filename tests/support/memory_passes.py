@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.scripts import Script
 from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles
 from trainer.data.pieces import Piece
-from trainer.job.striped_memory import Division, HeldSamples, LeasedMemory, Loaded
+from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded
 
 
 def memory_pass(

@@ -25,10 +25,10 @@ from tests.support.scripts import Desk, Script, Step, Waits, items_of
 from trainer.data.batches import Columns
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
-from trainer.job.counted_reader import CountedReader
-from trainer.job.leased_files import LeasedFiles, epoch_of
-from trainer.job.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
-from trainer.job.striped_files import StripedFiles, striped_epoch
+from trainer.samplers.counted_reader import CountedReader
+from trainer.samplers.leased_files import LeasedFiles, epoch_of
+from trainer.samplers.leased_pass import BatchLists, Leased, LeasedPass, SampleLists
+from trainer.samplers.striped_files import StripedFiles, striped_epoch
 
 KINDS = ("samples", "batches", "iterable", "files", "memory")
 

@@ -16,8 +16,8 @@ from pserver.client.client import LeaseCalls
 from pserver.leases.epoch import Epoch, Lease
 from pserver.leases.table import EpochRange
 from pserver.membership.members import Member
-from trainer.job.leased_pass import Leased
-from trainer.job.sample_leases import SampleLeases
+from trainer.samplers.leased_pass import Leased
+from trainer.samplers.sample_leases import SampleLeases
 from trainer.senders.pipeline import ConsumedSamples
 
 

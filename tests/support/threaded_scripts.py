@@ -14,10 +14,10 @@ from pserver.service.server import Server
 from trainer import fleet
 from trainer.job.automatic_saves import AutomaticSaves
 from trainer.job.checkpoint_settings import CheckpointSettings
-from trainer.job.data_shard import shard
 from trainer.job.followed_passes import FollowedPasses
 from trainer.job.job import Job
-from trainer.job.saved_batches import SavedBatches
+from trainer.samplers.saved_batches import SavedBatches
+from trainer.samplers.shard import shard
 from transpiler import DistributedStrategy
 
 SAMPLES = 24

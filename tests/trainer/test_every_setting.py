@@ -20,9 +20,9 @@ from trainer import fleet
 from trainer.collective.data_parallel import DataParallel
 from trainer.compat.flags import WORKSPACE
 from trainer.hybrid import parallel
-from trainer.job import collective_job
-from trainer.job.collective_job import CollectiveJob, agreed
-from trainer.job.current import present
+from trainer.job import collective
+from trainer.job.collective import CollectiveJob, agreed
+from trainer.job.job import present
 from transpiler import DistributedStrategy
 from transpiler.plan.modes import COLLECTIVE
 from transpiler.precision.mixed_forward import mixed_forward
@@ -268,7 +268,7 @@ def of_trainers(given_to: str, strategy: DistributedStrategy | None, servers: Se
             made.append(options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collective_job, "DataParallel", Recorded)
+        patch.setattr(collective, "DataParallel", Recorded)
         patch.setattr(CollectiveJob, "_agree_on", lambda _, given: made.append(agreed(given)))
         optimizer = script(given_to, strategy, is_collective=True)
     divided = parallel._made.get(present().models[0])

@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.support import ranks
 from trainer import DistributedEmbedding, fleet
-from trainer.job.lockstep_batches import LockstepBatches
+from trainer.samplers.lockstep_batches import LockstepBatches
 from transpiler import ClipGradByGlobalNorm, DistributedStrategy
 
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

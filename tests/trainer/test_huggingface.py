@@ -13,10 +13,10 @@ import torch
 from tests.support.eager_jobs import assert_same
 from tests.support.tiers import RARE
 from trainer import DistributedEmbedding, fleet
-from trainer.job.current import present
-from trainer.job.data_shard import Shard
-from trainer.job.part import Part
-from trainer.job.passes import Passes
+from trainer.job.job import present
+from trainer.samplers.part import Part
+from trainer.samplers.passes import Passes
+from trainer.samplers.shard import Shard
 from transpiler import ClipGradByGlobalNorm, ClipGradByValue, DistributedStrategy
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

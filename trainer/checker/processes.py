@@ -25,9 +25,9 @@ from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.session import Apart
 from trainer.job.due_saves import DueSaves
-from trainer.job.leased_pass import LeasedPass, SampleLists
-from trainer.job.sample_leases import SampleLeases, stripes_of
 from trainer.job.save_schedule import SaveSchedule
+from trainer.samplers.leased_pass import LeasedPass, SampleLists
+from trainer.samplers.sample_leases import SampleLeases, stripes_of
 from transpiler.plan.plan import Deployment
 
 TIMEOUT_SECONDS = 60.0  # of a whole trial

@@ -26,12 +26,12 @@ from trainer.job.checkpoint_settings import CheckpointSettings
 from trainer.job.due_saves import DueSaves
 from trainer.job.job import Job
 from trainer.job.part_saves import PartSaves
-from trainer.job.pass_log import Pass
 from trainer.job.random_states import restore_random_states
 from trainer.job.save_load import read, write
 from trainer.job.save_schedule import SaveSchedule
 from trainer.job.script_place import ScriptPlace, own_place
 from trainer.job.script_position import Place, ScriptPosition
+from trainer.samplers.pass_log import Pass
 from transpiler.files import bounded_json
 
 DELTAS = 8  # at most so many in a row have only the rows that changed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from pserver.errors import FingerprintMismatch
@@ -41,22 +41,209 @@ from trainer.collective.world import (
 )
 from trainer.communicator.trace import TRACING
 from trainer.environment.environment import Connection, Role, RoleMaker
-from trainer.gradients.dgc import check_alike, dgc_of, local_clip
+from trainer.gradients.dgc import DeepGradientCompression, check_alike, dgc_of, local_clip, means_of
 from trainer.gradients.gradient_merge import GradientMerge, gradient_merge_of
-from trainer.job.averaged_gradients import AveragedGradients
-from trainer.job.collective_optimizer import CollectiveOptimizer
-from trainer.job.data_shard import shard
-from trainer.job.job import Job
-from trainer.job.joint_plan import groups_of
-from trainer.job.lockstep_batches import LockstepBatches
+from trainer.gradients.step import tell_scaler
+from trainer.hybrid.mesh import data_place, forget_groups, hybrid_mesh
+from trainer.hybrid.parallel import (
+    forget_model_groups,
+    hybrid_optimizer,
+    hybrid_parallel,
+    hybrid_state_dict,
+)
+from trainer.job.job import Job, groups_of
 from trainer.modules.loss_scaling import loss_scaling_of
 from trainer.modules.sync_batch_norm import check_batch_norms, connect_batch_norms
-from trainer.optimizer import DistributedOptimizer
+from trainer.optimizer import Connect, DistributedOptimizer
+from trainer.samplers.lockstep_batches import LockstepBatches
+from trainer.samplers.shard import shard
 from transpiler.clip import GradClip
+from transpiler.ir.plain_names import named_parameters
 from transpiler.strategy.exchange import exchange_of
 from transpiler.strategy.refusals import check
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced
+
+# ---- averaged gradients ----
+#
+# Whether a step's gradients were averaged over the trainers: a backward through a registered model
+# does so, and nothing else.
+
+
+MOST_NAMED = 4  # parameters in a message
+
+
+class AveragedGradients:
+    """Looks, before each step, whether all gradients that it applies bear the mark of a mean.
+
+    Args:
+        marks: which the registered models set.
+        names: of the parameters.
+    """
+
+    def __init__(self, marks: GradientMarks, names: Mapping[Tensor, str]) -> None:
+        self._marks, self._names = marks, names
+
+    def check(self, parameters: Iterable[Tensor]) -> None:
+        """Returns if no gradient is this trainer's alone.
+
+        Args:
+            parameters: of the step.
+
+        Raises:
+            RuntimeError: one is; the message names its parameter.
+        """
+        alone = list(self._marks.without(parameters))
+        if not alone:
+            return
+        names = [
+            repr(self._names[p]) if p in self._names else f"a parameter of shape {list(p.shape)}"
+            for p in alone[:MOST_NAMED]
+        ]
+        more = f" and {len(alone) - MOST_NAMED} more" if len(alone) > MOST_NAMED else ""
+        raise RuntimeError(
+            "optimizer.step(): expected gradients that a backward through the registered model has "
+            f"averaged over the trainers, got others, of {', '.join(names)}{more}: call the model "
+            "itself, model(...), not its layers or another method, and make one backward of what "
+            "it returns, of all losses together; where a loss does not depend on all parameters, "
+            "set strategy.find_unused_parameters=True"
+        )
+
+    def note(self, parameters: Iterable[Tensor]) -> None:
+        """A step has been taken with the gradients as they are."""
+        self._marks.applied(parameters)
+
+
+# ---- collective optimizer ----
+#
+# The optimizer of a job without servers.
+
+
+class CollectiveOptimizer(DistributedOptimizer):
+    """The optimizer of a job without servers: steps on this trainer, with gradients that are the
+    same on all.
+
+    Args:
+        optimizer: the script's.
+        names: of the parameters.
+        connect: takes up groups that are added.
+        grad_clip: applied to the mean gradient; with local SGD or ``dgc`` to this trainer's own.
+        merge: see :class:`DistributedOptimizer`.
+        shared: sums the merged gradients over the trainers: given whether they overflowed here, it
+            gives whether some trainer's have.  None: backward does that.
+        dgc: compresses large gradients; None: backward averages all of them.
+
+    Attributes:
+        local_sgd: averages parameters in the place of gradients; None: gradients are averaged.
+        averaged: looks whether a backward has done so; None: none need have.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        grad_clip: GradClip | None,
+        connect: Connect = lambda _: None,
+        merge: GradientMerge | None = None,
+        shared: Callable[[bool], bool] | None = None,
+        dgc: DeepGradientCompression | None = None,
+    ) -> None:
+        super().__init__(optimizer, names, connect, grad_clip, merge=merge, dgc=dgc)
+        self._barriers = 0
+        self._shared = shared
+        self.local_sgd: LocalSgd | None = None
+        self.averaged: AveragedGradients | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, at any time between two steps.  Every trainer calls this.
+
+        Raises:
+            ValueError: a parameter is in no registered model.
+            FingerprintMismatch: another trainer's models have other parameters.
+            PServerError: another trainer is lost.
+        """
+        before = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+        except ValueError:
+            del self.param_groups[before:]
+            raise
+
+    def _end_step(self, loss: Any) -> None:
+        if self.local_sgd is not None:
+            self.local_sgd.end_step(loss, float(self.param_groups[0].get("lr", 1.0)))
+
+    def flush(self) -> None:
+        """Gives all trainers the same parameters, where each has its own: every trainer calls this.
+
+        See [Note: an average in between] in trainer/collective/local_sgd.py.
+
+        Raises:
+            TimedOut: one does not come.
+            TrainerLost: one has left.
+        """
+        if self.local_sgd is not None and not self.local_sgd.same:
+            self.barrier("the average of local SGD's parameters")
+            self.local_sgd.average()
+
+    def _step_alone(self, overflow: bool) -> bool:
+        if self.dgc is not None:
+            return self._step_compressed(self.dgc, overflow)
+        anywhere = overflow if self._shared is None else self._shared(overflow)
+        if anywhere and not overflow:
+            tell_scaler(self)  # see [Note: an overflow in a window]
+        if self.averaged is None:
+            return super()._step_alone(anywhere)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.averaged.check(parameters)
+        skipped = super()._step_alone(anywhere)
+        self.averaged.note(parameters)
+        return skipped
+
+    def _step_compressed(self, dgc: DeepGradientCompression, overflow: bool) -> bool:
+        if not overflow:
+            self._clip_here()
+        trained = [p for p in self.trained().values() if p.requires_grad]
+        means = means_of(dgc, trained, self.steps, overflow)
+        if means is not None:
+            dgc.step(means, self._step_here)
+            self.steps += 1
+        elif not overflow:
+            tell_scaler(self)  # see [Note: whose overflow]
+        return means is None
+
+    def _overflowed(self) -> bool:
+        """Whether a gradient of some trainer is not finite: all skip the step, and their loss
+        scales stay in step.
+        """
+        overflow = super()._overflowed()
+        if self.loss_scaling is None or current_peers().size == 1:
+            return overflow
+        found = torch.tensor([overflow], dtype=torch.int32)
+        with naming_trainers():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def barrier(self, name: str, text: str = "") -> dict[int, str]:
+        """See :meth:`DistributedOptimizer.barrier`.
+
+        Raises:
+            TrainerLost: one has left.
+        """
+        self._barriers += 1
+        peers = current_peers()
+        texts = peers.exchange(f"{name} (barrier {self._barriers})", text, range(peers.size))
+        return {rank: told for rank, told in enumerate(texts) if told}
+
+    def __repr__(self) -> str:
+        return (
+            f"DistributedOptimizer of {current_peers().size} trainers without servers, of "
+            f"{self.inner!r}"
+        )
+
+
+# ---- collective job ----
+
 
 _jobs = itertools.count(1)  # of this process, whose strategies are compared
 # what a step does among the trainers: the same on all of them
@@ -383,3 +570,128 @@ def _world() -> dist.ProcessGroup:
 def agreed(strategy: DistributedStrategy) -> str:
     """What all trainers' strategies must say alike, in words."""
     return "; ".join(f"{key}={strategy.value(key)!r}" for key in AGREED)
+
+
+# ---- hybrid job ----
+#
+# fleet's job with ``hybrid_configs``, ``sharding``, ``pipeline`` or ``tensor_parallel``: its model
+# is made parallel when it is registered, its optimizer steps this rank's parts.
+#
+# ::
+#
+#   strategy.hybrid_configs = {"dp_degree": -1, "mp_degree": 2}
+#   fleet.init(is_collective=True, strategy=strategy)
+#   model = fleet.distributed_model(Net(), tensor_plan={"*.up": "colwise", "*.down": "rowwise"})
+#   optimizer = torch.optim.Adam(model.parameters())  # made after distributed_model
+#   optimizer = fleet.distributed_optimizer(optimizer)
+
+
+class HybridJob(CollectiveJob):
+    """One trainer's part of a job that is parallel in several directions of a mesh.
+
+    Args:
+        strategy: one that divides a model.
+
+    Raises:
+        ValueError: the degrees' product is not the number of trainers, or a switch has no effect
+            here.
+    """
+
+    kind = "hybrid"
+    divided = True
+
+    def __init__(self, role: RoleMaker, strategy: DistributedStrategy) -> None:
+        self.mesh: Any = None
+        super().__init__(role, strategy)
+        self._strategy = strategy
+        try:
+            self.mesh = hybrid_mesh(strategy)
+        except ValueError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leaves, and lets all process groups go."""
+        super().close()
+        if self.mesh is not None:
+            forget_groups(self.mesh)
+        for model in self.models:
+            forget_model_groups(model)
+
+    def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """See :func:`trainer.hybrid.hybrid_parallel`.
+
+        Raises:
+            ValueError: a second model.
+        """
+        if self.models:
+            raise ValueError(
+                "fleet.distributed_model: expected one model, which is divided, got a second one"
+            )
+        return hybrid_parallel(model, self._strategy, **options)
+
+    def distribute(
+        self,
+        optimizer: torch.optim.Optimizer,
+        grad_clip: GradClip | None,
+        compression: Mapping[str, str] | None,
+    ) -> DistributedOptimizer:
+        """See :func:`trainer.hybrid.hybrid_optimizer`.
+
+        Raises:
+            ValueError: ``compression`` is given, another strategy, or the optimizer was made before
+                ``fleet.distributed_model``.
+        """
+        if compression is not None:
+            raise ValueError(
+                "compression: acts only in a job with parameter servers, and this is one without; "
+                "leave it out"
+            )
+        if self.strategy != self._strategy:
+            raise ValueError(
+                "strategy: expected that of fleet.init, which made the model parallel, got "
+                "another one"
+            )
+        if not self.models:
+            raise RuntimeError("call fleet.distributed_model first")
+        names = {parameter: name for name, parameter in named_parameters(self.models[0])}
+        optimizer = replaced(optimizer, self._strategy, names, self.module_types())
+        inner = hybrid_optimizer(optimizer, self.models[0], grad_clip)
+        return HybridOptimizer(
+            inner,
+            {inner.shards.of[p]: name for p, name in names.items() if p in inner.shards.of},
+            None,
+        )
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Whole on every trainer."""
+        return hybrid_state_dict(model)
+
+    def place_in_data(self) -> tuple[int, int]:
+        """Trainers that differ only in the pipeline, tensor or sequence direction get the same
+        batches.
+        """
+        return data_place(self.mesh) if self.splits_data else (0, 1)
+
+
+class HybridOptimizer(CollectiveOptimizer):
+    """The optimizer that fleet returns in a hybrid job: the sharded one, with fleet's calls.
+
+    With AMP use ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler``: an overflow on
+    one rank then skips the step on all.
+    """
+
+    _step_supports_amp_scaling = False  # the scaler unscales, and all ranks agree on an overflow
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the shards, and the model's own."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole tensors, of this rank's stage.  All ranks call this."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes up what :meth:`state_dict` of the same stage gave."""
+        self.inner.load_state_dict(state_dict)
+        self._share()

@@ -19,25 +19,18 @@ from trainer.data.batches import Batch, Prefetched
 from trainer.data.datasets import FileDataset, Parses
 from trainer.data.pieces import Piece, files_of
 from trainer.environment.environment import CloudRoleMaker, Connection
-from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import present
-from trainer.job.job import Job
-from trainer.job.leased_files import LeasedFiles, epoch_of
-from trainer.job.leased_pass import LeasedPass, leased_batches
-from trainer.job.lockstep_batches import LockstepBatches
-from trainer.job.progress_bar import counted
-from trainer.job.sample_counts import SampleCounts
-from trainer.job.sample_leases import SampleLeases
-from trainer.job.saved_batches import SavedBatches
+from trainer.job.collective import CollectiveJob
+from trainer.job.job import Job, present
+from trainer.job.report import counted
 from trainer.job.shared_values import gathered, met
-from trainer.job.striped_files import StripedFiles, striped_epoch
-from trainer.job.striped_memory import (
-    Division,
-    HeldSamples,
-    LeasedMemory,
-    Loaded,
-    batches_of,
-)
+from trainer.samplers.leased_files import LeasedFiles, epoch_of
+from trainer.samplers.leased_pass import LeasedPass, leased_batches
+from trainer.samplers.lockstep_batches import LockstepBatches
+from trainer.samplers.sample_counts import SampleCounts
+from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.saved_batches import SavedBatches
+from trainer.samplers.striped_files import StripedFiles, striped_epoch
+from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded, batches_of
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
 # the datasets of which a job has begun a pass, in the order in which a restarted script begins them
@@ -129,7 +122,7 @@ class QueueDataset(datasets.QueueDataset):
 
 
 class _Passes:
-    """A dataset as the job follows it; see :class:`trainer.job.saved_batches.Resumable`.
+    """A dataset as the job follows it; see :class:`trainer.samplers.saved_batches.Resumable`.
 
     Args:
         leases: gives the job's, where they deal out the samples of this dataset.

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from trainer.communicator.communicator import Communicator
 from trainer.job.job import Job
-from trainer.job.pass_log import Pass
 from trainer.job.script_position import ScriptPosition
+from trainer.samplers.pass_log import Pass
 
 
 class FollowedPasses:
-    """See :class:`trainer.job.saves.Saves`: here nothing is saved.
+    """See :class:`trainer.samplers.saves.Saves`: here nothing is saved.
 
     Args:
         job: of several trainers among servers.
@@ -27,26 +27,26 @@ class FollowedPasses:
         self.passes = self._script.passes
 
     def connected(self, communicator: Communicator) -> None:
-        """See :class:`trainer.job.saves.Saves`."""
+        """See :class:`trainer.samplers.saves.Saves`."""
         self._script.connected(communicator)
 
     def joined(self) -> None:
-        """See :class:`trainer.job.saves.Saves`."""
+        """See :class:`trainer.samplers.saves.Saves`."""
         self._script.joined()
 
     def cancel(self) -> None:
         """A trainer that joins late goes where the others are, whatever it has loaded."""
 
     def begin(self, loader: str) -> Pass:
-        """See :class:`trainer.job.saves.Saves`."""
+        """See :class:`trainer.samplers.saves.Saves`."""
         return self._script.begin(loader)
 
     def ready(self, begun: Pass) -> None:
-        """See :class:`trainer.job.saves.Saves`."""
+        """See :class:`trainer.samplers.saves.Saves`."""
         self._script.ready(begun)
 
     def waits(self) -> None:
-        """See :class:`trainer.job.saves.Saves`."""
+        """See :class:`trainer.samplers.saves.Saves`."""
         self._script.waits()
 
     def between(self, asked: Pass | None) -> None:

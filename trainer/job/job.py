@@ -1,41 +1,62 @@
-"""A job: what ``fleet.init`` begins and ``fleet.finish`` ends."""
+"""A job: what ``fleet.init`` begins and ``fleet.finish`` ends.
+
+[Note: several optimizers]  A script may train with several optimizers over different parameters: a
+GAN's two networks step in turn.  Each has lanes of its own in the plan, and a lane counts its own
+steps, sends its own messages and has its own sync round.  So a step of one optimizer closes its
+lanes only: the servers update, and the trainer receives, its parameters and no others, and trainers
+wait for one another optimizer by optimizer.  Update rules are numbered through: those of the second
+optimizer's groups come after the first one's.  What travels beside parameters, the buffers of all
+models, goes with the first lane of gradients, as ever.
+
+Servers are installed once with a plan.  A second optimizer is another plan: before the first step
+the trainers leave together, saying that they come back, and join with it.
+
+[Note: further optimizers of a job under way]  A trainer that joins while others train has made its
+first optimizer only, and asks with the plan of that one, which is not the job's any more.  Servers
+tell it so by ``PartialPlan``, and it asks again with each further optimizer.  Until then it has
+nothing that it could train with: a step, a joint call or an iteration raises that error.
+"""
 
 from __future__ import annotations
 
+import atexit
 import copy
+import glob
 import logging
+import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from pserver.checkpoint.checkpoint import Claims, Saved
+from pserver.client.announcement import Announcement
 from pserver.errors import PartialPlan
+from pserver.telemetry.metrics import current
+from trainer.collective.dense_allreduce import DenseAllreduce
 from trainer.collective.elastic_means import DenseSteps
 from trainer.communicator.communicator import Communicator, options_of
 from trainer.communicator.gradient_changes import changes_of
+from trainer.communicator.session import REASON, spelled, termination
 from trainer.communicator.trace import TRACING
 from trainer.compat.flags import ProcessSettings
 from trainer.embedding.proxy import ProxyParameter
 from trainer.embedding.rows import without_served_rows
 from trainer.environment.environment import Connection, Role, RoleMaker
+from trainer.gradients.averaging import dense_means_of
 from trainer.gradients.dgc import dgc_of, local_clip
 from trainer.gradients.gradient_merge import gradient_merge_of
-from trainer.job.arrival import Arrival
-from trainer.job.data_position import DataPosition
-from trainer.job.file_system import FileSystem
-from trainer.job.further_optimizers import check_further, overlaps
-from trainer.job.joint_plan import Distributed, first_groups, joint_plan
-from trainer.job.met_trainers import connect_trainers
-from trainer.job.passes import Passes
-from trainer.job.reported import Reported
-from trainer.job.sample_leases import JobSamples
-from trainer.job.saves import Saves
+from trainer.job.files import FileSystem
 from trainer.modules.dump import ModuleDump
 from trainer.modules.loss_scaling import check_overlap, loss_scaling_of
 from trainer.modules.sync_batch_norm import (
@@ -44,19 +65,486 @@ from trainer.modules.sync_batch_norm import (
     connect_batch_norms,
 )
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.passes import Passes
+from trainer.samplers.sample_leases import JobSamples
+from trainer.samplers.saves import Saves
 from transpiler.clip import GradClip
+from transpiler.distribute import plan_parameters
 from transpiler.ir.module_types import module_types
 from transpiler.ir.plain_names import named_buffers, named_modules, named_parameters, plain_name
+from transpiler.ir.rules import Clip, Rule, rule_of
+from transpiler.param_attr import unclipped
 from transpiler.plan.lanes import describe
 from transpiler.plan.modes import SYNC
 from transpiler.plan.plan import Deployment, Plan
+from transpiler.plan.planner import Asked
+from transpiler.plan.settings import number as number_setting
+from transpiler.plan.settings import optional, refuse_type
 from transpiler.strategy.execution import dump_of, execution_of
-from transpiler.strategy.from_strategy import modes_of
+from transpiler.strategy.from_strategy import lanes_of, modes_of
 from transpiler.strategy.strategy import DistributedStrategy
 from transpiler.strategy.update_rules import replaced
 
 if TYPE_CHECKING:
     from trainer.communicator.tables import Tables
+
+
+# ---- arrival ----
+#
+# From ``fleet.init`` until it has joined, a trainer announces itself to the servers: its end is
+# then known to the others although no server has seen it yet.
+
+
+class Arrival:
+    """A trainer on its way into a job.
+
+    Args:
+        role: a trainer's, among servers.
+
+    Attributes:
+        incarnation: with which it joins.
+    """
+
+    def __init__(self, role: RoleMaker) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self._announcement = Announcement(
+            role.server_endpoints,
+            role.trainer_id,
+            self.incarnation,
+            Connection.from_environment().access_to(role.server_endpoints),
+        )
+        termination.add(self._announcement.failed)
+        atexit.register(self._abandoned)
+
+    def check(self) -> None:
+        """Raises what ends the wait for a server: it has said that it is shutting down."""
+        if self._announcement.failure is not None:
+            raise self._announcement.failure
+
+    def joined(self) -> None:
+        """It has joined every server, or stays away in good order."""
+        termination.remove(self._announcement.failed)
+        atexit.unregister(self._abandoned)
+        self._announcement.joined()
+
+    def _abandoned(self) -> None:
+        """The process ends, and has not joined."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        reason = spelled(error) if error is not None else "its script has ended"
+        self._announcement.failed(REASON if termination.came else reason)
+
+
+# ---- data position ----
+#
+# Where a trainer is in its data: its passes over what ``fleet.shard`` gives, and their batches.
+
+
+class Display(Protocol):
+    """What shows a pass while it runs: see :class:`trainer.job.report.ProgressBar`."""
+
+    def begin(self, number: int, batches: int) -> None:
+        """A pass begins; ``batches`` is 0 where their number is not known."""
+
+    def advance(self, batch: int) -> None:
+        """So many batches have been given."""
+
+    def end(self) -> None:
+        """The pass is over, by its end, by ``break``, or by an error."""
+
+
+class DataPosition:
+    """How far the last pass has come.  The script's thread writes it, any thread reads it."""
+
+    def __init__(self) -> None:
+        self._now = (0, 0, 0)
+
+    def now(self) -> tuple[int, int, int]:
+        """Passes begun, batches given of the last one, and how many it has (0: not known)."""
+        return self._now
+
+    def begin(self, batches: int) -> int:
+        """A pass begins.
+
+        Returns:
+            Its number, from 1.
+        """
+        self._now = (self._now[0] + 1, 0, batches)
+        return self._now[0]
+
+    def at(self, number: int, batch: int, batches: int) -> None:
+        """A batch of a pass has been given; of an older pass it does not count."""
+        if number == self._now[0]:
+            self._now = (number, batch, batches)
+
+
+class CountedBatches:
+    """Batches of any iterable, unchanged, whose position is counted; each iteration is a pass.
+
+    Args:
+        batches: what is iterated over.
+        position: of this trainer.
+        display: makes what shows a pass; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        position: DataPosition,
+        display: Callable[[], Display] | None = None,
+    ) -> None:
+        self._batches, self._position, self._display = batches, position, display
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # what has no length says so
+
+    def __iter__(self) -> Iterator[Any]:
+        # at once, not at the first batch: a loader draws random numbers here, and starts workers
+        return self._counted(iter(self._batches))
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        many = length(self._batches)
+        number = self._position.begin(many)
+        display = None if self._display is None else self._display()
+        if display is not None:
+            display.begin(number, many)
+        try:
+            for batch, each in enumerate(batches, 1):
+                self._position.at(number, batch, many)
+                if display is not None:
+                    display.advance(batch)
+                yield each
+        finally:
+            if display is not None:
+                display.end()
+
+
+def length(batches: Iterable[Any]) -> int:
+    """How many batches there will be; 0 where that is not known.
+
+    A loader over an iterable data set only guesses, and warns when it was wrong: it is not asked.
+    """
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset):
+        return 0
+    try:
+        return len(batches)  # type: ignore[arg-type]  # what has no length says so
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+# ---- further optimizers ----
+#
+# What the optimizers of one job must have alike.
+
+
+# keys of a_sync_configs that say something of the whole job
+ALIKE = ("buffers", "launch_barrier", "runtime_split_send_recv", "soft_wait_ms")
+_SYNC = DistributedStrategy()
+
+
+def check_further(
+    first: DistributedStrategy | None,
+    strategy: DistributedStrategy | None,
+    number: int,
+    steps: int | None,
+) -> None:
+    """Returns if a further optimizer may join a job.
+
+    Args:
+        first: of the job's first optimizer.
+        strategy: of the further one.
+        number: of the further one.
+        steps: that the job has taken; None: it has not begun.
+
+    Raises:
+        RuntimeError: it comes too late.
+        ValueError: it does not go with the others.
+    """
+    if steps is not None:
+        raise RuntimeError(
+            "fleet.distributed_optimizer: expected every optimizer before the first step, got "
+            f"a further one after step {steps}: the servers' plan is made for all of them"
+        )
+    if overlaps(strategy) or overlaps(first):
+        raise ValueError(
+            "overlap: expected one optimizer, got a further one: a backward of its loss may "
+            "pass through the other's parameters, and their gradients would leave as those of "
+            "the other's step; leave overlap off"
+        )
+    for key in ALIKE:
+        one, other = ((s or _SYNC).a_sync_configs[key] for s in (first, strategy))
+        if one != other:
+            raise ValueError(
+                f"a_sync_configs[{key!r}]: expected the same for every optimizer of a job, got "
+                f"{one!r} for optimizer 0 and {other!r} for optimizer {number}"
+            )
+
+
+def overlaps(strategy: DistributedStrategy | None) -> bool:
+    """Whether gradients leave while a backward runs."""
+    return strategy is not None and bool(strategy.a_sync_configs["overlap"])
+
+
+# ---- joint plan ----
+#
+# The plan of a job, from what the script has asked for: one optimizer, or several.
+
+
+@dataclass(frozen=True, slots=True)
+class Distributed:
+    """An optimizer of the job, and how the script wants its steps taken.
+
+    Attributes:
+        optimizer: the script's, distributed.
+        strategy: the modes of its parameters; None: sync.
+        compression: how its gradients travel, by pattern of parameter names; None: as they are.
+    """
+
+    optimizer: DistributedOptimizer
+    strategy: DistributedStrategy | None
+    compression: Mapping[str, str] | None
+
+
+def first_groups(distributed: Sequence[Distributed]) -> list[int]:
+    """The number in the plan of each optimizer's first group."""
+    sizes = [len(each.optimizer.param_groups) for each in distributed]
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def joint_plan(
+    role: RoleMaker,
+    tensors: Mapping[str, torch.Tensor],
+    distributed: Sequence[Distributed],
+    tables: Tables | None,
+) -> Plan:
+    """The plan for these optimizers as they are now.
+
+    Args:
+        role: of this process: how many take part.
+        tensors: parameters and buffers of all models, by name.
+        distributed: the optimizers, in the order in which they came.
+        tables: of the job's embeddings, if there are any.
+
+    Raises:
+        ValueError: a parameter is in no registered model, or in two optimizers; or optimizers want
+            their gradients clipped differently where servers clip them.
+    """
+    groups = [group for each in distributed for group in each.optimizer.param_groups]
+    owners = [n for n, each in enumerate(distributed) for _ in each.optimizer.param_groups]
+    rules = [
+        rule_of(each.optimizer.inner, group)
+        for each in distributed
+        for group in each.optimizer.param_groups
+    ]
+    described, added = ([], []) if tables is None else tables.described(groups, owners)
+    rules += [rule for rule, _ in added]
+    owners += [owner for _, owner in added]
+    of_name = _groups(distributed)
+    sent_as = [_sent_as(each, n, of_name, rules, owners) for n, each in enumerate(distributed)]
+    listed = [
+        (
+            name,
+            tuple(tensors[name].shape),
+            str(tensors[name].dtype).removeprefix("torch."),
+            of_name.get(name),
+        )
+        for name in (*of_name, *(name for name in tensors if name not in of_name))
+    ]
+    plan = plan_parameters(
+        listed,
+        rules,
+        trainers=role.trainers,
+        servers=max(1, len(role.server_endpoints)),
+        tables=described,
+        optimizers=[
+            Asked(
+                [group for group, owner in enumerate(owners) if owner == number],
+                lanes_of(each.strategy),
+                sent_as[number],
+                _clip(each.optimizer),
+            )
+            for number, each in enumerate(distributed)
+        ],
+    )
+    if plan.clips_on_servers and unclipped(groups):
+        raise ValueError(
+            "grad_clip: need_clip=False: expected a mode in which trainers clip, got sync with "
+            f"{plan.trainers} trainers, where servers clip all merged gradients"
+        )
+    return plan
+
+
+def _clip(optimizer: DistributedOptimizer) -> Clip | None:
+    """How merged gradients are clipped; with dgc trainers clip, before it."""
+    clip = optimizer.grad_clip
+    return None if clip is None or optimizer.dgc is not None else clip.to_clip()
+
+
+def _sent_as(
+    each: Distributed, number: int, of_name: dict[str, int], rules: list[Rule], owners: list[int]
+) -> Mapping[str, str] | None:
+    """How an optimizer's gradients travel.  With dgc its large parameters have update rules of
+    their own, which are added: plain SGD.
+
+    Args:
+        number: of the optimizer.
+        of_name: the group of each parameter, which changes.
+        rules, owners: of all groups, with each one's optimizer; these grow.
+
+    Raises:
+        ValueError: dgc and ``compression`` are both given.
+    """
+    dgc = each.optimizer.dgc
+    if dgc is None:
+        return each.compression
+    if each.compression is not None:
+        raise ValueError(
+            "compression: excludes strategy.dgc, which says itself how gradients travel; give one "
+            "of the two"
+        )
+    dgc.check()  # groups may have been added
+    added: dict[int, int] = {}  # group of the script -> group of the plan
+    patterns: dict[str, str] = {}
+    for parameter, index in dgc.groups().items():
+        if index not in added:
+            added[index] = len(rules)
+            rules.append(dgc.rule(index))
+            owners.append(number)
+        name = each.optimizer.names[parameter]
+        of_name[name] = added[index]
+        patterns[glob.escape(name)] = "sparse"
+    return patterns or None
+
+
+def _groups(distributed: Sequence[Distributed]) -> dict[str, int]:
+    """The number of each parameter's group, by name, in the order of the optimizers.
+
+    Raises:
+        ValueError: a parameter is in no registered model, or in two optimizers.
+    """
+    found: dict[str, int] = {}
+    seen: dict[torch.Tensor, int] = {}
+    for number, (each, first) in enumerate(
+        zip(distributed, first_groups(distributed), strict=True)
+    ):
+        for parameter, group in groups_of(each.optimizer).items():
+            if seen.setdefault(parameter, number) != number:
+                name = each.optimizer.names.get(parameter, "the proxy parameter of a table")
+                raise ValueError(
+                    f"parameter {name!r}: expected in one optimizer of the job, got it in "
+                    f"optimizer {seen[parameter]} and in optimizer {number}: servers hold one "
+                    "state of it; give each optimizer parameters of its own"
+                )
+            if not isinstance(parameter, ProxyParameter):
+                found[each.optimizer.names[parameter]] = first + group
+    return found
+
+
+def groups_of(
+    optimizer: DistributedOptimizer, former: Collection[torch.Tensor] = ()
+) -> dict[torch.Tensor, int]:
+    """The index of each parameter's group, in the optimizer's order.
+
+    Args:
+        former: parameters that a model had until others took their places.
+
+    Raises:
+        ValueError: a parameter is in no registered model.
+    """
+    groups: dict[torch.Tensor, int] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            known = parameter in optimizer.names or parameter in former
+            if not known and not isinstance(parameter, ProxyParameter):
+                raise ValueError(
+                    f"parameter {number} of group {index}, of shape {list(parameter.shape)}, "
+                    "is in no registered model "
+                    "(where an embedding has moved, make the optimizer after "
+                    "fleet.distributed_model): "
+                    "pass every model to fleet.distributed_model first"
+                )
+            groups[parameter] = index
+    return groups
+
+
+# ---- met trainers ----
+#
+# What the trainers of a job with servers do among themselves: means of dense gradients, and sums of
+# batch norms.
+
+
+def connect_trainers(
+    communicator: Communicator,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[DistributedOptimizer],
+    strategy: DistributedStrategy | None,
+) -> None:
+    """Brings up what the trainers of a job do among themselves; all have come when it returns.
+
+    Batch norms that sum over trainers need all of the plan in each forward, so that a job with such
+    ends with a trainer.
+
+    Args:
+        communicator: of a trainer that has joined.
+        models, optimizers: of the script.
+        strategy: says how gradients travel; None: all of one dtype at once.
+
+    Raises:
+        PServerError: other trainers have not come.
+        ValueError: the trainers do not divide into rows; or they are to leave when they are
+            preempted, and cannot.
+    """
+    found = connect_batch_norms(models, None, 1)
+    means = communicator.dense_allreduce = dense_means_of(communicator, optimizers, strategy, found)
+    if isinstance(means, DenseAllreduce) and found:
+        connect_batch_norms(
+            models,
+            lambda vector, seconds: means.total([vector], "a batch norm", seconds)[0],
+            communicator.plan.trainers,
+            Connection.from_environment().start_timeout_seconds,
+        )
+
+
+# ---- reported ----
+#
+# What a script has said of its training, for whoever reads metrics.
+
+
+class Reported(Collector):
+    """What a trainer has reported: how many samples, and the last value of each name.
+
+    Attributes:
+        heard: told the values of each report.
+    """
+
+    def __init__(self) -> None:
+        self.heard: Callable[[Mapping[str, float]], None] = lambda values: None
+        self._samples = 0
+        self._values: dict[str, float] = {}
+
+    def add(self, samples: int, values: dict[str, float]) -> None:
+        """Counts samples, and takes values in the place of those before."""
+        self._samples += samples
+        self._values = {**self._values, **values}
+        self.heard(values)
+
+    def now(self) -> tuple[int, dict[str, float]]:
+        """The samples, and the last value of each name."""
+        return self._samples, self._values
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`Collector`."""
+        samples: dict[tuple[str, ...], float] = {(): float(self._samples)}
+        yield current("pserver_samples_total", "Samples that this trainer has reported.", samples)
+        yield current(
+            "pserver_reported",
+            "The last value that the script has reported under a name.",
+            {(name,): value for name, value in self._values.items()},
+            "name",
+        )
+
+
+# ---- job ----
+
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +573,7 @@ class Job:
         saves: follows the script, and writes checkpoints, where the job does that by itself.
         samples: how they are dealt out to the trainers.
         early: why this trainer has not joined yet: see [Note: further optimizers of a job under
-            way] in joint_plan.py.
+            way] in job.py.
     """
 
     divided = False
@@ -296,7 +784,7 @@ class Job:
         compression: Mapping[str, str] | None = None,
     ) -> DistributedOptimizer:
         """Joins the servers with one more optimizer.  See [Note: several optimizers] in
-        joint_plan.py.
+        job.py.
 
         Raises:
             ValueError: a parameter is another optimizer's, or the two do not go together.
@@ -434,3 +922,311 @@ def _refresh(communicator: Communicator) -> None:
     """
     if torch._C._current_graph_task_id() == -1:
         communicator.refresh()
+
+
+# ---- current ----
+#
+# The present job of this process: at most one at a time.
+
+
+_job: Job | None = None
+
+
+def present() -> Job:
+    """The present job.
+
+    Raises:
+        RuntimeError: ``fleet.init()`` has not been called.
+    """
+    if _job is None:
+        raise RuntimeError("call fleet.init() first")
+    return _job
+
+
+def present_or_none() -> Job | None:
+    """The present job; None where there is none."""
+    return _job
+
+
+def is_present(job: Job) -> bool:
+    """Whether this is the present job."""
+    return job is _job
+
+
+def begin(job: Job) -> None:
+    """Makes a job the present one.
+
+    Raises:
+        RuntimeError: there is one already.
+    """
+    global _job
+    if _job is not None:
+        raise RuntimeError(
+            "fleet.init() was called before; call fleet.finish() to end that job first"
+        )
+    _job = job
+
+
+def end() -> Job | None:
+    """Ends the present job.
+
+    Returns:
+        The job that was present, if any.
+    """
+    global _job
+    job, _job = _job, None
+    return job
+
+
+def distributed(job: Job) -> DistributedOptimizer:
+    """The job's optimizer.
+
+    Raises:
+        RuntimeError: there is none yet.
+    """
+    if job.optimizer is None:
+        raise RuntimeError("call fleet.distributed_optimizer first")
+    return job.optimizer
+
+
+# ---- queries ----
+#
+# What a script may ask about its job: the role of this process, the job's processes, counters.
+#
+# ``trainer/fleet.py`` offers these calls.  In a process that trains alone::
+#
+#   fleet.init()
+#   fleet.is_worker()                           # True
+#   fleet.worker_index(), fleet.worker_num()    # 0, 1
+#   fleet.server_num(), fleet.transport()       # 0, "local"
+#   fleet.finish()
+
+
+def is_worker() -> bool:
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it trains.
+    """
+    return present().role.role is not Role.PSERVER
+
+
+def is_server() -> bool:
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it is a parameter server.
+    """
+    return present().role.role is Role.PSERVER
+
+
+def is_first_worker() -> bool:
+    """The role of this process, as a truth.
+
+    Returns:
+        Whether it is trainer 0.
+    """
+    return is_worker() and present().role.trainer_id == 0
+
+
+def worker_index() -> int:
+    """The place of this process among the trainers.
+
+    Returns:
+        This trainer's number, from 0.
+    """
+    return present().role.trainer_id
+
+
+def worker_num() -> int:
+    """The size of the job.
+
+    Returns:
+        How many trainers it has.
+    """
+    return present().role.trainers
+
+
+def server_num() -> int:
+    """The size of the job.
+
+    Returns:
+        How many servers it has; 0 where the process trains alone.
+    """
+    return len(present().role.server_endpoints)
+
+
+def server_index() -> int:
+    """The place of this process among the servers.
+
+    Returns:
+        This server's place in the list of endpoints, from 0.
+
+    Raises:
+        RuntimeError: the process is no server.
+    """
+    if not is_server():
+        raise RuntimeError("this process is a trainer, not a server")
+    return present().role.server_index
+
+
+def server_endpoints() -> list[str]:
+    """The servers' control endpoints.
+
+    Returns:
+        HOST:PORT of every server.
+    """
+    return list(present().role.server_endpoints)
+
+
+def worker_endpoints() -> list[str]:
+    """The trainers' endpoints, of which there are none: trainers listen on no port.
+
+    Returns:
+        Always an empty list.  The number of trainers is :func:`worker_num`.
+    """
+    return []
+
+
+def metrics() -> dict[str, float]:
+    """Counters of this trainer.
+
+    Returns:
+        By name: see :meth:`trainer.communicator.communicator.Communicator.metrics`.  In a process
+        that trains alone there is only "steps".
+    """
+    job = present()
+    if job.communicator is not None:
+        return job.communicator.metrics()
+    return {"steps": float(sum(each.steps for each in job.optimizers))}
+
+
+def variable_bytes() -> dict[str, dict[str, int]]:
+    """The traffic of each variable since the start.
+
+    Returns:
+        By variable: payload "bytes_in" and "bytes_out", after compression.  Empty in a job without
+        servers.
+    """
+    job = present()
+    return {} if job.communicator is None else job.communicator.variable_bytes()
+
+
+def transport() -> str:
+    """How tensors travel.
+
+    Returns:
+        "shm", "tcp", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains
+        alone.
+    """
+    return present().transport
+
+
+# ---- table admin ----
+#
+# What a script asks of its tables between steps: their status, and to drop rows.
+#
+# ``trainer/fleet.py`` offers these calls.
+
+
+DAYS = number_setting(lambda value: value >= 0, "of 0 or more that is finite")
+THRESHOLD = optional(number_setting(lambda value: True, "that is finite"))
+
+
+def table_status() -> dict[str, dict[str, int]]:
+    """The status of every table, over all servers.
+
+    Any trainer may ask at any time, without waiting for others.
+
+    Returns:
+        By table: "rows", "bytes_held", and what was counted since the start ("admitted",
+        "evicted", ...).  Empty where there are no tables.
+
+    Raises:
+        PServerError: a server does not answer.
+
+    ::
+
+        fleet.init()
+        model = fleet.distributed_model(DistributedEmbedding(8, name="emb"))
+        optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.tensor([3, 5])).sum().backward()
+        optimizer.step()
+        fleet.table_status()["emb"]["rows"]  # 2
+    """
+    job = present()
+    if job.tables is None:
+        return {}
+    if job.communicator is None:
+        return job.tables.status()
+    found: dict[str, Counter[str]] = {}
+    for client in job.communicator.clients:
+        for table in client.table_status():
+            held = {"bytes_held": table.bytes_held, **table.counters, "rows": table.rows}
+            found.setdefault(table.name, Counter()).update(held)
+    return {name: dict(sorted(counted.items())) for name, counted in sorted(found.items())}
+
+
+def shrink(
+    threshold: float | None = None, days: float = 1.0, tables: Collection[str] = ()
+) -> dict[str, int]:
+    """Applies time decay, then drops rows below the score threshold or past their TTL.
+
+    Every trainer calls this, between steps; when it returns, all servers have done it.
+
+    Args:
+        threshold: in place of each table's own ``delete_threshold``.
+        days: that have passed since the last call.
+        tables: only these; none means all.
+
+    Returns:
+        How many rows were dropped, by table (on trainer 0; elsewhere none).
+
+    Raises:
+        TypeError: an argument is something else.
+        ValueError: a table that the job does not have; fewer than 0 days; or a number that is not
+            finite.
+        PServerError: a server is lost.
+
+    ::
+
+        fleet.shrink(days=1.0)  # {"emb": 120} where 120 rows of the table "emb" were dropped
+    """
+    job = present()
+    known = [] if job.tables is None else job.tables.names
+    threshold = THRESHOLD.check("shrink: threshold", threshold)
+    days = DAYS.check("shrink: days", days)
+    names = _names(tables, known)
+    optimizer = distributed(job)
+    optimizer.flush()
+    optimizer.barrier("shrink")
+    removed: Counter[str] = Counter()
+    if job.communicator is None and job.tables is not None:
+        removed.update(job.tables.shrink(days, threshold, names or known))
+    elif job.communicator is not None and job.is_first:
+        clients = job.communicator.clients
+        with ThreadPoolExecutor(len(clients), "shrink") as pool:
+            for found in pool.map(lambda each: each.shrink(days, threshold, names), clients):
+                removed.update(found)
+    optimizer.barrier("shrunk")
+    return dict(sorted(removed.items()))
+
+
+def _names(tables: Any, known: Collection[str]) -> list[str]:
+    """The tables that are meant.
+
+    Raises:
+        TypeError: these are no names.
+        ValueError: the job has no such table.
+    """
+    if isinstance(tables, str | bytes) or not isinstance(tables, Collection):
+        refuse_type("shrink: tables", "a list of names", tables)
+    names = list(tables)
+    for name in names:
+        if not isinstance(name, str):
+            refuse_type("shrink: tables", "a list of names", tables)
+        if name not in known:
+            raise ValueError(
+                f"shrink: expected tables among {', '.join(known) or 'none'}, got {name!r}"
+            )
+    return names

@@ -2,11 +2,357 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import numbers
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from trainer.job.current import present
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from torch import nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from pserver.onlookers import onlooker
+from pserver.telemetry.trace import SPANS, now
+from trainer.collective.peer_meeting import PeerMeeting
+from trainer.collective.world import current_peers
+from trainer.communicator.trace import TRACING, Alone, Meeting, TraceSettings, asked, meeting_of
+from trainer.environment.environment import Connection, Role
+from trainer.job.job import CountedBatches, Job, Reported, present
+from transpiler.plan.settings import check_flag
+
+# ---- eager spans ----
+#
+# The spans of an eager script's model: forward and backward.
+#
+# They come from hooks, which are there while a trace is under way and no longer.
+
+
+def watched(models: Sequence[nn.Module]) -> ExitStack:
+    """Notes each forward and backward of the models until what is returned is closed."""
+    undo, backwards = ExitStack(), Backwards()
+    for number, model in enumerate(models):
+        forwards = Forwards(number, backwards)
+        before = model.register_forward_pre_hook(forwards.begin)
+        after = model.register_forward_hook(forwards.end)
+        undo.callback(before.remove)
+        undo.callback(after.remove)
+    return undo
+
+
+class Forwards:
+    """The forwards of one model.
+
+    Args:
+        model: its number.
+        backwards: told of the outputs of each that a backward may follow.
+    """
+
+    def __init__(self, model: int, backwards: Backwards) -> None:
+        self._model, self._backwards = model, backwards
+        self._began: list[float] = []  # of those under way: a model may call itself
+
+    @onlooker("the trace")
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """Before a forward."""
+        self._began.append(now())
+
+    @onlooker("the trace")
+    def end(self, module: nn.Module, args: Any, outputs: Any) -> None:
+        """After it."""
+        if not self._began:
+            return  # it began before the trace
+        SPANS.add("forward", self._began.pop(), now(), model=self._model)
+        if torch.is_grad_enabled():
+            self._backwards.follow(outputs)
+
+
+class Backwards:
+    """The backwards through what forwards have returned: each from the first gradient of an output
+    to the end of the whole backward.
+    """
+
+    def __init__(self) -> None:
+        self._task = -1  # of autograd, that is noted
+
+    def follow(self, outputs: Any) -> None:
+        """A backward through these may come."""
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.register_prehook(self._begin)
+
+    @onlooker("the trace")
+    def _begin(self, gradients: Any) -> None:
+        task = torch._C._current_graph_task_id()
+        if task == self._task or not SPANS.on:
+            return
+        self._task, began = task, now()
+        track = SPANS.track()
+        Variable._execution_engine.queue_callback(
+            lambda: SPANS.add("backward", began, now(), track) if SPANS.on else None
+        )
+
+
+# ---- progress bar ----
+#
+# ``fleet.shard(progress=True)``: how far a pass has come, on a terminal or in a log.
+
+
+DRAW_SECONDS = 0.1
+
+
+class ProgressBar:
+    """One pass: a bar while it runs on a terminal, a line at its end elsewhere.
+
+    The script's thread draws, between two batches: nothing is drawn while it computes.
+
+    Args:
+        reported: what the script says of its training, which is shown beside the bar.
+        console: where it goes; None: standard output.
+    """
+
+    def __init__(self, reported: Reported, console: Console | None = None) -> None:
+        self._reported = reported
+        self._console = console or Console()
+        self._bar: Progress | None = None
+        self._number = self._batch = self._samples = 0
+        self._began = self._drawn = 0.0
+
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
+    def begin(self, number: int, batches: int) -> None:
+        """A pass begins; ``batches`` is 0 where their number is not known."""
+        self._number, self._batch = number, 0
+        self._samples, _ = self._reported.now()
+        self._began = self._drawn = time.perf_counter()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._bar = Progress(
+                TextColumn(f"pass {number}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}", markup=False),
+                console=self._console,
+                auto_refresh=False,
+            )
+            self._bar.add_task("", total=batches or None)
+            self._bar.start()
+            atexit.register(self._bar.stop)  # after an error the pass may never be told its end
+
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
+    def advance(self, batch: int) -> None:
+        """So many batches have been given."""
+        self._batch = batch
+        now = time.perf_counter()
+        if self._bar is not None and now - self._drawn >= DRAW_SECONDS:
+            self._drawn = now
+            self._draw(self._bar)
+
+    @onlooker("the progress bar", end=lambda bar: bar.leave())
+    def end(self) -> None:
+        """The pass is over: the bar stays as it is then; elsewhere this is the line's time."""
+        if self._bar is not None:
+            self._draw(self._bar)
+            self.leave()
+        elif not self._console.is_terminal or self._console.is_dumb_terminal:
+            seconds = time.perf_counter() - self._began
+            text = f"pass {self._number}: {self._batch} batches in {seconds:.1f} s"
+            print("  ".join([text, *self._said()]), file=self._console.file, flush=True)
+
+    def leave(self) -> None:
+        """Gives the terminal back."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            atexit.unregister(bar.stop)
+            bar.stop()
+
+    def _draw(self, bar: Progress) -> None:
+        (task,) = bar.tasks
+        bar.update(task.id, completed=self._batch, description="  ".join(self._said()))
+        bar.refresh()
+
+    def _said(self) -> list[str]:
+        """Samples per second in this pass, and the last values."""
+        samples, values = self._reported.now()
+        seconds = time.perf_counter() - self._began
+        rate = [f"{(samples - self._samples) / seconds:,.0f} samples/s"] if samples else []
+        return rate + [f"{name} {value:.4g}" for name, value in sorted(values.items())]
+
+
+def counted(batches: Iterable[Any], job: Job, progress: bool) -> Iterable[Any]:
+    """A trainer's batches, counted for whoever watches the job; the same object where nobody can.
+
+    Args:
+        progress: show it here, on trainer 0, where ``launch`` does not show it.
+    """
+    shown = progress and job.role.trainer_id == 0 and not Connection.from_environment().panel
+    if not shown and job.role.role is not Role.TRAINER:
+        return batches
+    display = (lambda: ProgressBar(job.reported)) if shown else None
+    return CountedBatches(batches, job.position, display)
+
+
+# ---- tensorboard ----
+#
+# What ``fleet.report`` is told, as files that TensorBoard reads.
+
+
+NAME = "the event files of TensorBoard"
+FLUSH_SECONDS = 5  # until others can read what was written
+
+
+class EventFiles:
+    """The event files of one trainer, in a folder of its own.
+
+    Args:
+        folder: of the job; the trainer's is ``trainer-N`` in it.
+        trainer_id: N.
+        step: the job's step count.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str, trainer_id: int, step: Callable[[], int]) -> None:
+        try:
+            with warnings.catch_warnings():  # of the packages that it imports
+                warnings.simplefilter("ignore")
+                from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                f"PSERVER_TENSORBOARD={folder}: expected TensorBoard to be installed, and it is "
+                f"not ({error}): pip install '.[tensorboard]' in a checkout of pserver"
+            ) from error
+        path = str(Path(folder) / f"trainer-{trainer_id}")
+        self._writer = SummaryWriter(path, flush_secs=FLUSH_SECONDS)
+        self._step = step
+        atexit.register(self.close)  # a script that fails has no finish()
+
+    @onlooker(NAME, end=lambda files: files._end())
+    def add(self, values: Mapping[str, float]) -> None:
+        """Writes values, at the step that the job has come to."""
+        step = self._step()
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    @onlooker(NAME)
+    def close(self) -> None:
+        """Writes what is left; harmless when called twice."""
+        self._end()
+
+    def _end(self) -> None:
+        atexit.unregister(self.close)
+        self._writer.close()
+
+
+def write_events(job: Job) -> None:
+    """Writes what a job's trainer reports until the job's end, where PSERVER_TENSORBOARD says so.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+    given = Connection.from_environment()
+    if not given.tensorboard or given.plan_only or job.role.role is Role.PSERVER:
+        return
+
+    def step() -> int:
+        return max((each.steps for each in job.optimizers), default=0)
+
+    files = EventFiles(given.tensorboard, job.role.trainer_id, step)
+    job.reported.heard = files.add
+    job.undo.callback(files.close)
+
+
+# ---- trace ----
+#
+# ``fleet.trace``: one file of what every process of the job does in a few steps.
+
+
+def trace(path: str, steps: int = 3, profiler: bool = False) -> None:
+    """Writes what all processes of the job do in the next steps to one file, on one clock, for
+    ui.perfetto.dev or chrome://tracing.
+
+    Every trainer calls this, between the same two steps; trainer 0 writes the file when its steps
+    are over and the others' spans have come, while training goes on, and prints a line then.  A
+    trainer that leaves none within 30 seconds is named in both.  Before this trainer has joined its
+    job the trace waits for the end of the step that joins.  docs/trace.md reads a file.
+
+    Example::
+
+        for number, batch in enumerate(fleet.shard(loader)):
+            if number == 10:
+                fleet.trace("trace.json")
+            ...
+
+    Args:
+        path: of the file, or its URL; only trainer 0 writes.
+        steps: of each trainer.
+        profiler: adds what torch.profiler notes in the trainers.
+
+    Raises:
+        TypeError, ValueError: the path names nothing, or ``steps`` is below 1.
+        OSError: the file cannot be written.
+        RuntimeError: a trace is under way, or there is no job; or another profiler is at work.
+    """
+    settings = TraceSettings(path, steps, profiler=check_flag("profiler", profiler))
+    _begin(present(), settings)
+
+
+def begin_asked(job: Job) -> None:
+    """Begins the trace that PSERVER_TRACE asks for, if it does.
+
+    Raises:
+        OSError, ImportError, ValueError: trainer 0 cannot write the file.
+    """
+    settings = asked(Connection.from_environment())
+    if settings is not None and job.role.role is not Role.PSERVER:
+        _begin(job, settings)
+
+
+def _begin(job: Job, settings: TraceSettings) -> None:
+    if job.role.role is Role.PSERVER:
+        raise RuntimeError("fleet.trace: expected a trainer, and this process is a server")
+    meeting, watch = partial(_meeting, job), partial(_watched, job)
+    TRACING.begin(settings, job.role.trainer_id, meeting, watch, partial(_counts, job))
+
+
+def _counts(job: Job, optimizer: object) -> bool:
+    """Whether the steps of an optimizer, or of a program, are those of a trace: of several
+    optimizers those of the first.
+    """
+    return optimizer is None or optimizer is job.optimizer
+
+
+def _meeting(job: Job) -> Meeting | None:
+    """How the job's spans come together; None before this trainer has joined."""
+    if job.role.role is Role.SINGLE:
+        return Alone()
+    if job.role.role is Role.COLLECTIVE:
+        peers = current_peers()
+        return Alone() if peers.size == 1 else PeerMeeting(peers)
+    return TRACING.of_programs() if job.communicator is None else meeting_of(job.communicator)
+
+
+def _watched(job: Job) -> Callable[[], None]:
+    return watched(job.models).close
+
+
+# ---- report ----
 
 
 def report(samples: int = 0, **values: Any) -> None:

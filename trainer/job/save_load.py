@@ -16,8 +16,7 @@ from trainer.checkpoint.export import TableRows, check_form
 from trainer.checkpoint.export import export as _export
 from trainer.checkpoint.resume import jointly
 from trainer.gradients.averaging import keeping_told
-from trainer.job.current import distributed, present
-from trainer.job.job import Job
+from trainer.job.job import Job, distributed, present
 from transpiler.plan.settings import check_flag
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.checkpoint import resume
-from trainer.job.pass_log import SavedPasses
 from trainer.job.random_states import random_states
 from trainer.job.script_position import packed
+from trainer.samplers.pass_log import SavedPasses
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from trainer.checkpoint import resume
 from trainer.communicator.communicator import Communicator
 from trainer.job.found_schedulers import schedulers_of
 from trainer.job.job import Job
-from trainer.job.pass_log import NOTHING, Pass, PassLog, SavedPasses
 from trainer.optimizer import DistributedOptimizer
+from trainer.samplers.pass_log import NOTHING, Pass, PassLog, SavedPasses
 
 log = logging.getLogger(__name__)
 

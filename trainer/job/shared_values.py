@@ -25,9 +25,8 @@ from trainer.collective.values import (
 )
 from trainer.communicator.communicator import Communicator
 from trainer.environment.environment import Connection, Role
-from trainer.job.collective_job import CollectiveJob
-from trainer.job.current import present, present_or_none
-from trainer.job.job import Job
+from trainer.job.collective import CollectiveJob
+from trainer.job.job import Job, present, present_or_none
 
 
 def all_reduce(tensor: Tensor, op: str = "sum") -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainer.collective.values import TrainerValues
-from trainer.job.current import present
+from trainer.job.job import present
 from trainer.job.shared_values import values_of
 
 M = TypeVar("M")

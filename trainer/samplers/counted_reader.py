@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pserver.leases.epoch import Range, place_of
-from trainer.job.shared_randomness import SharedRandomness
+from trainer.samplers.shared_randomness import SharedRandomness
 
 _END = object()
 

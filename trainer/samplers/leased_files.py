@@ -18,7 +18,7 @@ from trainer.data.batches import Batch, Columns, joined, part, samples_of, tenso
 from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
-from trainer.job.sample_leases import SampleLeases
+from trainer.samplers.sample_leases import SampleLeases
 
 
 def epoch_of(
@@ -46,7 +46,7 @@ def in_words(pieces: Sequence[Piece], *more: object) -> str:
 
 
 class LeasedFiles:
-    """One pass, as this trainer has it; see :class:`trainer.job.leased_pass.LeasedPass`.
+    """One pass, as this trainer has it; see :class:`trainer.samplers.leased_pass.LeasedPass`.
 
     A thread makes batches ahead of the script, so a batch counts as given when the script gets it.
 

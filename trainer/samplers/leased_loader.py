@@ -10,12 +10,12 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader
 
 from pserver.leases.epoch import Epoch
-from trainer.job.counted_reader import CountedReader
-from trainer.job.leased_pass import BatchLists, Items, SampleLists
-from trainer.job.part import JointBatches, Part, dealt
-from trainer.job.passes import LoaderPasses
-from trainer.job.sample_leases import SampleLeases
-from trainer.job.sample_order import (
+from trainer.samplers.counted_reader import CountedReader
+from trainer.samplers.leased_pass import BatchLists, Items, SampleLists
+from trainer.samplers.part import JointBatches, Part, dealt
+from trainer.samplers.passes import LoaderPasses
+from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.sample_order import (
     SAME_BATCHES,
     advice,
     base_seed,

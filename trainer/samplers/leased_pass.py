@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from pserver.errors import PServerError
 from pserver.leases.epoch import Epoch, Lease, LeasedBatches, Range, Segments, Stripes
 from pserver.leases.table import EpochRange
-from trainer.job.counted_reader import Ended
-from trainer.job.part import Part, dealt
-from trainer.job.sample_leases import SampleLeases
+from trainer.samplers.counted_reader import Ended
+from trainer.samplers.part import Part, dealt
+from trainer.samplers.sample_leases import SampleLeases
 
 
 class Items(Protocol):

@@ -39,20 +39,20 @@ class LockstepBatches:
 
     @property
     def number(self) -> int:
-        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        """See :class:`trainer.samplers.saved_batches.Resumable`, which the trainer's own are."""
         return int(self._batches.number)  # type: ignore[attr-defined]
 
     @property
     def size(self) -> int:
-        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        """See :class:`trainer.samplers.saved_batches.Resumable`, which the trainer's own are."""
         return int(self._batches.size)  # type: ignore[attr-defined]
 
     def after(self, batches: int, number: int) -> Iterator[Any]:
-        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        """See :class:`trainer.samplers.saved_batches.Resumable`, which the trainer's own are."""
         return self._together(self._batches.after(batches, number))  # type: ignore[attr-defined]
 
     def skip(self) -> None:
-        """See :class:`trainer.job.saved_batches.Resumable`, which the trainer's own are."""
+        """See :class:`trainer.samplers.saved_batches.Resumable`, which the trainer's own are."""
         self._batches.skip()  # type: ignore[attr-defined]
 
     def _together(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from pserver.errors import PServerError
 from pserver.leases.epoch import Epoch, Lease, Range
 from pserver.leases.table import EpochEnd, LeaseAsked
 from trainer.communicator.communicator import Communicator
-from trainer.job.saves import Saves
+from trainer.samplers.saves import Saves
 from transpiler.plan.plan import Plan
 from transpiler.strategy.strategy import DistributedStrategy
 

@@ -1,8 +1,9 @@
 """The order of the samples in one pass over a DataLoader: the same in every process.
 
 The loader's sampler, or batch sampler, decides which samples there are.  It draws with the random
-sources of :mod:`trainer.job.shared_randomness`.  What it draws from a source of its own is
-compared between the trainers (:mod:`trainer.job.passes`), so that nobody trains on another order.
+sources of :mod:`trainer.samplers.shared_randomness`.  What it draws from a source of its own is
+compared between the trainers (:mod:`trainer.samplers.passes`), so that nobody trains on another
+order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from trainer.job.passes import LoaderPasses
-from trainer.job.shared_randomness import SharedRandomness
+from trainer.samplers.passes import LoaderPasses
+from trainer.samplers.shared_randomness import SharedRandomness
 
 SAME_BATCHES = (
     "every trainer must read the same batches in the same order, of which fleet.shard gives each "

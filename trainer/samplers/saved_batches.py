@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
-from trainer.job.pass_log import Pass
-from trainer.job.saves import Saves
+from trainer.samplers.pass_log import Pass
+from trainer.samplers.saves import Saves
 
 
 class Resumable(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer.communicator.communicator import Communicator
-from trainer.job.pass_log import Pass, PassLog
+from trainer.samplers.pass_log import Pass, PassLog
 
 
 class Saves(Protocol):

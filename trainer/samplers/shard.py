@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
-from trainer.job.leased_loader import LoaderLeases
-from trainer.job.leased_pass import LeasedPass, leased_batches
-from trainer.job.part import (
+from trainer.samplers.leased_loader import LoaderLeases
+from trainer.samplers.leased_pass import LeasedPass, leased_batches
+from trainer.samplers.part import (
     JointBatches,
     Part,
     dealt,
@@ -24,9 +24,9 @@ from trainer.job.part import (
     singles,
     warn_left_out,
 )
-from trainer.job.passes import LoaderPasses, Passes
-from trainer.job.sample_leases import SampleLeases
-from trainer.job.sample_order import (
+from trainer.samplers.passes import LoaderPasses, Passes
+from trainer.samplers.sample_leases import SampleLeases
+from trainer.samplers.sample_order import (
     SAME_BATCHES,
     base_seed,
     checksum_of_batch,

@@ -14,8 +14,8 @@ from trainer.data.batches import Batch, Columns, joined, part, samples_of, tenso
 from trainer.data.datasets import Parses
 from trainer.data.lines import Parsed
 from trainer.data.pieces import Piece
-from trainer.job.file_order import FileOrder, Span
-from trainer.job.leased_files import in_words
+from trainer.samplers.file_order import FileOrder, Span
+from trainer.samplers.leased_files import in_words
 
 
 def striped_epoch(
@@ -53,7 +53,7 @@ def striped_epoch(
 
 
 class StripedFiles:
-    """What positions stand for: samples of files; see :class:`trainer.job.leased_pass.Items`.
+    """What positions stand for: samples of files; see :class:`trainer.samplers.leased_pass.Items`.
 
     One thread uses it.  It reads on from piece to piece, and parses ahead, up to the end of a
     trainer's share; where a lease goes on elsewhere, it begins there.

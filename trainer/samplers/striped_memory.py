@@ -19,9 +19,9 @@ from pserver.leases.epoch import Epoch, Lease, Range
 from trainer.data.batches import Array, Batch, Column, Columns, joined, taken, tensors_of
 from trainer.data.datasets import NUMBER, Parses, SamplePlaces, SharedOrder, Shuffles, batch_bounds
 from trainer.data.pieces import Piece
-from trainer.job.leased_files import in_words
-from trainer.job.leased_pass import LeasedPass
-from trainer.job.sample_leases import SampleLeases
+from trainer.samplers.leased_files import in_words
+from trainer.samplers.leased_pass import LeasedPass
+from trainer.samplers.sample_leases import SampleLeases
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class LeasedMemory(LeasedPass):
         self._coming: list[Range] = []  # leased last
 
     def at(self, batch: Sequence[Range], stripes: int) -> Columns:
-        """See :class:`trainer.job.leased_pass.Items`."""
+        """See :class:`trainer.samplers.leased_pass.Items`."""
         division = self._of(stripes)
         return self._held.columns(division.samples(batch), lambda: division.samples(self._coming))
 

@@ -8,7 +8,7 @@ import pytest
 
 from pserver.leases.epoch import Epoch, Intervals, Stripes
 from pserver.leases.table import LeaseAsked, LeaseTable
-from trainer.job.part import JointBatches, Part
+from trainer.samplers.part import JointBatches, Part
 
 
 def leased_batches(samples: int, batch: int, trainers: int, drop_last: bool) -> list[list[int]]:

@@ -28,7 +28,7 @@ from tests.support.divided_digits import (
 from tests.support.many_ranks import on_ranks
 from trainer import fleet
 from trainer.hybrid import Pipeline
-from trainer.job.current import present
+from trainer.job.job import present
 from trainer.sharding.optimizer import keep_on_host
 
 STAGES = {"stages": ["2"], "loss_fn": F.cross_entropy}

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.tiers import RARE
 from trainer import fleet
-from trainer.job.current import present
+from trainer.job.job import present
 
 DATA = TensorDataset(torch.linspace(-1, 1, 36).reshape(12, 3))
 ALWAYS = 1e-6  # seconds between two checkpoints: after every step

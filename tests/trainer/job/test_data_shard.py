@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from trainer import fleet
-from trainer.job.data_shard import shard
+from trainer.samplers.shard import shard
 
 
 class Numbers(Dataset[int]):
@@ -157,7 +157,7 @@ def test_every_process_splits_alike() -> None:
     """
     code = (
         "import torch; from torch.utils.data import DataLoader, TensorDataset\n"
-        "from trainer.job.data_shard import shard\n"
+        "from trainer.samplers.shard import shard\n"
         "loader = DataLoader(TensorDataset(torch.arange(50)), 4, shuffle=True)\n"
         "mine = shard(loader, 3, 1)\n"
         "print([[b.tolist() for b, in mine] for _ in range(2)])"

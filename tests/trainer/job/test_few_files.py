@@ -17,7 +17,7 @@ from pserver.config import ServerConfig
 from pserver.service.server import Server
 from pserver.storage.place import place_at
 from trainer import DistributedEmbedding, fleet
-from trainer.job.current import present
+from trainer.job.job import present
 
 TABLES, SERVERS, STEPS = 26, 2, 4
 MOST = 3  # files of a server, and of what trainer 0 adds: docs/checkpoints.md

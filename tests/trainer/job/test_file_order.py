@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pserver.leases.epoch import Epoch
-from trainer.job.file_order import FileOrder
+from trainer.samplers.file_order import FileOrder
 
 Sample = tuple[int, int]  # of a piece, its number there
 

@@ -18,8 +18,8 @@ from pserver.service.server import Server
 from trainer import fleet
 from trainer.data import formats, pieces
 from trainer.data.batches import taken
-from trainer.job.current import present
-from trainer.job.sample_counts import SampleCounts
+from trainer.job.job import present
+from trainer.samplers.sample_counts import SampleCounts
 from transpiler import DistributedStrategy
 
 FILES, LINES = 3, 17

@@ -26,7 +26,7 @@ from pserver.service.server import Server
 from tests.support.eager_modes import OUTER_SGD, strategy_of
 from tests.support.tiers import RARE
 from trainer import DistributedEmbedding, fleet
-from trainer.job.current import present
+from trainer.job.job import present
 from transpiler import DistributedStrategy
 
 IDS: Any = torch.arange(16)

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tests.support.screen import Screen
 from trainer import fleet
-from trainer.job.current import present
-from trainer.job.progress_bar import ProgressBar
-from trainer.job.reported import Reported
+from trainer.job.job import Reported, present
+from trainer.job.report import ProgressBar
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from pserver.service.server import Server
 from pserver.wire_pb2 import StatusRequest
 from tests.support.tiers import RARE
 from trainer import fleet
-from trainer.job.current import present
+from trainer.job.job import present
 from transpiler import DistributedStrategy
 
 SAMPLES = 22

@@ -25,8 +25,8 @@ from tests.support.samplers import (
     by_torch,
     listed,
 )
-from trainer.job.data_shard import shard
-from trainer.job.passes import Passes
+from trainer.samplers.passes import Passes
+from trainer.samplers.shard import shard
 
 Epoch = list[list[list[int]]]  # by trainer, its batches
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from tests.trainer.job.test_automatic_saves import ALWAYS, DATA, Script, Steps, adam, net, run
 from tests.trainer.job.test_automatic_saves import trained as train
 from trainer import fleet
-from trainer.job.pass_log import Pass, SavedPasses
 from trainer.job.script_place import ScriptPlace
+from trainer.samplers.pass_log import Pass, SavedPasses
 
 
 def evaluated(steps: Steps) -> nn.Module:

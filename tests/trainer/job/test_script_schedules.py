@@ -19,10 +19,10 @@ from tests.support.tiers import RARE
 from trainer.data.batches import Columns
 from trainer.data.datasets import SamplePlaces
 from trainer.data.lines import Parsed
-from trainer.job.counted_reader import CountedReader
-from trainer.job.file_order import FileOrder
-from trainer.job.leased_files import LeasedFiles
-from trainer.job.striped_files import StripedFiles
+from trainer.samplers.counted_reader import CountedReader
+from trainer.samplers.file_order import FileOrder
+from trainer.samplers.leased_files import LeasedFiles
+from trainer.samplers.striped_files import StripedFiles
 
 SEEDS = [range(100), *(RARE(range(first, first + 490)) for first in range(100, 5000, 490))]
 CAUGHT_WITHIN = 500  # seeds
@@ -116,7 +116,7 @@ def begins_again_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 def counts_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """A position is the batch behind it."""
-    monkey = "trainer.job.counted_reader.place_of"
+    monkey = "trainer.samplers.counted_reader.place_of"
     patch.setattr(monkey, lambda position, stripes: place_of(position, stripes) + 1)
 
 

@@ -12,7 +12,7 @@ import torch
 from pserver.launcher.planning.plan import Choice
 from tests.support.eager_jobs import Servers
 from trainer import fleet
-from trainer.job.current import present
+from trainer.job.job import present
 
 GEO = Choice("geo", 10, 1, 1, 0.001)
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from tests.support.table_trainers import Servers, Trainer, at_once
 from trainer import fleet
-from trainer.job.current import present
 from trainer.job.exchange import Exchange
+from trainer.job.job import present
 
 TRAINERS = 3
 
