@@ -153,7 +153,7 @@ Each stands in its file; code that relies on one says ``See [Note: ...]``::
                    joined_lookups      one request a forward
                    rows                staleness of a cached row; four to a set
                    conversion          references to a moved weight
-    nn/            ragged              offsets in a program
+    nn/            sequence            offsets in a program
     senders/       async_lane          how far ahead
                    kstep_lane          geo; what arrives
                    kstep_rows          geo, row by row; diloco, row by row

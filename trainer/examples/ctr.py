@@ -25,7 +25,7 @@ from torch import nn
 from trainer import DistributedEmbedding, Uniform, fleet
 from trainer.examples.clicks import NUMBERS, SLOTS, Generated, squashed
 from trainer.metrics import AUC
-from trainer.metrics.curve_area import area
+from trainer.metrics.metrics import area
 from trainer.row_optimizers import Adagrad, Ftrl
 
 FILES, TEST_FILES = 4, 12  # of generated clicks: each trainer's, and of all together

@@ -33,7 +33,7 @@ from pserver.telemetry.memory import trim_memory
 from pserver.telemetry.trace import SPANS, now
 from trainer.executor.table_handle import TableHandle
 from trainer.gradients.dgc import Residuals
-from trainer.modules.dump_file import DumpFiles
+from trainer.modules.dump import DumpFiles
 from transpiler.collective import broadcast_program, executed, parallel_program
 from transpiler.ir.close_names import close_names
 from transpiler.ir.graph import PERSISTENT, Op, Ref, Role, Storage, Variable, refs

@@ -15,19 +15,18 @@ docs/learning_rates.md has the formulas, and recipes for what torch has.
 
 ::
 
-    decays     NoamLR, NaturalExpLR, InverseTimeLR, PolynomialDecayLR
-    piecewise  PiecewiseLR: a rate for each stretch of steps
-    warmup     WarmupLR: a linear warm-up before any other scheduler
+    schedules  NoamLR, NaturalExpLR, InverseTimeLR, PolynomialDecayLR; PiecewiseLR: a rate for each
+               stretch of steps; WarmupLR: a linear warm-up before any other scheduler
 """
 
 from typing import TYPE_CHECKING
 
-from trainer.lr.decays import InverseTimeLR as InverseTimeLR
-from trainer.lr.decays import NaturalExpLR as NaturalExpLR
-from trainer.lr.decays import NoamLR as NoamLR
-from trainer.lr.decays import PolynomialDecayLR as PolynomialDecayLR
-from trainer.lr.piecewise import PiecewiseLR as PiecewiseLR
-from trainer.lr.warmup import WarmupLR as WarmupLR
+from trainer.lr.schedules import InverseTimeLR as InverseTimeLR
+from trainer.lr.schedules import NaturalExpLR as NaturalExpLR
+from trainer.lr.schedules import NoamLR as NoamLR
+from trainer.lr.schedules import PiecewiseLR as PiecewiseLR
+from trainer.lr.schedules import PolynomialDecayLR as PolynomialDecayLR
+from trainer.lr.schedules import WarmupLR as WarmupLR
 from transpiler.names.names import missing as _missing
 
 __all__ = [

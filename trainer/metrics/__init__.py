@@ -2,13 +2,10 @@
 
     from trainer.metrics import AUC, LogLoss, auc
 
-    metric      = AUC() metric.update(model(x).sigmoid(), y)
-    curve_area  the area under the ROC curve, from counts of positives and negatives; pure
-                arithmetic
-    functions   the metrics as functions of the whole job's samples
-    ranking     how well scores put positives before negatives
-    ratios      metrics that are one weighted sum over another
-    samples     what ``update`` takes
+    metric   = AUC() metric.update(model(x).sigmoid(), y); what ``update`` takes
+    metrics  metrics that are one weighted sum over another; the area under the ROC curve, from
+             counts of positives and negatives; pure arithmetic; the metrics as functions of the
+             whole job's samples
 
 A metric is a float; nan where the samples do not define it.  docs/evaluation.md tells more.
 
@@ -24,27 +21,27 @@ In reading order::
 
 from typing import TYPE_CHECKING
 
-from trainer.metrics.functions import accuracy as accuracy
-from trainer.metrics.functions import auc as auc
-from trainer.metrics.functions import copc as copc
-from trainer.metrics.functions import grouped_auc as grouped_auc
-from trainer.metrics.functions import logloss as logloss
-from trainer.metrics.functions import mae as mae
-from trainer.metrics.functions import mean as mean
-from trainer.metrics.functions import precision as precision
-from trainer.metrics.functions import recall as recall
-from trainer.metrics.functions import rmse as rmse
 from trainer.metrics.metric import Metric as Metric
-from trainer.metrics.ranking import AUC as AUC
-from trainer.metrics.ranking import GroupedAUC as GroupedAUC
-from trainer.metrics.ratios import COPC as COPC
-from trainer.metrics.ratios import MAE as MAE
-from trainer.metrics.ratios import RMSE as RMSE
-from trainer.metrics.ratios import Accuracy as Accuracy
-from trainer.metrics.ratios import LogLoss as LogLoss
-from trainer.metrics.ratios import Mean as Mean
-from trainer.metrics.ratios import Precision as Precision
-from trainer.metrics.ratios import Recall as Recall
+from trainer.metrics.metrics import AUC as AUC
+from trainer.metrics.metrics import COPC as COPC
+from trainer.metrics.metrics import MAE as MAE
+from trainer.metrics.metrics import RMSE as RMSE
+from trainer.metrics.metrics import Accuracy as Accuracy
+from trainer.metrics.metrics import GroupedAUC as GroupedAUC
+from trainer.metrics.metrics import LogLoss as LogLoss
+from trainer.metrics.metrics import Mean as Mean
+from trainer.metrics.metrics import Precision as Precision
+from trainer.metrics.metrics import Recall as Recall
+from trainer.metrics.metrics import accuracy as accuracy
+from trainer.metrics.metrics import auc as auc
+from trainer.metrics.metrics import copc as copc
+from trainer.metrics.metrics import grouped_auc as grouped_auc
+from trainer.metrics.metrics import logloss as logloss
+from trainer.metrics.metrics import mae as mae
+from trainer.metrics.metrics import mean as mean
+from trainer.metrics.metrics import precision as precision
+from trainer.metrics.metrics import recall as recall
+from trainer.metrics.metrics import rmse as rmse
 from transpiler.names.names import missing as _missing
 
 __all__ = [

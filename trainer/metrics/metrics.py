@@ -1,6 +1,4 @@
-"""Metrics that are one weighted sum over another: means of losses and errors, COPC, and shares of
-right decisions.
-"""
+"""The metrics: areas under curves, rankings, ratios, and each in one call."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.metrics.metric import Metric
-from trainer.metrics.samples import (
+from trainer.metrics.metric import (
+    Metric,
     check_classes,
     check_numbers,
     classes_like,
@@ -20,6 +18,223 @@ from trainer.metrics.samples import (
     probabilities,
     weights_like,
 )
+
+# ---- curve area ----
+#
+# The area under the ROC curve, from counts of positives and negatives; pure arithmetic.
+#
+# A positive and a negative of one score count as half a pair in the right order.
+
+
+def area(positives: Tensor, negatives: Tensor) -> float:
+    """The area, of scores in descending order.
+
+    Args:
+        positives, negatives: how many there are of each score, int64 or float64 [scores].
+
+    Returns:
+        From 0 to 1; nan without a positive, or without a negative.
+    """
+    above = positives.cumsum(0) - positives
+    twice = (negatives * (2 * above + positives)).sum().item()
+    pairs = positives.sum().item() * negatives.sum().item()
+    return twice / (2 * pairs) if pairs else math.nan
+
+
+def group_areas(
+    scores: Tensor, positive: Tensor, weights: Tensor, groups: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The area of each group of samples.
+
+    Args:
+        scores: float64 [n].
+        positive: bool [n].
+        weights: float64 [n].
+        groups: int64 [n].
+
+    Returns:
+        The groups, int64 [g], ascending; their areas, float64 [g], nan where a group has one class
+        only; the weight of each group's samples, float64 [g].
+    """
+    order = scores.argsort(descending=True, stable=True)
+    order = order[groups[order].argsort(stable=True)]
+    scores, positive, weights, groups = (
+        each[order] for each in (scores, positive, weights, groups)
+    )
+    # the samples of one group and score are one bucket
+    first = _changes(groups) | _changes(scores)
+    bucket, groups = first.cumsum(0) - 1, groups[first]
+    begins = _changes(groups)
+    group, ids = begins.cumsum(0) - 1, groups[begins]
+    up = _sums(weights.where(positive, 0.0), bucket, len(group))
+    down = _sums(weights.where(~positive, 0.0), bucket, len(group))
+    ups, downs = _sums(up, group, len(ids)), _sums(down, group, len(ids))
+    above = up.cumsum(0) - up - (ups.cumsum(0) - ups)[group]
+    twice = _sums(down * (2 * above + up), group, len(ids))
+    return ids, twice / (2 * ups * downs), ups + downs
+
+
+def _changes(values: Tensor) -> Tensor:
+    """Where a value is another than the one before it; so is the first one."""
+    found = torch.ones(len(values), dtype=torch.bool)
+    found[1:] = values[1:] != values[:-1]
+    return found
+
+
+def _sums(values: Tensor, places: Tensor, count: int) -> Tensor:
+    return torch.zeros(count, dtype=values.dtype).index_add_(0, places, values)
+
+
+# ---- ranking ----
+#
+# How well scores put positives before negatives: AUC, over all samples or group by group.
+
+
+BINS = 2**20
+
+
+class AUC(Metric):
+    """The area under the ROC curve: how often a positive has a higher score than a negative.
+
+    By default predictions from 0 to 1 are counted in bins, and those of one bin are taken for
+    equal: a trainer keeps and sends 16 bytes a bin, 16 MB, however many samples there are.  With
+    ``exact`` it keeps 17 bytes a sample, and every trainer gets the samples of all.
+
+    Args:
+        bins: how many.
+        exact: no bins; scores may be any numbers.
+
+    Raises:
+        ValueError: fewer than 2 bins.
+
+    Example::
+
+        auc = AUC()
+        for x, y in fleet.shard(loader):
+            auc.update(model(x).sigmoid(), y)
+        print(auc.compute())
+    """
+
+    def __init__(self, bins: int = BINS, exact: bool = False) -> None:
+        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 2:
+            raise ValueError(f"bins: expected a number of 2 or more, got {bins!r}")
+        self.bins, self.exact = bins, exact
+        super().__init__()
+
+    def update(self, preds: Any, labels: Any, weights: Any = None) -> None:
+        """Adds samples.
+
+        Args:
+            preds: probabilities, of any shape; with ``exact`` any scores.
+            labels: 0 and 1, in the same shape.
+            weights: of the samples, in the same shape; None: each counts once.
+
+        Raises:
+            ValueError: a prediction is nan or outside of 0 to 1, a label is neither 0 nor 1, or the
+                shapes differ.
+        """
+        self._check_own("update")
+        positive = classes_like(labels, "preds", preds)
+        if self.exact:
+            weight = weights_like(weights, "preds", preds)
+            self._append(preds=flat("preds", preds), positive=positive, weights=weight)
+            return
+        place = (probabilities(preds) * self.bins).long().clamp_(max=self.bins - 1)
+        place += positive * self.bins
+        shape = (2 * self.bins,)
+        if weights is None:
+            counts = self._sum("counts", shape, torch.int64)
+            counts.index_add_(0, place, torch.ones_like(place))
+        else:
+            weight = weights_like(weights, "preds", preds)
+            self._sum("weights", shape, torch.float64).index_add_(0, place, weight)
+
+    def _value(self) -> float:
+        if self.exact:
+            return self._exact()
+        counts = sum(self._sums.values(), torch.zeros(2 * self.bins, dtype=torch.int64))
+        negatives, positives = counts.view(2, self.bins).flip(1)
+        return area(positives, negatives)
+
+    def _exact(self) -> float:
+        scores = self._all("preds", torch.float64)
+        one = torch.zeros(len(scores), dtype=torch.int64)
+        positive, weights = self._all("positive", torch.bool), self._all("weights", torch.float64)
+        _, areas, _ = group_areas(scores, positive, weights, one)
+        return float(areas[0]) if len(areas) else math.nan
+
+    def __repr__(self) -> str:
+        return "AUC(exact=True)" if self.exact else f"AUC(bins={self.bins})"
+
+
+class GroupedAUC(Metric):
+    """The exact AUC within each group of samples: ``compute()`` gives their mean, weighted by the
+    samples of each group (GAUC, where the groups are users), ``groups()`` the AUC of each (of each
+    slot, where they are slots).
+
+    Groups that have one class only have no AUC, and are left out of the mean.  A trainer keeps 25
+    bytes a sample, and every trainer gets the samples of all.
+
+    Example::
+
+        gauc = GroupedAUC()
+        gauc.update([0.1, 0.7, 0.2, 0.9], [0, 1, 1, 0], groups=[7, 7, 8, 8])
+        gauc.compute()    # 0.5
+        gauc.groups()     # {7: 1.0, 8: 0.0}
+    """
+
+    def update(self, preds: Any, labels: Any, groups: Any, weights: Any = None) -> None:
+        """Adds samples.
+
+        Args:
+            preds: scores, of any shape.
+            labels: 0 and 1, in the same shape.
+            groups: any integers of 64 bits, in the same shape.
+            weights: of the samples, in the same shape; None: each counts once.
+
+        Raises:
+            ValueError: a prediction is nan, a label is neither 0 nor 1, or the shapes differ.
+            TypeError: a group is no integer.
+        """
+        self._check_own("update")
+        ids = torch.as_tensor(groups).detach().cpu().reshape(-1)
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype in (torch.bool, torch.uint64):
+            raise TypeError(f"groups: expected integers of at most int64, got {ids.dtype}")
+        flat_like("groups", groups, "preds", preds)
+        self._append(
+            preds=flat("preds", preds),
+            positive=classes_like(labels, "preds", preds),
+            weights=weights_like(weights, "preds", preds),
+            groups=ids.long(),
+        )
+
+    def groups(self) -> dict[int, float]:
+        """The AUC of each group over all samples of all trainers; nan where it has one class only.
+
+        All trainers call it.
+        """
+        ids, areas, _ = self._everywhere()._areas()
+        return dict(zip(ids.tolist(), areas.tolist(), strict=True))
+
+    def _value(self) -> float:
+        _, areas, weights = self._areas()
+        defined = ~areas.isnan()
+        areas, weights = areas[defined], weights[defined]
+        return float((areas * weights).sum() / weights.sum())
+
+    def _areas(self) -> tuple[Tensor, Tensor, Tensor]:
+        return group_areas(
+            self._all("preds", torch.float64),
+            self._all("positive", torch.bool),
+            self._all("weights", torch.float64),
+            self._all("groups", torch.int64),
+        )
+
+
+# ---- ratios ----
+#
+# Metrics that are one weighted sum over another: means of losses and errors, COPC, and shares of
+# right decisions.
 
 
 class Ratio(Metric):
@@ -213,3 +428,84 @@ def _decided(preds: Tensor, threshold: float) -> Tensor:
         return preds
     check_numbers("preds", preds)
     return preds > threshold
+
+
+# ---- functions ----
+#
+# The metrics as functions of the whole job's samples: each trainer gives its own, all trainers call
+# the function, and get one number over all.  Where there is no job it is this process's own.
+#
+# Predictions and labels have one shape, on any device; weights of samples go with them.  What a
+# metric takes, and what it raises, its class says.
+
+
+def auc(
+    preds: Any, labels: Any, weights: Any = None, *, bins: int = BINS, exact: bool = False
+) -> float:
+    """See :class:`AUC`."""
+    metric = AUC(bins, exact)
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def grouped_auc(preds: Any, labels: Any, groups: Any, weights: Any = None) -> float:
+    """The mean over the groups; see :class:`GroupedAUC`."""
+    metric = GroupedAUC()
+    metric.update(preds, labels, groups, weights)
+    return metric.compute()
+
+
+def logloss(preds: Any, labels: Any, weights: Any = None) -> float:
+    """See :class:`LogLoss`."""
+    metric = LogLoss()
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def accuracy(preds: Any, labels: Any, weights: Any = None, *, threshold: float = 0.5) -> float:
+    """See :class:`Accuracy`."""
+    metric = Accuracy(threshold)
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def precision(preds: Any, labels: Any, weights: Any = None, *, threshold: float = 0.5) -> float:
+    """See :class:`Precision`."""
+    metric = Precision(threshold)
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def recall(preds: Any, labels: Any, weights: Any = None, *, threshold: float = 0.5) -> float:
+    """See :class:`Recall`."""
+    metric = Recall(threshold)
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def mae(preds: Any, labels: Any, weights: Any = None) -> float:
+    """See :class:`MAE`."""
+    metric = MAE()
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def rmse(preds: Any, labels: Any, weights: Any = None) -> float:
+    """See :class:`RMSE`."""
+    metric = RMSE()
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def copc(preds: Any, labels: Any, weights: Any = None) -> float:
+    """See :class:`COPC`."""
+    metric = COPC()
+    metric.update(preds, labels, weights)
+    return metric.compute()
+
+
+def mean(values: Any, weights: Any = None) -> float:
+    """See :class:`Mean`."""
+    metric = Mean()
+    metric.update(values, weights)
+    return metric.compute()

@@ -2,8 +2,8 @@
 
 In reading order::
 
-    dump_file        the files of a dump, for eager scripts and programs
-    dump             modules and named tensors, dumped at each step
+    dump             modules and named tensors, dumped at each step; the files of a dump, for eager
+                     scripts and programs
     recompute        modules that compute again in backward what they do not keep
     sparsity         2:4 masks of weights and gradients
     fused_updates    updates as torch's fused kernels

@@ -7,7 +7,9 @@ evaluation is not dumped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +19,109 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from pserver.onlookers import onlooker
-from trainer.modules.dump_file import DumpFiles
+from pserver.storage.single_file import joined, written
 from transpiler.ir.close_names import close_names
 from transpiler.plan.plan import DumpSettings
 from transpiler.tracing.default_programs import Listener, listen
+
+# ---- dump file ----
+#
+# The files of a dump: one for each trainer and step, of JSON lines.
+#
+# A file appears whole when its step is dumped, so it can be read while training goes on::
+#
+#   PATH/trainer-0/step-00000001.jsonl
+#   {"step": 1, "field": "fc", "sample": 0, "value": [0.5, -1.25]}
+#   {"step": 1, "param": "fc.weight", "value": [[0.1], [0.2]]}
+#   {"step": 1, "stat": "fc", "min": -1.25, "max": 0.5, "mean": -0.375, "abs_mean": 0.875, ...}
+
+
+Values = Mapping[str, Sequence[Tensor]]  # what a step has computed under each name, in order
+
+
+class DumpFiles:
+    """Writes what one trainer dumps.
+
+    Args:
+        settings: with a path.
+        trainer_id: of the trainer.
+        suffix: of the files' names, for a second optimizer.
+
+    Raises:
+        ValueError: the path names nothing.
+    """
+
+    def __init__(self, settings: DumpSettings, trainer_id: int, suffix: str = "") -> None:
+        self._settings, self._suffix = settings, suffix
+        self._folder = joined(settings.path, f"trainer-{trainer_id}")
+        self._last = 0
+
+    @onlooker("the dump of steps")
+    def write(self, steps: int, values: Values, params: Mapping[str, Tensor]) -> None:
+        """Writes one step.
+
+        Args:
+            steps: that were taken before; a step that is taken again has a number of its own.
+            values: of the fields, and of what is summarised.
+            params: those that are dumped.
+        """
+        self._last = step = max(self._last, steps) + 1
+        name = f"step-{step:08d}{self._suffix}.jsonl"
+        with written(joined(self._folder, name)) as path, path.open("w", encoding="utf-8") as file:
+            for line in self._lines(values, params):
+                file.write(json.dumps({"step": step, **line}, allow_nan=False) + "\n")
+
+    def _lines(self, values: Values, params: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
+        for name in self._settings.fields:
+            for number, sample in enumerate(_samples(values[name])):
+                yield {"field": name, "sample": number, "value": plain(sample)}
+        for name in self._settings.params:
+            yield {"param": name, "value": plain(params[name])}
+        for name in self._settings.stats:
+            yield {"stat": name, **summary(values[name])}
+
+
+def _samples(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The samples of a step: the rows of its tensors; a scalar is one."""
+    for tensor in tensors:
+        yield from tensor if tensor.dim() else [tensor]
+
+
+def plain(tensor: Tensor) -> Any:
+    """A tensor as lists of numbers; what is not finite is "NaN", "Infinity" or "-Infinity"."""
+    return _finite(tensor.detach().cpu().tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def summary(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The smallest, largest, mean and mean absolute value, how many there are, and how many are not
+    finite.
+
+    Example:
+        >>> summary([torch.tensor([1.0, -3.0])])["abs_mean"]
+        2.0
+    """
+    flat = torch.cat([each.detach().reshape(-1).cpu().double() for each in tensors])
+    numbers = {"min": None, "max": None, "mean": None, "abs_mean": None}
+    if len(flat):
+        found = flat.min(), flat.max(), flat.mean(), flat.abs().mean()
+        numbers = dict(zip(numbers, map(plain, found), strict=True))
+    return {
+        **numbers,
+        "count": len(flat),
+        "nonfinite": len(flat) - int(torch.isfinite(flat).sum()),
+    }
+
+
+# ---- dump ----
+
 
 GRAD = "@GRAD"
 

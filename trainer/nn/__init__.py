@@ -12,25 +12,11 @@ program can hold works in ``capture``, and what it cannot raises there and says 
 
 In reading order::
 
-    labels                labels, checked
-    ranking               bpr_loss, rank_loss, margin_rank_loss
-    teacher_student       a click and a teacher's score in one label
-    centers               center_loss
-    shows                 continuous_value_model: shows and clicks as features
-    data_norm             features by statistics that accumulate
-    ids                   hash, shard_index
-    samplers              where negative classes come from
-    sampled_logits        sampled softmax over given logits
-    noise_contrast        nce
-    hierarchical_sigmoid  hsigmoid_loss
-    ragged                sequences as (values, offsets), or nested
-    sequence_steps        pool, softmax, reverse, enumerate, conv
-    sequence_shapes       expand, concat, pad, unpad, slice, erase, reshape, scatter, mask
-    tags                  filter_by_instag
-    selected_rows         the gradient of some rows, as ids and rows
-    frequencies           how often an id occurs in a stream of batches
-    sampled_softmax       softmax over classes that are rows of a table on servers
-    functional            all functions
+    sequence    expand, concat, pad, unpad, slice, erase, reshape, scatter, mask; labels, checked;
+                sequences as (values, offsets), or nested; pool, softmax, reverse, enumerate, conv
+    recommend   hash, shard_index
+    sampled     softmax over classes that are rows of a table on servers
+    functional  all functions
 
 The room may import embedding.
 """
@@ -38,18 +24,24 @@ The room may import embedding.
 from typing import TYPE_CHECKING
 
 from trainer.nn import functional
-from trainer.nn.centers import CenterLoss
-from trainer.nn.data_norm import DataNorm
-from trainer.nn.frequencies import StreamingFrequency
-from trainer.nn.hierarchical_sigmoid import HSigmoidLoss
-from trainer.nn.noise_contrast import NCE
-from trainer.nn.ranking import BPRLoss, MarginRankLoss, RankLoss
-from trainer.nn.sampled_logits import SampledSoftmaxWithCrossEntropy
-from trainer.nn.sampled_softmax import SampledSoftmax
-from trainer.nn.selected_rows import SelectedRows
-from trainer.nn.sequence_steps import SequenceConv, SequencePool, SequenceSoftmax
-from trainer.nn.shows import ContinuousValueModel
-from trainer.nn.teacher_student import TeacherStudentSigmoidLoss
+from trainer.nn.recommend import (
+    BPRLoss,
+    CenterLoss,
+    ContinuousValueModel,
+    DataNorm,
+    MarginRankLoss,
+    RankLoss,
+    SelectedRows,
+    TeacherStudentSigmoidLoss,
+)
+from trainer.nn.sampled import (
+    NCE,
+    HSigmoidLoss,
+    SampledSoftmax,
+    SampledSoftmaxWithCrossEntropy,
+    StreamingFrequency,
+)
+from trainer.nn.sequence import SequenceConv, SequencePool, SequenceSoftmax
 from transpiler.names.names import missing as _missing
 
 __all__ = [

@@ -5,42 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pserver.table.string_ids import string_ids
-from trainer.nn.centers import center_loss
-from trainer.nn.data_norm import data_norm
-from trainer.nn.hierarchical_sigmoid import hsigmoid_loss
-from trainer.nn.ids import hash, shard_index
-from trainer.nn.noise_contrast import nce
-from trainer.nn.ranking import bpr_loss, margin_rank_loss, rank_loss
-from trainer.nn.sampled_logits import sampled_softmax_with_cross_entropy
-from trainer.nn.selected_rows import (
+from trainer.nn.recommend import (
+    bpr_loss,
+    center_loss,
+    continuous_value_model,
+    data_norm,
+    filter_by_instag,
     get_tensor_from_selected_rows,
+    hash,
+    margin_rank_loss,
     merge_selected_rows,
+    rank_loss,
     selected_rows,
+    shard_index,
+    teacher_student_sigmoid_loss,
 )
-from trainer.nn.sequence_shapes import (
+from trainer.nn.sampled import hsigmoid_loss, nce, sampled_softmax_with_cross_entropy
+from trainer.nn.sequence import (
     sequence_concat,
+    sequence_conv,
+    sequence_enumerate,
     sequence_erase,
     sequence_expand,
     sequence_expand_as,
-    sequence_mask,
-    sequence_pad,
-    sequence_reshape,
-    sequence_scatter,
-    sequence_slice,
-    sequence_unpad,
-)
-from trainer.nn.sequence_steps import (
-    sequence_conv,
-    sequence_enumerate,
     sequence_first_step,
     sequence_last_step,
+    sequence_mask,
+    sequence_pad,
     sequence_pool,
+    sequence_reshape,
     sequence_reverse,
+    sequence_scatter,
+    sequence_slice,
     sequence_softmax,
+    sequence_unpad,
 )
-from trainer.nn.shows import continuous_value_model
-from trainer.nn.tags import filter_by_instag
-from trainer.nn.teacher_student import teacher_student_sigmoid_loss
 from transpiler.names.names import missing as _missing
 
 __all__ = [

@@ -1,22 +1,675 @@
-"""Softmax over very many classes, whose weights are rows of a table on servers.
-
-A step computes the logits of the true classes and of some others, and pulls and pushes these rows
-alone: it costs the same however many classes there are.
-"""
+"""Losses over very many classes: sampled softmax, noise contrast, hierarchical sigmoid."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trainer.embedding.embedding import DistributedEmbedding
-from trainer.nn.frequencies import StreamingFrequency
-from trainer.nn.labels import check_labels, check_matrix, single_label, traced
-from trainer.nn.samplers import LogUniformSampler, Sampler, UniformSampler, draw_unique
+from trainer.nn.sequence import check_labels, check_matrix, label_column, single_label, traced
+from trainer.row_optimizers import Interval
+from transpiler.ir.tables import Constant
 
-SAMPLERS = ("log_uniform", "uniform", "in_batch")
+# ---- frequencies ----
+#
+# How often an id is in a batch, counted where tables are: on the servers of a job.
+#
+# Yi, Yang, Hong, Cheng, Heldt, Kumthekar, Zhao, Wei, Chi: Sampling-Bias-Corrected Neural Modeling
+# for Large Corpus Item Recommendations, RecSys 2019, algorithm 2: a moving average of the steps
+# between two steps whose batches have the id.  There ids share the buckets of a hash; here each has
+# a row.
+
+
+class StreamingFrequency(nn.Module):
+    """The probability of an id to be in the batch of a step.
+
+    A backward through the estimate counts its ids, in the step that follows, whatever the loss
+    says: the gradient is zero, and :class:`~trainer.row_optimizers.Interval` is the table's rule.
+    So clipping and loss scaling leave the counts alone, evaluation counts nothing, and checkpoints
+    have them.  In sync mode a step has the batches of all trainers, otherwise that of one.
+
+    Example::
+
+        frequency = StreamingFrequency(1_000_000, name="how_often")
+        logits = logits - frequency(items).log()    # int64 [n]; gives float32 [n]
+
+    Args:
+        num_ids: ids are below it.
+        alpha: the weight of the newest interval in the average.
+        table: further arguments of :class:`~trainer.DistributedEmbedding`: name, capacity...
+
+    Attributes:
+        intervals: the table, of one column; 0 in rows that were not counted yet.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    def __init__(self, num_ids: int, alpha: float = 0.05, **table: Any) -> None:
+        super().__init__()
+        rule = Interval(alpha)
+        rule.rule()  # says at once what is wrong with alpha
+        self.intervals = DistributedEmbedding(
+            1, num_embeddings=num_ids, init=Constant(0.0), optimizer=rule, **table
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The present estimate; of an id that was not counted yet, that of ids which all are
+        equally frequent.
+
+        Args:
+            ids: int64 [n]; one may stand there several times.
+
+        Returns:
+            float32 [n], above 0 and up to 1.
+        """
+        assert self.intervals.num_embeddings is not None
+        intervals = self.intervals(ids).squeeze(-1)
+        found: Tensor = _Frequency.apply(intervals, self.intervals.num_embeddings)  # type: ignore[no-untyped-call]  # torch's own
+        return found
+
+
+class _Frequency(torch.autograd.Function):
+    """One by the interval; its gradient is zero, and there."""
+
+    @staticmethod
+    def forward(ctx: Any, intervals: Tensor, num_ids: int) -> Tensor:
+        # by sums of tensors: a program's batch may have any size
+        alike = (torch.ones_like(intervals).sum() / num_ids).clamp(max=1)
+        return torch.where(intervals == 0, alike, 1 / intervals.clamp(min=1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.zeros_like(grad), None
+
+
+# ---- hierarchical sigmoid ----
+#
+# Hierarchical sigmoid: a class as the way to its leaf in a binary tree.
+
+
+def hsigmoid_loss(
+    input: Tensor,
+    label: Tensor,
+    num_classes: int,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    path_table: Tensor | None = None,
+    path_code: Tensor | None = None,
+    is_sparse: bool = False,
+) -> Tensor:
+    """The log loss of each decision on the way from the root to the label's leaf, summed.
+
+    A step costs about log2(num_classes) rows of the weight.  Without paths the tree is a complete
+    binary one, in which class c is node c + num_classes, and node k has the children 2k and 2k + 1;
+    node k's weight is row k - 1, and its decision is the last bit of the child.
+
+    Morin, Bengio: Hierarchical Probabilistic Neural Network Language Model, AISTATS 2005.
+
+    Args:
+        input: features, floats [n, size].
+        label: int64 [n] or [n, 1].
+        num_classes: 2 or more.
+        weight: of the inner nodes, [num_classes - 1, size]; with paths [nodes, size].
+        bias: of the inner nodes, [nodes, 1].
+        path_table: the nodes on the way of each sample, int64 [n, depth]; below 0: none.
+        path_code: the decision at each, 0 or 1, int64 [n, depth].
+        is_sparse: whether the gradients of weight and bias are sparse.
+
+    Returns:
+        [n, 1].
+
+    Raises:
+        TypeError: labels are no whole numbers.
+        ValueError: shapes do not fit, or a label is out of range.
+    """
+    check_matrix("hsigmoid_loss", "input", input)
+    if num_classes < 2:
+        raise ValueError(f"hsigmoid_loss: num_classes: expected 2 or more, got {num_classes}")
+    label = single_label("hsigmoid_loss", label, input.shape[0])
+    if (path_table is None) != (path_code is None):
+        raise ValueError("hsigmoid_loss: expected path_table and path_code, or none of the two")
+    if path_table is None or path_code is None:
+        check_labels("hsigmoid_loss", label, num_classes)
+        nodes, codes = _complete_tree(label, num_classes)
+        _check_weights(weight, bias, num_classes - 1, input.shape[1])
+    else:
+        nodes, codes = path_table.long(), path_code
+        if nodes.dim() != 2 or nodes.shape != codes.shape or nodes.shape[0] != input.shape[0]:
+            raise ValueError(
+                f"hsigmoid_loss: expected path_table and path_code [{input.shape[0]}, depth], got "
+                f"{list(nodes.shape)} and {list(codes.shape)}"
+            )
+        _check_weights(weight, bias, weight.shape[0], input.shape[1])
+    rows = nodes.clamp(min=0)
+    scores = torch.einsum("nd,nkd->nk", input, F.embedding(rows, weight, sparse=is_sparse))
+    if bias is not None:
+        scores = scores + F.embedding(rows, bias, sparse=is_sparse).squeeze(2)
+    losses = F.softplus(scores) - scores * codes.to(scores.dtype)
+    return (losses * (nodes >= 0)).sum(1, keepdim=True)
+
+
+def _complete_tree(label: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Nodes, below 0 for none, and decisions on the way of each label: int64 [n, depth]."""
+    depth = (2 * classes - 1).bit_length() - 1
+    steps = torch.arange(depth, device=label.device)
+    leaf = (label + classes).unsqueeze(1)
+    return (leaf >> (steps + 1)) - 1, (leaf >> steps) & 1
+
+
+def _check_weights(weight: Tensor, bias: Tensor | None, nodes: int, size: int) -> None:
+    if tuple(weight.shape) != (nodes, size):
+        raise ValueError(
+            f"hsigmoid_loss: weight: expected [{nodes}, {size}], got {list(weight.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (nodes, 1):
+        raise ValueError(f"hsigmoid_loss: bias: expected [{nodes}, 1], got {list(bias.shape)}")
+
+
+class HSigmoidLoss(nn.Module):
+    """:func:`hsigmoid_loss` with the nodes' weights and biases as parameters.
+
+    Args:
+        feature_size: of the samples.
+        num_classes: 2 or more; with ``is_custom`` the number of inner nodes.
+        bias: whether nodes have one.
+        is_custom: whether forward is given paths; otherwise the tree is the complete one.
+        is_sparse: whether gradients are sparse.
+
+    Attributes:
+        weight: [nodes, feature_size]; nodes are num_classes - 1, or num_classes with ``is_custom``.
+        bias: [nodes, 1], or None.
+    """
+
+    def __init__(
+        self,
+        feature_size: int,
+        num_classes: int,
+        bias: bool = True,
+        is_custom: bool = False,
+        is_sparse: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"HSigmoidLoss: num_classes: expected 2 or more, got {num_classes}")
+        nodes = num_classes if is_custom else num_classes - 1
+        self.num_classes = num_classes
+        self.is_custom = is_custom
+        self.is_sparse = is_sparse
+        self.weight = nn.Parameter(torch.empty(nodes, feature_size))
+        self.bias = nn.Parameter(torch.zeros(nodes, 1)) if bias else None
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(
+        self,
+        input: Tensor,
+        label: Tensor,
+        path_table: Tensor | None = None,
+        path_code: Tensor | None = None,
+    ) -> Tensor:
+        """[n, feature_size] and [n] -> [n, 1]; paths are for ``is_custom``, and needed there."""
+        if self.is_custom != (path_table is not None):
+            raise ValueError("HSigmoidLoss: expected paths with is_custom=True, and only there")
+        return hsigmoid_loss(
+            input,
+            label,
+            self.num_classes,
+            self.weight,
+            self.bias,
+            path_table,
+            path_code,
+            self.is_sparse,
+        )
+
+
+# ---- samplers ----
+#
+# Where negative classes come from: distributions over class ids, and draws without repetition.
+
+
+class Sampler(Protocol):
+    """A distribution over the ids 0 to ``classes`` - 1."""
+
+    classes: int
+
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Ids, each drawn by itself: int64 [count], on the CPU."""
+
+    def probability(self, ids: Tensor) -> Tensor:
+        """Of one draw, float32 or float64 of the ids' shape, on their device."""
+
+
+class UniformSampler:
+    """Every class alike.
+
+    Args:
+        classes: 1 or more.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = _checked(classes)
+
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """See :class:`Sampler`."""
+        return torch.randint(self.classes, (count,), generator=generator)
+
+    def probability(self, ids: Tensor) -> Tensor:
+        """See :class:`Sampler`."""
+        return torch.full_like(ids, 1 / self.classes, dtype=torch.float64)
+
+
+class LogUniformSampler:
+    """Class k with a probability of log((k + 2) / (k + 1)) / log(classes + 1): Zipf's law nearly,
+    for classes that are numbered from the most frequent one on.
+
+    Args:
+        classes: 1 or more.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = _checked(classes)
+        self._range = math.log(classes + 1)
+
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """See :class:`Sampler`."""
+        exponents = torch.rand(count, generator=generator, dtype=torch.float64) * self._range
+        return (exponents.exp().long() - 1).clamp(0, self.classes - 1)
+
+    def probability(self, ids: Tensor) -> Tensor:
+        """See :class:`Sampler`."""
+        return (1 / (ids.to(torch.float64) + 1)).log1p() / self._range
+
+
+class GivenSampler:
+    """Class k with a given probability.
+
+    Args:
+        probabilities: floats [classes], none below 0; they are divided by their sum.
+
+    Raises:
+        ValueError: they are no such numbers.
+    """
+
+    def __init__(self, probabilities: Tensor) -> None:
+        given = probabilities.detach().double().cpu()
+        if given.dim() != 1 or not len(given) or bool((given < 0).any()) or not given.sum() > 0:
+            raise ValueError(
+                "probabilities: expected [classes], none below 0 and one above it, got "
+                f"{list(given.shape)}"
+            )
+        self.classes = len(given)
+        self._probabilities = given / given.sum()
+        self._cumulated = self._probabilities.cumsum(0)
+
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """See :class:`Sampler`."""
+        drawn = torch.rand(count, generator=generator, dtype=torch.float64) * self._cumulated[-1]
+        return torch.searchsorted(self._cumulated, drawn, right=True).clamp(max=self.classes - 1)
+
+    def probability(self, ids: Tensor) -> Tensor:
+        """See :class:`Sampler`."""
+        return self._probabilities.to(ids.device)[ids]
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Classes that were drawn, and how likely that was.
+
+    Attributes:
+        ids: int64 [samples].
+        tries: how many draws it took; None: as many as there are samples, which may repeat.
+        sampler: that drew them.
+    """
+
+    ids: Tensor
+    tries: int | None
+    sampler: Sampler
+
+    def expected(self, ids: Tensor) -> Tensor:
+        """How often an id is among the samples on average, floats of the ids' shape."""
+        probability = self.sampler.probability(ids)
+        if self.tries is None:
+            return probability * len(self.ids)
+        return -torch.expm1(self.tries * torch.log1p(-probability))
+
+
+def draw_unique(
+    sampler: Sampler, count: int, generator: torch.Generator | None = None
+) -> Negatives:
+    """Draws until there are ``count`` ids that differ, and counts the draws.
+
+    Raises:
+        ValueError: there are not so many classes.
+    """
+    if not 1 <= count <= sampler.classes:
+        raise ValueError(f"num_samples: expected 1 to {sampler.classes}, got {count}")
+    drawn = sampler.draw(2 * count, generator)
+    while True:
+        ids, inverse = torch.unique(drawn, return_inverse=True)
+        if len(ids) >= count:
+            break
+        drawn = torch.cat([drawn, sampler.draw(len(drawn), generator)])
+    places = torch.arange(len(drawn))
+    first = torch.full_like(ids, len(drawn)).scatter_reduce(0, inverse, places, "amin")
+    kept = first.sort().values[:count]
+    return Negatives(drawn[kept], int(kept[-1]) + 1, sampler)
+
+
+def seeded(seed: int) -> torch.Generator | None:
+    """A generator of its own; of 0 None, which is torch's."""
+    return torch.Generator().manual_seed(seed) if seed else None
+
+
+def _checked(classes: int) -> int:
+    if classes < 1:
+        raise ValueError(f"classes: expected 1 or more, got {classes}")
+    return classes
+
+
+# ---- noise contrast ----
+#
+# Noise-contrastive estimation: true classes told from drawn ones, one by one.
+
+
+NCE_SAMPLERS = ("uniform", "log_uniform", "custom_dist")
+
+
+def nce(
+    input: Tensor,
+    label: Tensor,
+    num_total_classes: int,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    num_neg_samples: int = 10,
+    sampler: str = "uniform",
+    custom_dist: Tensor | None = None,
+    seed: int = 0,
+    samples: Tensor | None = None,
+) -> Tensor:
+    """Tells the true classes of a sample from ``num_neg_samples`` drawn ones.
+
+    With a class's score s, its probability q of being drawn, and k draws, the class is true with a
+    probability of sigmoid(s - log(k * q)); the loss is the log loss of that, summed over the true
+    and the drawn classes.
+
+    Gutmann, Hyvarinen: Noise-Contrastive Estimation, AISTATS 2010; Mnih, Teh: A Fast and Simple
+    Algorithm for Training Neural Probabilistic Language Models, ICML 2012.  Scores are used as in
+    the papers; PaddlePaddle's op of this name puts sigmoid(s) in the place of exp(s).
+
+    In a program the drawn classes are an input of the step: ``samples``.
+
+    Args:
+        input: features, floats [n, size].
+        label: true classes, int64 [n] or [n, true].
+        num_total_classes: ids are below it.
+        weight: of the classes, [num_total_classes, size].
+        bias: [num_total_classes].
+        sample_weight: factors of the samples, [n] or [n, 1].
+        num_neg_samples: k.
+        sampler: "uniform", "log_uniform", or "custom_dist".
+        custom_dist: with the last one, the probability of each class, [num_total_classes].
+        seed: of the draws; 0: torch's own generator.
+        samples: drawn classes, int64 [n, k]; None: they are drawn here.
+
+    Returns:
+        [n, 1].
+
+    Raises:
+        TypeError: labels are no whole numbers.
+        ValueError: shapes do not fit, a label is out of range, or there is no such sampler.
+    """
+    check_matrix("nce", "input", input)
+    if tuple(weight.shape) != (num_total_classes, input.shape[1]):
+        raise ValueError(
+            f"nce: weight: expected [{num_total_classes}, {input.shape[1]}], got "
+            f"{list(weight.shape)}"
+        )
+    count = input.shape[0]
+    label = label_column("nce", label, count)
+    check_labels("nce", label, num_total_classes)
+    noise = _noise(sampler, num_total_classes, custom_dist)
+    if samples is None:
+        samples = _drawn_noise(input, noise, num_neg_samples, seed)
+    elif samples.dim() != 2 or samples.shape[0] != count:
+        raise ValueError(f"nce: samples: expected [{count}, k], got {list(samples.shape)}")
+    classes = torch.cat([label, samples.long()], 1)
+    scores = torch.einsum("nd,nkd->nk", input, F.embedding(classes, weight))
+    if bias is not None:
+        scores = scores + bias[classes]
+    odds = scores - (noise.probability(classes) * samples.shape[1]).log().to(scores.dtype)
+    true, drawn = odds[:, : label.shape[1]], odds[:, label.shape[1] :]
+    loss = F.softplus(-true).sum(1, keepdim=True) + F.softplus(drawn).sum(1, keepdim=True)
+    return loss if sample_weight is None else loss * sample_weight.reshape(-1, 1)
+
+
+def _noise(name: str, classes: int, given: Tensor | None) -> Sampler:
+    if (name == "custom_dist") != (given is not None):
+        raise ValueError('nce: custom_dist: expected it with sampler="custom_dist", and only there')
+    if name == "uniform":
+        return UniformSampler(classes)
+    if name == "log_uniform":
+        return LogUniformSampler(classes)
+    if given is None:
+        known = ", ".join(map(repr, NCE_SAMPLERS))
+        raise ValueError(f"nce: sampler: expected one of {known}, got {name!r}")
+    if len(given) != classes:
+        raise ValueError(f"nce: custom_dist: expected [{classes}], got {list(given.shape)}")
+    return GivenSampler(given)
+
+
+def _drawn_noise(input: Tensor, noise: Sampler, each: int, seed: int) -> Tensor:
+    if each < 1:
+        raise ValueError(f"nce: num_neg_samples: expected 1 or more, got {each}")
+    if traced(input):
+        raise ValueError(
+            "nce: a program draws nothing by itself; expected samples, as an input of the step"
+        )
+    count = input.shape[0]
+    return noise.draw(count * each, seeded(seed)).reshape(count, each).to(input.device)
+
+
+class NCE(nn.Module):
+    """:func:`nce` with the classes' weights and biases as parameters.
+
+    Args:
+        num_total_classes, feature_size: of the weights.
+        num_neg_samples, sampler, custom_dist: as of the function.
+
+    Attributes:
+        weight: [num_total_classes, feature_size].
+        bias: [num_total_classes].
+    """
+
+    def __init__(
+        self,
+        num_total_classes: int,
+        feature_size: int,
+        num_neg_samples: int = 10,
+        sampler: str = "uniform",
+        custom_dist: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        _noise(sampler, num_total_classes, custom_dist)  # raises
+        self.num_neg_samples = num_neg_samples
+        self.sampler = sampler
+        self.custom_dist = custom_dist
+        self.weight = nn.Parameter(torch.empty(num_total_classes, feature_size))
+        self.bias = nn.Parameter(torch.zeros(num_total_classes))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(
+        self,
+        input: Tensor,
+        label: Tensor,
+        sample_weight: Tensor | None = None,
+        samples: Tensor | None = None,
+    ) -> Tensor:
+        """[n, feature_size] and [n] -> [n, 1]."""
+        return nce(
+            input,
+            label,
+            len(self.weight),
+            self.weight,
+            self.bias,
+            sample_weight,
+            self.num_neg_samples,
+            self.sampler,
+            self.custom_dist,
+            samples=samples,
+        )
+
+
+# ---- sampled logits ----
+#
+# Cross entropy over the true class and some sampled ones.
+
+
+def sampled_softmax_with_cross_entropy(
+    logits: Tensor,
+    label: Tensor,
+    num_samples: int,
+    num_true: int = 1,
+    remove_accidental_hits: bool = True,
+    use_customized_samples: bool = False,
+    customized_samples: Tensor | None = None,
+    customized_probabilities: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Softmax cross entropy over each row's true classes and ``num_samples`` drawn ones.
+
+    The drawn ones are all different, the same in every row, and log-uniform: class ids are to be
+    numbered by falling frequency.  From each logit the logarithm of how often its class is expected
+    among the samples is subtracted (logQ correction).  Of several true classes each counts 1 /
+    num_true.
+
+    Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
+    Translation, ACL 2015; Bengio, Senecal: Adaptive Importance Sampling to Accelerate Training of a
+    Neural Probabilistic Language Model, 2008.
+
+    The logits of all classes are given here; :class:`trainer.nn.SampledSoftmax` computes those of
+    the samples alone.
+
+    In a program the samples come from outside, for drawing until they differ depends on values:
+    give ``customized_samples`` and their probabilities as inputs of the step.
+
+    Args:
+        logits: floats [n, classes], no probabilities.
+        label: true classes, int64 [n, num_true], or [n] for one.
+        num_samples: how many are drawn.
+        num_true: how many true classes a row has.
+        remove_accidental_hits: whether a drawn class that is a true one of the row is left out.
+        use_customized_samples: takes the two following arguments and draws nothing.
+        customized_samples: int64 [n, num_true + num_samples], the true classes first.
+        customized_probabilities: floats of that shape: how often each is expected.
+        seed: of the draws; 0: torch's own generator.
+
+    Returns:
+        [n, 1].
+
+    Raises:
+        TypeError: labels are no whole numbers.
+        ValueError: shapes do not fit, a label is out of range, or samples are not given where they
+            must be.
+    """
+    whose = "sampled_softmax_with_cross_entropy"
+    check_matrix(whose, "logits", logits)
+    label = label_column(whose, label, logits.shape[0])
+    if label.shape[1] != num_true:
+        raise ValueError(
+            f"{whose}: label: expected [{logits.shape[0]}, {num_true}], got {list(label.shape)}"
+        )
+    check_labels(whose, label, logits.shape[1])
+    given = customized_samples, customized_probabilities
+    samples, expected = (
+        _given(whose, *given, (logits.shape[0], num_true + num_samples))
+        if use_customized_samples
+        else _drawn_classes(whose, logits, label, num_samples, seed, *given)
+    )
+    chosen = logits.gather(1, samples) - expected.log().to(logits.dtype)
+    if remove_accidental_hits:
+        hits = (samples[:, num_true:].unsqueeze(2) == samples[:, :num_true].unsqueeze(1)).any(2)
+        chosen = chosen.masked_fill(F.pad(hits, (num_true, 0)), torch.finfo(logits.dtype).min)
+    return -F.log_softmax(chosen, 1)[:, :num_true].mean(1, keepdim=True)
+
+
+def _given(
+    whose: str, samples: Tensor | None, expected: Tensor | None, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    if samples is None or expected is None:
+        raise ValueError(
+            f"{whose}: use_customized_samples: expected customized_samples and "
+            "customized_probabilities, too"
+        )
+    for name, each in (("samples", samples), ("probabilities", expected)):
+        if tuple(each.shape) != shape:
+            raise ValueError(
+                f"{whose}: customized_{name}: expected {list(shape)}, got {list(each.shape)}"
+            )
+    return samples.long(), expected
+
+
+def _drawn_classes(
+    whose: str,
+    logits: Tensor,
+    label: Tensor,
+    count: int,
+    seed: int,
+    samples: Tensor | None,
+    expected: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The true classes and the drawn ones, and how often each is expected, [n, true + count]."""
+    if samples is not None or expected is not None:
+        raise ValueError(f"{whose}: customized samples are for use_customized_samples=True")
+    if traced(logits):
+        raise ValueError(
+            f"{whose}: drawing depends on values, which a program has not; expected "
+            "use_customized_samples=True, with the samples as inputs of the step"
+        )
+    negatives = draw_unique(LogUniformSampler(logits.shape[1]), count, seeded(seed))
+    drawn = negatives.ids.to(label.device).expand(label.shape[0], count)
+    together = torch.cat([label, drawn], 1)
+    return together, negatives.expected(together)
+
+
+class SampledSoftmaxWithCrossEntropy(nn.Module):
+    """:func:`sampled_softmax_with_cross_entropy` as a module that draws at each forward.
+
+    Args:
+        num_samples, num_true, remove_accidental_hits: as of the function.
+    """
+
+    def __init__(
+        self, num_samples: int, num_true: int = 1, remove_accidental_hits: bool = True
+    ) -> None:
+        super().__init__()
+        self.num_samples = num_samples
+        self.num_true = num_true
+        self.remove_accidental_hits = remove_accidental_hits
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        """[n, classes] and [n, num_true] -> [n, 1]."""
+        return sampled_softmax_with_cross_entropy(
+            logits, label, self.num_samples, self.num_true, self.remove_accidental_hits
+        )
+
+
+# ---- sampled softmax ----
+#
+# Softmax over very many classes, whose weights are rows of a table on servers.
+#
+# A step computes the logits of the true classes and of some others, and pulls and pushes these rows
+# alone: it costs the same however many classes there are.
+
+
+SOFTMAX_SAMPLERS = ("log_uniform", "uniform", "in_batch")
 
 
 class SampledSoftmax(nn.Module):
@@ -32,7 +685,7 @@ class SampledSoftmax(nn.Module):
     class is expected among the samples is subtracted from its logit, true or drawn, so that what is
     learned is the softmax over all classes, whatever classes the sampler prefers.  How often a
     class is in a batch is counted in a second table, on servers where there are any: see
-    :class:`~trainer.nn.frequencies.StreamingFrequency`.
+    :class:`~trainer.nn.sampled.StreamingFrequency`.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
     Translation, ACL 2015; Yi et al.: Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
@@ -208,8 +861,8 @@ def _check(classes: int, size: int, samples: int, sampler: str) -> None:
             "SampledSoftmax: expected num_classes of 2 or more and feature_size of 1 or more, got "
             f"{classes} and {size}"
         )
-    if sampler not in SAMPLERS:
-        known = ", ".join(map(repr, SAMPLERS))
+    if sampler not in SOFTMAX_SAMPLERS:
+        known = ", ".join(map(repr, SOFTMAX_SAMPLERS))
         raise ValueError(f"SampledSoftmax: sampler: expected one of {known}, got {sampler!r}")
     drawn = sampler != "in_batch"
     if not (1 <= samples <= classes if drawn else samples == 0):

@@ -1,23 +1,237 @@
-"""Sequences of other lengths: expanded, joined, padded, cut."""
+"""Sequences of other lengths: expanded, joined, padded, cut, stepped, labelled.
+
+[Note: offsets in a program]  Where a value belongs is computed from the offsets by a search and
+sizes by counting, so that every op here has a result whose size is known before the values are: a
+program can hold it.  Eager code checks offsets first; a program cannot raise by values, and takes
+them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from trainer.nn.labels import traced
-from trainer.nn.ragged import (
-    Ragged,
-    Sequences,
-    begins,
-    gathered,
-    like,
-    refuse_tracing,
-    sequences_of,
-    taken_or,
-)
+# ---- labels ----
+#
+# What losses are given beside scores: labels, checked.
+
+
+def traced(tensor: Tensor) -> bool:
+    """Whether ``capture`` is tracing: the tensor has a shape, and no values to look at."""
+    return isinstance(tensor, FakeTensor)
+
+
+def label_column(whose: str, label: Tensor, count: int) -> Tensor:
+    """Labels as int64 [count, true], of a label [count] or [count, true].
+
+    Raises:
+        TypeError: they are no tensor of whole numbers.
+        ValueError: the shape is another one.
+    """
+    if not isinstance(label, Tensor):
+        raise TypeError(f"{whose}: label: expected a tensor, got {type(label).__name__}")
+    if label.is_floating_point() or label.is_complex():
+        raise TypeError(f"{whose}: label: expected whole numbers, got {label.dtype}")
+    if label.dim() not in (1, 2) or label.shape[0] != count:
+        raise ValueError(
+            f"{whose}: label: expected [{count}] or [{count}, 1], got {list(label.shape)}"
+        )
+    return label.long().unsqueeze(1) if label.dim() == 1 else label.long()
+
+
+def single_label(whose: str, label: Tensor, count: int) -> Tensor:
+    """Labels as int64 [count], of a label [count] or [count, 1]; raises as :func:`label_column`."""
+    column = label_column(whose, label, count)
+    if column.shape[1] != 1:
+        raise ValueError(
+            f"{whose}: label: expected [{count}] or [{count}, 1], got {list(label.shape)}"
+        )
+    return column.squeeze(1)
+
+
+def check_labels(whose: str, label: Tensor, classes: int) -> None:
+    """Nothing while ``capture`` is tracing: labels have no values then.
+
+    Raises:
+        ValueError: a label is not in 0 to ``classes`` - 1.
+    """
+    if traced(label) or not label.numel():
+        return
+    low, high = int(label.min()), int(label.max())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"{whose}: label: expected 0 to {classes - 1}, got {low if low < 0 else high}"
+        )
+
+
+def check_matrix(whose: str, name: str, tensor: Tensor) -> None:
+    """Raises:
+    ValueError: it has not two dimensions.
+    """
+    if tensor.dim() != 2:
+        raise ValueError(f"{whose}: {name}: expected two dimensions, got {list(tensor.shape)}")
+
+
+def check_same_shape(whose: str, **tensors: Tensor) -> None:
+    """Raises:
+    ValueError: their shapes differ.
+    """
+    first, *others = (tensor.shape for tensor in tensors.values())
+    if any(shape != first for shape in others):
+        got = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"{whose}: expected tensors of one shape, got {got}")
+
+
+# ---- ragged ----
+#
+# Sequences of any length in one tensor: values one after the other, and where each begins.
+#
+# Wherever sequences are expected, two forms do: a tuple (values [n, ...], offsets int64
+# [sequences]), as :class:`torch.nn.EmbeddingBag` has bags, or a nested tensor of torch with the
+# jagged layout.  A result has the form of what was given.
+
+
+class Sequences(NamedTuple):
+    """Sequences, one after the other.
+
+    Attributes:
+        values: [n, ...].
+        offsets: int64 [sequences], where each begins: 0 first, never going down.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    def owners(self) -> Tensor:
+        """The sequence of each value, int64 [n].  See [Note: offsets in a program]."""
+        places = torch.arange(self.values.shape[0], device=self.values.device)
+        return torch.searchsorted(self.offsets, places, right=True) - 1
+
+    def sizes(self) -> Tensor:
+        """How many values each has, int64 [sequences]."""
+        owners = self.owners()
+        return torch.zeros_like(self.offsets).index_add(0, owners, torch.ones_like(owners))
+
+
+Ragged = Tensor | tuple[Tensor, Tensor]
+
+
+def sequences_of(whose: str, given: Ragged) -> Sequences:
+    """What the user gave, checked.
+
+    Raises:
+        TypeError: it is neither of the two forms, or offsets are no whole numbers.
+        ValueError: offsets do not begin with 0, go down, or go beyond the values.
+    """
+    if isinstance(given, Tensor) and given.is_nested:
+        if given.layout != torch.jagged:
+            raise TypeError(f"{whose}: expected a nested tensor with the jagged layout")
+        nested: Any = given  # torch's annotations have no nested tensors
+        return Sequences(nested.values(), nested.offsets()[:-1])
+    pair = isinstance(given, tuple) and len(given) == 2
+    if not pair or not all(isinstance(each, Tensor) for each in given):
+        got = f"a tensor {list(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise TypeError(
+            f"{whose}: expected sequences as (values, offsets) or a nested tensor, got {got}"
+        )
+    values, offsets = given
+    if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+        raise TypeError(f"{whose}: offsets: expected int64, got {offsets.dtype}")
+    if values.dim() < 1 or offsets.dim() != 1:
+        raise ValueError(
+            f"{whose}: expected values [n, ...] and offsets [sequences], got "
+            f"{list(values.shape)} and {list(offsets.shape)}"
+        )
+    offsets = offsets.to(values.device, torch.int64)
+    if not (traced(values) or traced(offsets)):
+        _check_offsets(whose, offsets, len(values))
+    return Sequences(values, offsets)
+
+
+def _check_offsets(whose: str, offsets: Tensor, count: int) -> None:
+    if not len(offsets):
+        if count:
+            raise ValueError(f"{whose}: offsets: expected one or more for {count} values, got none")
+        return
+    if int(offsets[0]) != 0:
+        raise ValueError(f"{whose}: offsets: expected 0 as the first, got {int(offsets[0])}")
+    down = (offsets[1:] < offsets[:-1]).nonzero()
+    if len(down):
+        at = int(down[0]) + 1
+        raise ValueError(
+            f"{whose}: offsets: expected them to go up, got {int(offsets[at])} after "
+            f"{int(offsets[at - 1])} at {at}"
+        )
+    if int(offsets[-1]) > count:
+        raise ValueError(
+            f"{whose}: offsets: expected at most {count}, the number of values, got "
+            f"{int(offsets[-1])}"
+        )
+
+
+def like(given: Ragged, made: Sequences) -> Ragged:
+    """The sequences in the form of what was given."""
+    if not isinstance(given, Tensor):
+        return made.values, made.offsets
+    ends = made.offsets.new_tensor([made.values.shape[0]])
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(
+        made.values, torch.cat([made.offsets, ends])
+    )
+    return nested
+
+
+def begins(sizes: Tensor) -> Tensor:
+    """Where sequences of these sizes begin, int64 [sequences]."""
+    return sizes.cumsum(0) - sizes
+
+
+def refuse_tracing(whose: str, tensor: Tensor) -> None:
+    """Raises:
+    ValueError: ``capture`` is tracing.
+    """
+    if traced(tensor):
+        raise ValueError(
+            f"{whose}: how large its result is depends on values, so a program cannot hold it; "
+            "call it before the step, and give the step its result"
+        )
+
+
+def gathered(given: Sequences, begin: Tensor, sizes: Tensor) -> Sequences:
+    """New sequences: ``sizes`` values each, from ``begin`` on among the given values.
+
+    Args:
+        begin, sizes: int64 [sequences].
+    """
+    offsets = begins(sizes)
+    places = torch.arange(int(sizes.sum()), device=sizes.device)
+    taken = places + (begin - offsets).repeat_interleave(sizes)
+    return Sequences(given.values.index_select(0, taken), offsets)
+
+
+def taken_or(values: Tensor, places: Tensor, there: Tensor, other: float | Tensor) -> Tensor:
+    """``values[places]`` where ``there``, and ``other`` elsewhere.
+
+    Args:
+        values: [n, ...].
+        places, there: int64 and bool, of any one shape.
+        other: a number, or a tensor of a value's shape.
+
+    Returns:
+        [*places.shape, ...].
+    """
+    one = torch.as_tensor(other, dtype=values.dtype, device=values.device)
+    padded = torch.cat([values, one.expand(1, *values.shape[1:])])
+    chosen = torch.where(there, places, values.shape[0]).reshape(-1)
+    return padded.index_select(0, chosen).reshape(*places.shape, *values.shape[1:])
+
+
+# ---- sequence shapes ----
+#
+# Sequences of other lengths: expanded, joined, padded, cut.
 
 
 def sequence_expand(x: Ragged, y: Ragged) -> Ragged:
@@ -293,3 +507,227 @@ def _check_range(whose: str, name: str, numbers: Tensor, most: Tensor) -> None:
         raise ValueError(
             f"{whose}: {name}: expected 0 to {int(most[at])} at {at}, got {int(numbers[at])}"
         )
+
+
+# ---- sequence steps ----
+#
+# What becomes of the values of each sequence: one pooled value, a distribution, another order.
+
+
+POOLS = ("sum", "average", "sqrt", "max", "last", "first")
+
+
+def sequence_pool(input: Ragged, pool_type: str, pad_value: float = 0.0) -> Tensor:
+    """One value for each sequence.
+
+    Of equal maxima each gets an equal part of the gradient, as in torch.amax.
+
+    Example::
+
+        sequence_pool((torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2])), "sum")    # [3, 5]
+
+    Args:
+        input: sequences of [n, ...].
+        pool_type: "sum"; "average"; "sqrt", the sum divided by the root of the length; "max";
+            "last" or "first".
+        pad_value: of an empty sequence.
+
+    Returns:
+        [sequences, ...].
+
+    Raises:
+        TypeError, ValueError: the sequences are none, or there is no such pool.
+    """
+    pool = pool_type.lower()
+    if pool not in POOLS:
+        known = ", ".join(map(repr, POOLS))
+        raise ValueError(f"sequence_pool: pool_type: expected one of {known}, got {pool_type!r}")
+    given = sequences_of("sequence_pool", input)
+    owners, sizes = given.owners(), given.sizes()
+    if pool in ("last", "first"):
+        begin = begins(sizes)
+        places = begin if pool == "first" else begin + sizes - 1
+        return taken_or(given.values, places, sizes > 0, pad_value)
+    pooled = _maxima(given, owners) if pool == "max" else _sums(given, owners)
+    if pool in ("average", "sqrt"):
+        divisors = sizes.clamp(min=1).to(pooled.dtype)
+        pooled = pooled / _beside(divisors if pool == "average" else divisors.sqrt(), pooled)
+    return torch.where(_beside(sizes > 0, pooled), pooled, pad_value)
+
+
+def _sums(given: Sequences, owners: Tensor) -> Tensor:
+    shape = given.offsets.shape[0], *given.values.shape[1:]
+    return given.values.new_zeros(shape).index_add(0, owners, given.values)
+
+
+def _maxima(given: Sequences, owners: Tensor) -> Tensor:
+    """Of each sequence; zeros for an empty one."""
+    shape = given.offsets.shape[0], *given.values.shape[1:]
+    places = _beside(owners, given.values).expand_as(given.values)
+    zeros = given.values.new_zeros(shape)
+    return zeros.scatter_reduce(0, places, given.values, "amax", include_self=False)
+
+
+def _beside(each: Tensor, values: Tensor) -> Tensor:
+    """[n] with as many dimensions as the values [n, ...]."""
+    return each.reshape(-1, *[1] * (values.dim() - 1))
+
+
+def sequence_first_step(input: Ragged) -> Tensor:
+    """The first value of each sequence, zeros for an empty one: [n, ...] -> [sequences, ...]."""
+    return sequence_pool(input, "first")
+
+
+def sequence_last_step(input: Ragged) -> Tensor:
+    """The last value of each sequence, zeros for an empty one: [n, ...] -> [sequences, ...]."""
+    return sequence_pool(input, "last")
+
+
+def sequence_softmax(input: Ragged) -> Ragged:
+    """A softmax over each sequence, of each further dimension by itself.
+
+    Returns:
+        Sequences like the input.
+    """
+    given = sequences_of("sequence_softmax", input)
+    owners = given.owners()
+    highest = _maxima(Sequences(given.values.detach(), given.offsets), owners)
+    powers = (given.values - highest.index_select(0, owners)).exp()
+    sums = _sums(Sequences(powers, given.offsets), owners)
+    return like(input, Sequences(powers / sums.index_select(0, owners), given.offsets))
+
+
+def sequence_reverse(x: Ragged) -> Ragged:
+    """Each sequence from its end to its begin; sequences like the input."""
+    given = sequences_of("sequence_reverse", x)
+    owners, sizes = given.owners(), given.sizes()
+    places = torch.arange(given.values.shape[0], device=owners.device)
+    mirrored = (2 * begins(sizes) + sizes - 1).index_select(0, owners) - places
+    return like(x, Sequences(given.values.index_select(0, mirrored), given.offsets))
+
+
+def sequence_enumerate(input: Ragged, win_size: int, pad_value: int = 0) -> Ragged:
+    """Each value with those after it, as many as a window has; ``pad_value`` beyond the end.
+
+    Args:
+        input: sequences of ids, [n] or [n, 1].
+        win_size: 1 or more.
+
+    Returns:
+        Sequences of [n, win_size].
+
+    Raises:
+        TypeError, ValueError: the sequences are none, or a number is out of its range.
+    """
+    given = sequences_of("sequence_enumerate", input)
+    if win_size < 1:
+        raise ValueError(f"sequence_enumerate: win_size: expected 1 or more, got {win_size}")
+    if given.values.dim() > 1 and given.values.shape[1:] != (1,):
+        raise ValueError(
+            f"sequence_enumerate: input: expected [n] or [n, 1], got {list(given.values.shape)}"
+        )
+    flat = Sequences(given.values.reshape(-1), given.offsets)
+    return like(input, Sequences(windows(flat, win_size, 0, pad_value), given.offsets))
+
+
+def windows(given: Sequences, size: int, start: int, other: float = 0) -> Tensor:
+    """Beside each value its neighbours in the sequence: [n, ...] -> [n, size, ...].
+
+    Args:
+        start: the place of a window's first value, counted from the value that it stands beside.
+        other: stands for values beyond the sequence's ends.
+    """
+    owners, sizes = given.owners(), given.sizes()
+    own = torch.arange(given.values.shape[0], device=owners.device).unsqueeze(1)
+    places = own + start + torch.arange(size, device=owners.device)
+    begin = begins(sizes).index_select(0, owners).unsqueeze(1)
+    end = begin + sizes.index_select(0, owners).unsqueeze(1)
+    return taken_or(given.values, places, (places >= begin) & (places < end), other)
+
+
+def sequence_conv(
+    input: Ragged,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    filter_size: int = 3,
+    padding_start: int | None = None,
+) -> Ragged:
+    """A convolution over each sequence by itself, with zeros beyond its ends.
+
+    Args:
+        input: sequences of features, [n, size].
+        weight: [filter_size * size, filters]: the window's values one after the other.
+        bias: [filters].
+        filter_size: of a window, 1 or more.
+        padding_start: the place of the window's first value, counted from the value that it stands
+            beside; None: the window lies around it, as evenly as it can, -(filter_size // 2).
+
+    Returns:
+        Sequences of [n, filters].
+
+    Raises:
+        TypeError, ValueError: the sequences are none, or shapes do not fit.
+    """
+    given = sequences_of("sequence_conv", input)
+    if filter_size < 1:
+        raise ValueError(f"sequence_conv: filter_size: expected 1 or more, got {filter_size}")
+    if given.values.dim() != 2:
+        raise ValueError(f"sequence_conv: expected [n, size], got {list(given.values.shape)}")
+    wide = filter_size * given.values.shape[1]
+    if weight.dim() != 2 or weight.shape[0] != wide:
+        raise ValueError(
+            f"sequence_conv: weight: expected [{wide}, filters], got {list(weight.shape)}"
+        )
+    start = -(filter_size // 2) if padding_start is None else padding_start
+    found = windows(given, filter_size, start).reshape(-1, wide) @ weight
+    return like(input, Sequences(found if bias is None else found + bias, given.offsets))
+
+
+class SequenceConv(nn.Module):
+    """:func:`sequence_conv` with weight and bias as parameters.
+
+    Args:
+        feature_size, num_filters: of the sequences that come and go.
+        filter_size, padding_start: as of the function.
+        bias: whether there is one.
+    """
+
+    def __init__(
+        self,
+        feature_size: int,
+        num_filters: int,
+        filter_size: int = 3,
+        padding_start: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.filter_size = filter_size
+        self.padding_start = padding_start
+        self.weight = nn.Parameter(torch.empty(filter_size * feature_size, num_filters))
+        self.bias = nn.Parameter(torch.zeros(num_filters)) if bias else None
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, input: Ragged) -> Ragged:
+        """Sequences of [n, feature_size] -> sequences of [n, num_filters]."""
+        return sequence_conv(input, self.weight, self.bias, self.filter_size, self.padding_start)
+
+
+class SequencePool(nn.Module):
+    """:func:`sequence_pool` as a module; the arguments are those of the function."""
+
+    def __init__(self, pool_type: str, pad_value: float = 0.0) -> None:
+        super().__init__()
+        self.pool_type = pool_type
+        self.pad_value = pad_value
+
+    def forward(self, input: Ragged) -> Tensor:
+        """Sequences of [n, ...] -> [sequences, ...]."""
+        return sequence_pool(input, self.pool_type, self.pad_value)
+
+
+class SequenceSoftmax(nn.Module):
+    """:func:`sequence_softmax` as a module."""
+
+    def forward(self, input: Ragged) -> Ragged:
+        """Sequences -> sequences like them."""
+        return sequence_softmax(input)

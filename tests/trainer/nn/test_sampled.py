@@ -10,7 +10,7 @@ from torch import Tensor
 import trainer.nn as field
 import trainer.nn.functional as FF
 from tests.support.step_programs import trains_alike
-from trainer.nn.samplers import GivenSampler, LogUniformSampler, UniformSampler, draw_unique
+from trainer.nn.sampled import GivenSampler, LogUniformSampler, UniformSampler, draw_unique
 
 
 @pytest.mark.parametrize("remove", [True, False])
