@@ -93,7 +93,7 @@ bench: .venv/.dev
 
 check-history: .venv/.dev
 	@echo "== $(SEEDS) trials of trainers that come and go, servers and a faulty network"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m trainer.checker --seeds $(SEEDS) --record build/checks/history.jsonl --table docs/checks/history.md $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.checker --seeds $(SEEDS) --record build/checks/history.jsonl --table docs/checks/history.md $(ARGS)
 
 fuzz: .venv/.dev
 	@echo "== wrong inputs for $(SECONDS) s"

@@ -19,11 +19,11 @@ from pserver.errors import FingerprintMismatch, PServerError
 from pserver.table.gradient import RowGradient
 from pserver.transport.arrays import Assignment, checksum
 from pserver.wire_pb2 import Kind
+from tests.checker.trial import TwinServer
 from tests.faults.faults import Injector, Point, injected
 from tests.support.links import Coordinator, Follower
 from tests.support.protocol import Transcript, written
 from tests.support.transcript import compare
-from trainer.checker.trial import TwinServer
 from transpiler.distribute import plan_parameters, pserver_program
 from transpiler.ir.rules import Clip, Rule
 from transpiler.ir.tables import Constant, Segment, Table

@@ -1,4 +1,4 @@
-"""``python -m trainer.checker --seeds 2000``: many trials, and what has happened in them."""
+"""``python -m tests.checker --seeds 2000``: many trials, and what has happened in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from trainer.checker import tally
-from trainer.checker.scenario import TRANSPORTS
-from trainer.checker.trials import KINDS, Numbered, numbered, run, smallest, warm_up
+from tests.checker import tally
+from tests.checker.scenario import TRANSPORTS
+from tests.checker.trials import KINDS, Numbered, numbered, run, smallest, warm_up
 
 PROGRESS_SECONDS = 10.0
 
@@ -68,7 +68,7 @@ def _summary(results: list[tally.Played]) -> int:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.checker",
+        prog="python -m tests.checker",
         description="Is every step applied exactly once?",
         allow_abbrev=False,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trainer.checker.scenario import Scenario
+from tests.checker.scenario import Scenario
 from transpiler.plan.plan import Lane
 
 Ladder = list[Fraction]

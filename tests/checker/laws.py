@@ -11,12 +11,12 @@ from typing import Any
 
 from pserver.checkpoint import checkpoint
 from pserver.job_log.records import Call, Decided, Joined, Lost, Process, Record
-from trainer.checker.history import History
-from trainer.checker.processes import Process as Start
-from trainer.checker.reapplication import cut_differences, differences
-from trainer.checker.returned_servers import loss_differences
-from trainer.checker.server_lives import Life, LivedReplicas, ServerLives, Timeline
-from trainer.checker.worlds import World
+from tests.checker.history import History
+from tests.checker.processes import Process as Start
+from tests.checker.reapplication import cut_differences, differences
+from tests.checker.returned_servers import loss_differences
+from tests.checker.server_lives import Life, LivedReplicas, ServerLives, Timeline
+from tests.checker.worlds import World
 
 
 class Laws:

@@ -29,8 +29,8 @@ from pserver.job.program import InstalledProgram
 from pserver.launcher import last_word
 from pserver.operations.replay import replay
 from pserver.security.access import OPEN
-from trainer.checker.scenario import RULE, TRANSPORTS
-from trainer.checker.trial import AnyTransport, TwinServer, ViolatedInvariant
+from tests.checker.scenario import RULE, TRANSPORTS
+from tests.checker.trial import AnyTransport, TwinServer, ViolatedInvariant
 from trainer.communicator.communicator import Communicator
 from transpiler.distribute import plan_parameters
 from transpiler.plan.plan import Deployment, Plan

@@ -22,10 +22,10 @@ from pserver.errors import PServerError
 from pserver.job.program import InstalledProgram
 from pserver.job_log.follower import FollowerLink
 from pserver.service.server import Server, ServerLinks
-from trainer.checker.history import History, Stood
-from trainer.checker.server_lives import Life, ServerLives
-from trainer.checker.trial import TwinServer
-from trainer.checker.worlds import Event
+from tests.checker.history import History, Stood
+from tests.checker.server_lives import Life, ServerLives
+from tests.checker.trial import TwinServer
+from tests.checker.worlds import Event
 
 BEAT_SECONDS = 0.1  # of trainers, which notice by it that a server has come back
 RECORD_SECONDS = 0.3  # for server 0 to write a record, behind which it dies

@@ -18,9 +18,9 @@ from pserver.client.replies import PutOff
 from pserver.errors import PServerError, Refused, TimedOut, Unreachable
 from pserver.leases.epoch import Epoch
 from pserver.table.gradient import RowGradient
-from trainer.checker.history import History
-from trainer.checker.trial import AnyTransport
-from trainer.checker.worlds import DIM, FEW, MANY, TOGETHER, World
+from tests.checker.history import History
+from tests.checker.trial import AnyTransport
+from tests.checker.worlds import DIM, FEW, MANY, TOGETHER, World
 from trainer.checkpoint.resume import jointly
 from trainer.communicator.communicator import Communicator
 from trainer.communicator.session import Apart

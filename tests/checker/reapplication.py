@@ -19,8 +19,8 @@ from pserver.job_log.records import Decided, ProcessStep, Record
 from pserver.table.gradient import RowGradient, total_of
 from pserver.table.table import SparseTable
 from pserver.table.tiered import open_table
-from trainer.checker.history import History, Message, TableCalls
-from trainer.checker.worlds import World
+from tests.checker.history import History, Message, TableCalls
+from tests.checker.worlds import World
 from transpiler.files import bounded_json
 from transpiler.ir.rules import Hparam, Rule, make, set_hparams
 from transpiler.ir.tables import Table

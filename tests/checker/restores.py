@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from pserver.config import ServerConfig
+from tests.checker.history import History
+from tests.checker.processes import Process
+from tests.checker.reapplication import restored_differences
+from tests.checker.server_lives import LivedReplicas, ServerLives
+from tests.checker.trial import TwinServer
+from tests.checker.worlds import World
 from tests.faults.faults import load
-from trainer.checker.history import History
-from trainer.checker.processes import Process
-from trainer.checker.reapplication import restored_differences
-from trainer.checker.server_lives import LivedReplicas, ServerLives
-from trainer.checker.trial import TwinServer
-from trainer.checker.worlds import World
 
 SECONDS = 20.0  # for one server to read its part
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from pserver.job_log.records import Loss
-from trainer.checker.history import History, Message
-from trainer.checker.server_lives import LaneStep, Life
+from tests.checker.history import History, Message
+from tests.checker.server_lives import LaneStep, Life
 
 
 def loss_differences(

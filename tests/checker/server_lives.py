@@ -20,9 +20,9 @@ import torch
 from pserver.checkpoint import checkpoint
 from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Decided, ProcessStep, Record
-from trainer.checker.history import Cut, History, Stood
-from trainer.checker.reapplication import JobReplica, ServerReplica
-from trainer.checker.worlds import World
+from tests.checker.history import Cut, History, Stood
+from tests.checker.reapplication import JobReplica, ServerReplica
+from tests.checker.worlds import World
 
 LaneStep = tuple[int, ProcessStep]
 

@@ -15,8 +15,8 @@ import torch
 from pserver.lane.tables import LockedTable
 from pserver.table import ids as id_arithmetic
 from pserver.table.gradient import RowGradient
-from trainer.checker.invariants import Invariant
-from trainer.checker.scenario import COPIES, IDS, Scenario
+from tests.checker.invariants import Invariant
+from tests.checker.scenario import COPIES, IDS, Scenario
 from trainer.communicator.communicator import Communicator
 
 Expect = Callable[[bool, int, str], None]

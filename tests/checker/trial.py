@@ -20,10 +20,10 @@ from pserver.client.replies import Reply
 from pserver.config import ServerConfig, split_endpoint
 from pserver.service.server import Server
 from pserver.transport import inprocess
+from tests.checker.invariants import Invariant
+from tests.checker.scenario import COPIES, RULE, Scenario
+from tests.checker.tables import TableInvariants, TableReader
 from tests.faults.faults import CallInjector, CallPoint, Injector, Point, faulty_calls, injected
-from trainer.checker.invariants import Invariant
-from trainer.checker.scenario import COPIES, RULE, Scenario
-from trainer.checker.tables import TableInvariants, TableReader
 from trainer.communicator.communicator import Communicator
 from trainer.environment.environment import Connection
 from transpiler.plan.plan import Deployment, Placement

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from pserver.table.table import compile_kernels
-from trainer.checker import losses
-from trainer.checker.losses import Loss
-from trainer.checker.scenario import Scenario, of_seed
-from trainer.checker.tally import Played, actions
-from trainer.checker.trial import play
-from trainer.checker.world_trial import play_world
-from trainer.checker.worlds import DENSE_RULES, DIM, ROW_RULES, World, world_of
+from tests.checker import losses
+from tests.checker.losses import Loss
+from tests.checker.scenario import Scenario, of_seed
+from tests.checker.tally import Played, actions
+from tests.checker.trial import play
+from tests.checker.world_trial import play_world
+from tests.checker.worlds import DENSE_RULES, DIM, ROW_RULES, World, world_of
 from transpiler.ir.rules import make
 from transpiler.ir.tables import Segment, Table
 

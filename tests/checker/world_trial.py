@@ -18,16 +18,16 @@ from pserver.job_log.records import Process as LogProcess
 from pserver.launcher import last_word
 from pserver.membership.decisions import Decisions
 from pserver.security.access import OPEN
+from tests.checker.history import History
+from tests.checker.laws import Laws
+from tests.checker.lost_servers import LostServers, quick_heartbeats
+from tests.checker.processes import TIMEOUT_SECONDS, Process
+from tests.checker.restores import restored
+from tests.checker.server_lives import ServerLives
+from tests.checker.trial import TwinServer, ViolatedInvariant, short_waits
+from tests.checker.worlds import LOSSES, Event, World
+from tests.checker.written import written_differences
 from tests.faults.faults import CallInjector, Partitions, faulty_calls, injected
-from trainer.checker.history import History
-from trainer.checker.laws import Laws
-from trainer.checker.lost_servers import LostServers, quick_heartbeats
-from trainer.checker.processes import TIMEOUT_SECONDS, Process
-from trainer.checker.restores import restored
-from trainer.checker.server_lives import ServerLives
-from trainer.checker.trial import TwinServer, ViolatedInvariant, short_waits
-from trainer.checker.worlds import LOSSES, Event, World
-from trainer.checker.written import written_differences
 
 ENDS = (*LOSSES, "leaves")
 # of servers, where one is lost: the trainer that is to bring its program may die, too

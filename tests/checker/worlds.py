@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.checker.scenario import TRANSPORTS
+from tests.checker.scenario import TRANSPORTS
 from transpiler.ir.rules import Clip, Hparam, Rule
 from transpiler.ir.tables import (
     Constant,

@@ -15,7 +15,7 @@ from pserver.job_log.coordinator import Coordinator
 from pserver.lane.leases import JobLeases
 from pserver.membership.lifecycle import Lifecycle
 from pserver.membership.members import Membership
-from trainer.checker.worlds import World
+from tests.checker.worlds import World
 from transpiler.files import bounded_json
 
 

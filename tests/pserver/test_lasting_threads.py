@@ -445,7 +445,7 @@ LASTING: dict[tuple[str, str], Callable[..., None] | str] = {
     ("trainer/collective/spawn.py", "_end_with_parent"): "waits for one end",
     ("trainer/data/formats.py", "_end_with_parent"): "waits for one end",
 }
-FAULTS = ("tests/faults/", "trainer/checker/")  # injectors of faults, and the checker's own
+FAULTS = ("tests/faults/", "tests/checker/")  # injectors of faults, and the checker's own
 
 
 def threads(path: Path) -> set[tuple[str, str]]:

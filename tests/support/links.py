@@ -17,9 +17,9 @@ from pserver.security.access import OPEN, Access
 from pserver.security.keys import Keys
 from pserver.security.tokens import Secret
 from pserver.transport.registry import TRANSPORTS
+from tests.checker.trial import TwinServer
 from tests.support.cluster_keys import key_folder
 from tests.support.load import patiently, scaled
-from trainer.checker.trial import TwinServer
 
 SECONDS = 10.0  # the deadline of every wait here
 PLAN = "a plan"

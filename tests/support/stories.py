@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.checker.scenario import Scenario
+from tests.checker.scenario import Scenario
 
 SEEDS = 50
 LARGE = 22  # with large steps; all kinds together are 200 seeds

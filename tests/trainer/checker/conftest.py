@@ -4,7 +4,7 @@ a new machine numba needs longer for the tables of all rules.
 
 import pytest
 
-from trainer.checker.trials import warm_up
+from tests.checker.trials import warm_up
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,11 +8,11 @@ from pserver.dense import update
 from pserver.job import program
 from pserver.lane import tasks
 from pserver.wire_pb2 import Kind
+from tests.checker.scenario import MODES, TRANSPORTS, of_seed
+from tests.checker.trial import play
 from tests.faults.faults import ACTIONS, CALL_ACTIONS, CallPoint, Point
 from tests.support.matrix import crossed
 from tests.support.stories import LARGE, ROW_MODES, SEEDS, story
-from trainer.checker.scenario import MODES, TRANSPORTS, of_seed
-from trainer.checker.trial import play
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 
 from pserver.job_log.coordinator import Coordinator
 from pserver.lane.lane import StagedSteps
+from tests.checker.losses import Loss, play
 from tests.support.tiers import RARE
-from trainer.checker.losses import Loss, play
 
 
 @pytest.mark.parametrize("seed", [*range(25), *(RARE(seed) for seed in range(25, 100))])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.checker import tally
+from tests.checker.__main__ import check
+from tests.checker.trials import numbered
+from tests.checker.worlds import EVENTS, MODES
 from tests.support.stories import OFTEN, WORLDS
-from trainer.checker import tally
-from trainer.checker.__main__ import check
-from trainer.checker.trials import numbered
-from trainer.checker.worlds import EVENTS, MODES
 
 
 @pytest.mark.slow

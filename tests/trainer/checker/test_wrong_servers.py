@@ -18,10 +18,10 @@ from pserver.membership.watermark import Watermark
 from pserver.table.gradient import RowGradient
 from pserver.transport.stream import SequencedStream
 from pserver.wire_pb2 import Frame
+from tests.checker.scenario import Scenario, of_seed
+from tests.checker.trial import play
 from tests.support.stories import ROW_MODES, SEEDS, story
 from tests.support.tiers import RARE
-from trainer.checker.scenario import Scenario, of_seed
-from trainer.checker.trial import play
 
 # ---- updates of slices ----
 

@@ -24,10 +24,10 @@ from pserver.membership.members import Member, Membership
 from pserver.table.gradient import RowGradient
 from pserver.transport.stream import Stream
 from pserver.wire_pb2 import Kind
+from tests.checker import world_trial
+from tests.checker.world_trial import play_world
+from tests.checker.worlds import world_of
 from tests.support.tiers import RARE
-from trainer.checker import world_trial
-from trainer.checker.world_trial import play_world
-from trainer.checker.worlds import world_of
 
 WITHIN = 500  # seeds
 GIVEN_UP_SECONDS = 8.0  # a job that stands still is caught, too

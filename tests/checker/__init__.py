@@ -14,7 +14,7 @@ world     joins, losses, zombies, partitions, saves, those of the job's own too,
           steps make in the order of the log when plain torch applies them in one thread.  One that
           has come back begins with its save, and says how many steps it has lost.
 
-Run it with ``make check-history SEEDS=2000`` or ``python -m trainer.checker --seeds 2000``.
+Run it with ``make check-history SEEDS=2000`` or ``python -m tests.checker --seeds 2000``.
 
 In reading order::
 
