@@ -179,6 +179,7 @@ _TOLD = re.compile(
     r"^(pserver\.errors\.(JobFailed|TrainerLost|ServerLost|Draining): |pserver: the job failed: )"
 )
 # a line of a trainer that has left its job because its host takes it away
+_DROPPED = re.compile(r"TrainerLost: .*(goes on|gone on, or ended,) without it")
 _PREEMPTED = re.compile(r"^pserver: trainer \d+ was preempted after step (\d+)$")
 _GUARD = """
 import os, signal, sys
@@ -296,10 +297,16 @@ class Process:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal has ended it, and not the script: also one that a handler has answered
-        with the status of that signal, as ours does with SIGTERM's.
+        """Whether a signal has ended it, and not the script: also where a handler has answered with
+        the status of that signal, as ours does with SIGTERM's.  One that has left in order was not
+        ended.
         """
-        return killer(self.status) is not None
+        return killer(self.status) is not None and self.preempted_after is None
+
+    @property
+    def blameless(self) -> bool:
+        """Whether a signal has ended it, or the job has dropped it, as it says: not its script."""
+        return self.signalled or bool(_DROPPED.search(self.told))
 
     @property
     def lived_seconds(self) -> float:

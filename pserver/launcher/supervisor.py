@@ -717,7 +717,7 @@ class Supervisor:
             return Answer(took_part=False)
         # one that has failed by itself has told them, if it could
         seconds = (
-            BEGIN_SECONDS + self._words.patience_seconds if process.signalled else TELL_SECONDS
+            BEGIN_SECONDS + self._words.patience_seconds if process.blameless else TELL_SECONDS
         )
         said = self._await(question, seconds, lambda: self._server_failed)
         if said is None and self._job_is_done:
@@ -752,7 +752,7 @@ class Supervisor:
         the trainer's script has failed.  A server that has failed meanwhile is looked at next.
         """
         if (
-            not process.signalled
+            not process.blameless
             or all(each.status is not None for each in self._trainers)
             and self.cluster.host is None
         ):
@@ -880,7 +880,7 @@ class Supervisor:
         end was all that it waited for.
         """
         failed = [each for each in self._trainers if each.failed and each not in self.lost]
-        if self._job_is_done and all(each.signalled for each in failed) and self._all_ended():
+        if self._job_is_done and all(each.blameless for each in failed) and self._all_ended():
             for each in failed:
                 self._does_without(each, "had finished when it ended")
                 self._answered.append(each)

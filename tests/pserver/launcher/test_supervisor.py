@@ -34,6 +34,11 @@ class Ended:
         self.signalled, self.killed, self.suspended = status > 128, False, False
         self.preempted_after: int | None = None
 
+    @property
+    def blameless(self) -> bool:
+        """Whether a signal has ended it, or the job has dropped it."""
+        return self.signalled or self.told.endswith("goes on without it")
+
 
 @pytest.mark.parametrize("kind", ["trainer", "server"])
 def test_an_end_counts_when_it_has_been_looked_at(kind: str) -> None:
@@ -254,11 +259,19 @@ def test_what_a_server_has_not_said_is_not_known(
     assert (said.took_part, said.done, said.goes_on) == expected
 
 
+@pytest.mark.parametrize(
+    "told", ["", "TrainerLost: silent; the job goes on without it"]
+)
 @pytest.mark.parametrize("server", [Running(), Ended(137)])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_no_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, restarts: int, server: Any) -> None:
-    """The processes that run are believed; a server that has failed meanwhile is looked at next."""
-    lost, lines, begun = Lost(137, True), list[str](), list[int]()
+def test_no_answer_is_no_no(
+    monkeypatch: pytest.MonkeyPatch, restarts: int, server: Any, told: str
+) -> None:
+    """The processes that run are believed; a server that has failed meanwhile is looked at next.
+    So it is where the job has dropped the trainer, as that says itself.
+    """
+    lost, lines, begun = Lost(1 if told else 137, not told), list[str](), list[int]()
+    lost.told = told
     watched = supervisor([Running(), lost], [server])
     watched.policy, watched.say = RestartPolicy(restarts, True), lines.append
     watched.ended.append(cast(Any, lost))
