@@ -7,25 +7,30 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import launched
+from tests.support.sources import ROOT
 from tests.support.traces import Traced, end
 
 pytestmark = pytest.mark.processes
 
 DELAY = 0.3  # seconds, of trainer 1's first gradient in each step
 SCRIPT = f"""
+import sys
+
 import torch
-from tests.faults import stream_faults
+
+sys.path.append({str(ROOT)!r})
+from tests.faults import faults
 from pserver.wire_pb2 import Kind
 from trainer import fleet
 
-stream_faults.DELAY_SECONDS = {DELAY}
+faults.DELAY_SECONDS = {DELAY}
 points = [
-    stream_faults.Point("delay", "out", Kind.GRADIENT, step, trainer=1) for step in (3, 4, 5)
+    faults.Point("delay", "out", Kind.GRADIENT, step, trainer=1) for step in (3, 4, 5)
 ]
 fleet.init()
 torch.manual_seed(0)
 model = fleet.distributed_model(torch.nn.Linear(64, 64))
-with stream_faults.injected(stream_faults.Injector(points)):
+with faults.injected(faults.Injector(points)):
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(7):
     model(torch.ones(2, 64)).sum().backward()

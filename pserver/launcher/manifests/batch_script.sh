@@ -43,13 +43,11 @@ if [[ -z $keys ]]; then
 import sys
 from pathlib import Path
 
-from pserver.security import token_files
-from pserver.security.tokens import Role
-from pserver.security.tokens import Secret
+from pserver.security.tokens import Role, Secret, write
 
 secret = Secret.make()
 for role in (Role.OPERATOR, Role.TRAINER):
-    token_files.write(Path(sys.argv[1]) / f"{role.word}.token", secret.of(role))
+    write(Path(sys.argv[1]) / f"{role.word}.token", secret.of(role))
 END
     if [[ -z $PSERVER_INSECURE ]]; then server_hosts=("${server_hosts[@]/*/127.0.0.1}"); fi
 fi
