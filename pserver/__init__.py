@@ -369,6 +369,7 @@ Hard things are explained in a ``[Note: ...]``, in the docstring of the file tha
     membership/watermark.py        exactly once
     onlookers.py                   onlookers
     operations/replay.py           a server that comes back
+    own_packages.py                imports of a hidden package
     running_clock.py               one's own pause
     security/keys.py               asked before gRPC
     security/tokens.py             what the port is for
@@ -430,29 +431,211 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pserver.config import ServerConfig
-    from pserver.service.server import Server
+from pserver import own_packages as _own_packages
 
-__all__ = ["Server", "ServerConfig"]
+if TYPE_CHECKING:
+    import trainer as trainer
+    import transpiler as transpiler
+    from pserver.config import ServerConfig as ServerConfig
+    from pserver.service.server import Server as Server
+    from trainer import CompiledProgram as CompiledProgram
+    from trainer import Constant as Constant
+    from trainer import CountFilterEntry as CountFilterEntry
+    from trainer import CsvLines as CsvLines
+    from trainer import DataFeedDesc as DataFeedDesc
+    from trainer import DataParallel as DataParallel
+    from trainer import DistributedEmbedding as DistributedEmbedding
+    from trainer import Executor as Executor
+    from trainer import Normal as Normal
+    from trainer import ProbabilityEntry as ProbabilityEntry
+    from trainer import ShowClickEntry as ShowClickEntry
+    from trainer import Uniform as Uniform
+    from trainer import deserialize_persistables as deserialize_persistables
+    from trainer import device_guard as device_guard
+    from trainer import export_program as export_program
+    from trainer import fleet as fleet
+    from trainer import fused_allreduce_gradients as fused_allreduce_gradients
+    from trainer import group_sharded_parallel as group_sharded_parallel
+    from trainer import huggingface as huggingface
+    from trainer import hybrid_load_state_dict as hybrid_load_state_dict
+    from trainer import hybrid_mesh as hybrid_mesh
+    from trainer import hybrid_optimizer as hybrid_optimizer
+    from trainer import hybrid_parallel as hybrid_parallel
+    from trainer import hybrid_state_dict as hybrid_state_dict
+    from trainer import init_parallel_env as init_parallel_env
+    from trainer import lightning as lightning
+    from trainer import load_inference_model as load_inference_model
+    from trainer import load_program_state as load_program_state
+    from trainer import lr as lr
+    from trainer import metrics as metrics
+    from trainer import new_group as new_group
+    from trainer import nn as nn
+    from trainer import row_optimizers as row_optimizers
+    from trainer import save_group_sharded_model as save_group_sharded_model
+    from trainer import save_inference_model as save_inference_model
+    from trainer import serialize_persistables as serialize_persistables
+    from trainer import serving as serving
+    from trainer import set_program_state as set_program_state
+    from trainer import spawn as spawn
+    from trainer import split_sequence as split_sequence
+    from transpiler import LAMB as LAMB
+    from transpiler import LARS as LARS
+    from transpiler import Block as Block
+    from transpiler import BuildStrategy as BuildStrategy
+    from transpiler import ClipGradByGlobalNorm as ClipGradByGlobalNorm
+    from transpiler import ClipGradByNorm as ClipGradByNorm
+    from transpiler import ClipGradByValue as ClipGradByValue
+    from transpiler import DecayedAdagrad as DecayedAdagrad
+    from transpiler import DistributedStrategy as DistributedStrategy
+    from transpiler import DistributeTranspiler as DistributeTranspiler
+    from transpiler import DistributeTranspilerConfig as DistributeTranspilerConfig
+    from transpiler import ExecutionStrategy as ExecutionStrategy
+    from transpiler import Ftrl as Ftrl
+    from transpiler import HashName as HashName
+    from transpiler import InputSpec as InputSpec
+    from transpiler import L2Decay as L2Decay
+    from transpiler import Op as Op
+    from transpiler import ParamAttr as ParamAttr
+    from transpiler import Program as Program
+    from transpiler import RoundRobin as RoundRobin
+    from transpiler import SizeBalanced as SizeBalanced
+    from transpiler import Variable as Variable
+    from transpiler import append_backward as append_backward
+    from transpiler import capture as capture
+    from transpiler import data as data
+    from transpiler import default_main_program as default_main_program
+    from transpiler import default_startup_program as default_startup_program
+    from transpiler import gradients as gradients
+    from transpiler import memory_optimize as memory_optimize
+    from transpiler import name as name
+    from transpiler import name_scope as name_scope
+    from transpiler import parameter_groups as parameter_groups
+    from transpiler import program_guard as program_guard
+    from transpiler import py_func as py_func
+    from transpiler import register_rule as register_rule
+    from transpiler import release_memory as release_memory
+    from transpiler import slice_variable as slice_variable
+
+__all__ = [
+    "append_backward",
+    "Block",
+    "BuildStrategy",
+    "capture",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "CompiledProgram",
+    "Constant",
+    "CountFilterEntry",
+    "CsvLines",
+    "data",
+    "DataFeedDesc",
+    "DataParallel",
+    "DecayedAdagrad",
+    "default_main_program",
+    "default_startup_program",
+    "deserialize_persistables",
+    "device_guard",
+    "DistributedEmbedding",
+    "DistributedStrategy",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "ExecutionStrategy",
+    "Executor",
+    "export_program",
+    "fleet",
+    "Ftrl",
+    "fused_allreduce_gradients",
+    "gradients",
+    "group_sharded_parallel",
+    "HashName",
+    "huggingface",
+    "hybrid_load_state_dict",
+    "hybrid_mesh",
+    "hybrid_optimizer",
+    "hybrid_parallel",
+    "hybrid_state_dict",
+    "init_parallel_env",
+    "InputSpec",
+    "L2Decay",
+    "LAMB",
+    "LARS",
+    "lightning",
+    "load_inference_model",
+    "load_program_state",
+    "lr",
+    "memory_optimize",
+    "metrics",
+    "name",
+    "name_scope",
+    "new_group",
+    "nn",
+    "Normal",
+    "Op",
+    "ParamAttr",
+    "parameter_groups",
+    "ProbabilityEntry",
+    "Program",
+    "program_guard",
+    "py_func",
+    "register_rule",
+    "release_memory",
+    "RoundRobin",
+    "row_optimizers",
+    "save_group_sharded_model",
+    "save_inference_model",
+    "serialize_persistables",
+    "Server",
+    "ServerConfig",
+    "serving",
+    "set_program_state",
+    "ShowClickEntry",
+    "SizeBalanced",
+    "slice_variable",
+    "spawn",
+    "split_sequence",
+    "trainer",
+    "transpiler",
+    "Uniform",
+    "Variable",
+]
 __version__ = "0.1.0"
+
+# all are imported when they are used: modules of ours, names of our own, then those of the packages
+_MODULES = {
+    "fleet": "trainer.fleet",
+    "huggingface": "trainer.huggingface",
+    "lightning": "trainer.lightning",
+    "lr": "trainer.lr",
+    "metrics": "trainer.metrics",
+    "nn": "trainer.nn",
+    "row_optimizers": "trainer.row_optimizers",
+    "serving": "trainer.serving",
+    "trainer": "trainer",
+    "transpiler": "transpiler",
+}
+_HOMES = {"Server": "pserver.service.server", "ServerConfig": "pserver.config"}
+
+_own_packages.install()
 
 
 def __getattr__(name: str) -> object:
-    """Imports ``Server`` and ``ServerConfig`` when they are used.
+    """Imports a public name when it is used.
 
     ``import pserver`` alone imports neither torch nor gRPC, so that ``pserver --help`` answers at
     once.
     """
-    if name == "Server":
-        from pserver.service.server import Server
-
-        return Server
-    if name == "ServerConfig":
-        from pserver.config import ServerConfig
-
-        return ServerConfig
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return _own_packages.own(_MODULES[name])
+    if name in _HOMES:
+        return getattr(_own_packages.own(_HOMES[name]), name)
+    if name in __all__:
+        transpiler = _own_packages.own("transpiler")
+        home = transpiler if name in transpiler.__all__ else _own_packages.own("trainer")
+        return getattr(home, name)
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise _own_packages.own("transpiler.names.names").missing(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """How one process runs its part of a job.  Scripts import this package's names, and ``fleet``::
 
-    from trainer import DistributedEmbedding, fleet
+    from pserver import DistributedEmbedding, fleet
 
     fleet.init()                                       # which process of which job is this?
     model = fleet.distributed_model(Net())
@@ -280,29 +280,29 @@ __all__ = [
 
 # what is imported when it is first asked for, and where it lies
 _LATE = {
-    "CompiledProgram": "trainer.executor.loaded_program",
-    "cpu_places": "trainer.compat.places",
-    "create_global_var": "trainer.compat.variables",
-    "create_parameter": "trainer.compat.variables",
-    "CsvLines": "trainer.data.formats",
-    "cuda_places": "trainer.compat.places",
-    "DataFeedDesc": "trainer.data.data_feed_desc",
-    "DataFeeder": "trainer.compat.feeders",
-    "deserialize_persistables": "trainer.executor.values",
-    "DistributedEmbedding": "trainer.embedding.embedding",
-    "Executor": "trainer.executor.executor",
-    "export_program": "trainer.checkpoint.export",
-    "get_flags": "trainer.compat.flags",
-    "global_scope": "trainer.compat.scope",
-    "load_inference_model": "trainer.executor.values",
-    "load_program_state": "trainer.executor.values",
-    "ParallelExecutor": "trainer.parallel_executor",
-    "save_inference_model": "trainer.executor.values",
-    "Scope": "trainer.compat.scope",
-    "scope_guard": "trainer.compat.scope",
-    "serialize_persistables": "trainer.executor.values",
-    "set_flags": "trainer.compat.flags",
-    "set_program_state": "trainer.executor.values",
+    "CompiledProgram": "executor.loaded_program",
+    "cpu_places": "compat.places",
+    "create_global_var": "compat.variables",
+    "create_parameter": "compat.variables",
+    "CsvLines": "data.formats",
+    "cuda_places": "compat.places",
+    "DataFeedDesc": "data.data_feed_desc",
+    "DataFeeder": "compat.feeders",
+    "deserialize_persistables": "executor.values",
+    "DistributedEmbedding": "embedding.embedding",
+    "Executor": "executor.executor",
+    "export_program": "checkpoint.export",
+    "get_flags": "compat.flags",
+    "global_scope": "compat.scope",
+    "load_inference_model": "executor.values",
+    "load_program_state": "executor.values",
+    "ParallelExecutor": "parallel_executor",
+    "save_inference_model": "executor.values",
+    "Scope": "compat.scope",
+    "scope_guard": "compat.scope",
+    "serialize_persistables": "executor.values",
+    "set_flags": "compat.flags",
+    "set_program_state": "executor.values",
 }
 
 _ROOMS = ("lr", "metrics")  # whose names users write behind the package's: trainer.metrics.auc
@@ -313,15 +313,15 @@ def __getattr__(name: str) -> object:
     brings numba, what runs programs, or goes with them, the servers' transports.
     """
     if name in _ROOMS:
-        return import_module(f"trainer.{name}")
+        return import_module(f"{__name__}.{name}")
     if name not in _LATE:
         raise _missing(__name__, name, (*__all__, *_ROOMS, "fleet", "nn"))
-    return getattr(import_module(_LATE[name]), name)
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
 
 
 def __dir__() -> list[str]:
     """What is imported late is listed too: ``help(trainer)`` shows it; not names that stand for
     PaddlePaddle's.
     """
-    compat = {name for name, module in _LATE.items() if module.startswith("trainer.compat")}
+    compat = {name for name, module in _LATE.items() if module.startswith("compat.")}
     return sorted({*globals(), *__all__} - compat)

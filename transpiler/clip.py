@@ -44,7 +44,7 @@ class ClipGradByValue:
         ValueError: ``min`` is above ``max``, or ``max`` is not above 0 while ``min`` is not given.
 
     Example:
-        >>> from transpiler import ClipGradByValue
+        >>> from pserver import ClipGradByValue
         >>> ClipGradByValue(2).min
         -2.0
     """
@@ -79,7 +79,7 @@ class ClipGradByNorm:
         ValueError: ``clip_norm`` is not above 0.
 
     Example:
-        >>> from transpiler import ClipGradByNorm
+        >>> from pserver import ClipGradByNorm
         >>> ClipGradByNorm(1).clip_norm
         1.0
     """
@@ -103,7 +103,7 @@ class ClipGradByGlobalNorm:
         ValueError: ``clip_norm`` is not above 0.
 
     Example:
-        >>> from transpiler import ClipGradByGlobalNorm
+        >>> from pserver import ClipGradByGlobalNorm
         >>> ClipGradByGlobalNorm(1).clip_norm
         1.0
     """

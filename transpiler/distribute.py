@@ -145,7 +145,7 @@ class DistributeTranspiler:
 
     Example:
         >>> import torch
-        >>> from transpiler import DistributeTranspiler, capture
+        >>> from pserver import DistributeTranspiler, capture
         >>> model = torch.nn.Linear(3, 1)
         >>> def step(model, x, y):
         ...     return torch.nn.functional.mse_loss(model(x), y)

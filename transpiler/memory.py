@@ -32,7 +32,7 @@ def memory_optimize(
         TypeError: the program is none, or a flag neither True nor False.
 
     Example:
-        >>> from transpiler import Program, memory_optimize
+        >>> from pserver import Program, memory_optimize
         >>> memory_optimize(Program(()))
     """
     check_flag("print_log", print_log)
@@ -47,7 +47,7 @@ def release_memory(input_program: Program, skip_opt_set: Collection[str] | None 
         TypeError: the program is none.
 
     Example:
-        >>> from transpiler import Program, release_memory
+        >>> from pserver import Program, release_memory
         >>> release_memory(Program(()))
     """
     _tell("release_memory", input_program)

@@ -32,7 +32,7 @@ class L2Decay:
         coefficient: 0 or more; 0 turns off what the optimizer has for all others.
 
     Example:
-        >>> from transpiler import L2Decay
+        >>> from pserver import L2Decay
         >>> L2Decay(0.1).coefficient
         0.1
     """
@@ -63,7 +63,7 @@ class ParamAttr:
 
     Example:
         >>> import torch
-        >>> from transpiler import L2Decay, ParamAttr, parameter_groups
+        >>> from pserver import L2Decay, ParamAttr, parameter_groups
         >>> biases = ParamAttr("*bias", learning_rate=2.0, regularizer=L2Decay(0.0))
         >>> groups = parameter_groups(torch.nn.Linear(3, 1), [biases], learning_rate=0.1)
         >>> optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=0.01)
@@ -129,7 +129,7 @@ def parameter_groups(
 
     Example:
         >>> import torch
-        >>> from transpiler import ParamAttr, parameter_groups
+        >>> from pserver import ParamAttr, parameter_groups
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
         >>> groups = parameter_groups(model, [ParamAttr("0.*", trainable=False)], learning_rate=1.0)
         >>> [list(tensor.shape) for group in groups for tensor in group["params"]]

@@ -36,7 +36,7 @@ class Program:
             that was received.
 
     Example:
-        >>> from transpiler import Block, Op, Program, Variable
+        >>> from pserver import Block, Op, Program, Variable
         >>> variables = {"x": Variable("x", (2,), "float32")}
         >>> program = Program((Block(0, variables, (Op("init", {}, ("x",)),)),))
         >>> [op.type for op in program.blocks[0].ops]
@@ -85,7 +85,7 @@ class Program:
 
         Example:
             >>> import torch
-            >>> from transpiler import capture
+            >>> from pserver import capture
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Dropout(0.5))
             >>> def step(model, x):
             ...     return model(x).mean()
@@ -122,7 +122,7 @@ class Program:
             ValueError: there is none; the message names close ones.
 
         Example:
-            >>> from transpiler import Block, Program, Variable
+            >>> from pserver import Block, Program, Variable
             >>> program = Program((Block(0, {"x": Variable("x", (2,), "float32")}, ()),))
             >>> program.var("x").shape
             (2,)
@@ -141,7 +141,7 @@ class Program:
             TypeError: it is no program.
 
         Example:
-            >>> from transpiler import Block, Op, Program, Variable
+            >>> from pserver import Block, Op, Program, Variable
             >>> variables = {"x": Variable("x", (2,), "float32")}
             >>> one = Program((Block(0, variables, (Op("init", {}, ("x",)),)),))
             >>> print(one.diff(one.with_blocks(Block(0, variables, ()))))

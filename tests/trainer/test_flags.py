@@ -117,6 +117,8 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """What a script may call, by name."""
     for module in (pserver, trainer, transpiler, fleet):
         for name in module.__all__:
+            if module is pserver and (hasattr(trainer, name) or hasattr(transpiler, name)):
+                continue
             found = getattr(module, name)
             if inspect.isclass(found):
                 for method, function in vars(found).items():

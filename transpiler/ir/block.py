@@ -54,7 +54,7 @@ class Variable:
         of: for a gradient, state, delta or slice the parameter that it belongs to; otherwise "".
 
     Example:
-        >>> from transpiler import Variable
+        >>> from pserver import Variable
         >>> Variable("x", ("batch", 8), "float32").shape
         ('batch', 8)
     """
@@ -121,7 +121,7 @@ class Op:
         location: the user's line, "train.py:12"; for messages only, so it does not compare.
 
     Example:
-        >>> from transpiler import Op
+        >>> from pserver import Op
         >>> from transpiler.ir.graph import Ref
         >>> op = Op("scale", {"x": Ref("g"), "scale": 0.5}, ("g",))
         >>> op.inputs, op.attributes
@@ -158,7 +158,7 @@ class Block:
         ops: in order.
 
     Example:
-        >>> from transpiler import Block, Variable
+        >>> from pserver import Block, Variable
         >>> block = Block(0, {"x": Variable("x", (2,), "float32")}, ())
         >>> [variable.name for variable in block.variables.values()]
         ['x']

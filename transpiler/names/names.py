@@ -78,7 +78,8 @@ class Name:
 def tables() -> dict[str, list[Name]]:
     """The entries of each table, in the order in which they stand there."""
     found = {}
-    for file in sorted(files("transpiler.names").iterdir(), key=lambda file: file.name):
+    tables = files(__name__.removesuffix(".names"))
+    for file in sorted(tables.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             entries = tomllib.loads(file.read_text(encoding="utf-8")).get("name", [])
             found[file.name] = [
@@ -207,7 +208,9 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
 
 def _what_to_write(name: str, known: Iterable[str]) -> str:
     """The package of ours that has the name, or what the index says of it."""
-    homes = (package for package in PACKAGES if name in import_module(package).__all__)
+    # a module of the script's may hide our package
+    found = getattr(sys.modules.get("pserver.own_packages"), "own", import_module)
+    homes = (package for package in PACKAGES if name in found(package).__all__)
     home = "" if name in names() else next(homes, "")
     return f"write {home}.{name}" if home else suggestion(name, known)
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_OURS = __name__.removesuffix("tracing.autograd")  # "transpiler.", and what it lies in
+
 
 def gradients_of(targets: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of the sum of all targets; None for a tensor that no target depends on.
@@ -41,4 +43,4 @@ def _ours(node: Any) -> bool:
     """Whether it is the function of an op of ours, whose gradients a program has."""
     if type(node).__name__.startswith("PyFunc"):
         return False
-    return str(getattr(node, "_forward_cls", type(node)).__module__).startswith("transpiler.")
+    return str(getattr(node, "_forward_cls", type(node)).__module__).startswith(_OURS)

@@ -206,7 +206,7 @@ def append_backward(
 
     Example:
         >>> import torch
-        >>> from transpiler import append_backward, capture
+        >>> from pserver import append_backward, capture
         >>> model = torch.nn.Linear(3, 1)
         >>> def step(model, x):
         ...     return {"loss": model(x).mean()}
@@ -255,7 +255,7 @@ def gradients(
 
     Example:
         >>> import torch
-        >>> from transpiler import capture, gradients
+        >>> from pserver import capture, gradients
         >>> forward, _ = capture(torch.nn.Tanh(), lambda m, x: m(x), example=(torch.ones(4, 3),))
         >>> [op.type for op in gradients("output", "x", forward).main.ops]
         ['aten.tanh', 'aten.ones_like', 'aten.tanh_backward']

@@ -224,7 +224,7 @@ def capture(
 
     Example:
         >>> import torch
-        >>> from transpiler import InputSpec, capture
+        >>> from pserver import InputSpec, capture
         >>> model = torch.nn.Linear(3, 1)
         >>> def step(model, x, y):
         ...     return torch.nn.functional.mse_loss(model(x), y)

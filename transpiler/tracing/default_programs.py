@@ -42,7 +42,7 @@ def default_main_program() -> Program:
         ValueError: nothing has been captured yet.
 
     Example:
-        >>> from transpiler import Program, default_main_program, program_guard
+        >>> from pserver import Program, default_main_program, program_guard
         >>> main, startup = Program(()), Program(())
         >>> with program_guard(main, startup):
         ...     default_main_program() is main
@@ -65,7 +65,7 @@ def default_startup_program() -> Program:
         ValueError: nothing has been captured yet.
 
     Example:
-        >>> from transpiler import Program, default_startup_program, program_guard
+        >>> from pserver import Program, default_startup_program, program_guard
         >>> main, startup = Program(()), Program(())
         >>> with program_guard(main, startup):
         ...     default_startup_program() is startup
@@ -114,7 +114,7 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
         TypeError: an argument is no program.
 
     Example:
-        >>> from transpiler import Program, default_main_program, program_guard
+        >>> from pserver import Program, default_main_program, program_guard
         >>> main = Program(())
         >>> with program_guard(main):
         ...     default_main_program() is main
@@ -151,7 +151,7 @@ def name(tensor: Tensor, label: str) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from transpiler import name
+        >>> from pserver import name
         >>> def step(model, x):
         ...     hidden = name(torch.relu(model(x)), "hidden")
         ...     return hidden.sum()
@@ -209,7 +209,7 @@ def name_scope(label: str) -> Iterator[None]:
 
     Example:
         >>> import torch
-        >>> from transpiler import name, name_scope
+        >>> from pserver import name, name_scope
         >>> def step(model, x):
         ...     with name_scope("block1"):
         ...         hidden = name(model(x), "hidden")  # the program calls it block1/hidden

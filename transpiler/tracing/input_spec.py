@@ -30,7 +30,7 @@ class InputSpec:
         name: of the input in the program; "" is that of the step's parameter.
 
     Example:
-        >>> from transpiler import InputSpec
+        >>> from pserver import InputSpec
         >>> InputSpec([None, "time", 64], "float32", "x").shape
         (None, 'time', 64)
     """
@@ -112,7 +112,7 @@ def data(name: str, shape: Sequence[Size], dtype: str | torch.dtype = "float32")
         TypeError, ValueError: as :class:`InputSpec`.
 
     Example:
-        >>> from transpiler import data
+        >>> from pserver import data
         >>> data("ids", [None, None], "int64")
         InputSpec(shape=(None, None), dtype='int64', name='ids')
     """

@@ -61,7 +61,7 @@ def py_func(
     Example:
         >>> import numpy as np
         >>> import torch
-        >>> from transpiler import py_func
+        >>> from pserver import py_func
         >>> def cube(x):
         ...     return np.power(x.numpy(), 3)
         >>> def cube_grad(x, y, dy):

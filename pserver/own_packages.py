@@ -1,0 +1,111 @@
+"""The other packages of this distribution, also where a module of the script's hides them.
+
+Many repositories have a ``trainer.py`` beside the script, and Python finds it before our package
+of that name.  So this module looks once, when ``pserver`` is imported, whether ``import trainer``
+and ``import transpiler`` find ours.  Where they do, nothing else happens.  Otherwise ours is loaded
+from its place beside this package, under the name ``pserver.trainer``; the script's own keeps the
+short name.
+
+[Note: imports of a hidden package]  Our modules write ``from transpiler.plan import ...`` in either
+case.  The loader of a hidden package's modules, and of this package's, gives each module an
+``__import__`` of its own, which an import statement calls: it looks for the hidden names below
+``pserver``.  Neither source nor bytecode differ, and no module is loaded twice.  Processes that are
+spawned, and pickles, name the modules as they are here, and import ``pserver`` first.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+PACKAGES = ("trainer", "transpiler")
+_OWN = __name__.partition(".")[0]  # pserver
+_ROOT = Path(__file__).resolve().parent.parent
+_hidden: frozenset[str] = frozenset()
+
+
+def own(name: str) -> ModuleType:
+    """A module of this distribution, imported.
+
+    Args:
+        name: as our sources write it: "trainer.fleet".
+    """
+    return import_module(_name(name))
+
+
+def install() -> None:
+    """Looks which packages are hidden, and has them found below ``pserver``."""
+    global _hidden
+    _hidden = frozenset(name for name in PACKAGES if not _is_ours(name))
+    if _hidden:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an import of this name gives our package; what is loaded already counts."""
+    loaded = sys.modules.get(name)
+    try:
+        spec = loaded.__spec__ if loaded is not None else find_spec(name)
+    except ValueError:  # a module without a spec
+        return False
+    origin = spec.origin if spec is not None else None
+    return bool(origin) and Path(str(origin)).resolve() == _ROOT / name / "__init__.py"
+
+
+def _name(name: str) -> str:
+    """What a module of ours is called in this process."""
+    return f"{_OWN}.{name}" if name.partition(".")[0] in _hidden else name
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    """``__import__`` of our own modules: see [Note: imports of a hidden package]."""
+    if level or (found := _name(name)) == name:
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+    if fromlist:
+        return builtins.__import__(found, globals, locals, fromlist)
+    import_module(found)
+    return sys.modules[found.rsplit(".", name.count("."))[0]]  # the package, as __import__ gives
+
+
+_BUILTINS = {**vars(builtins), "__import__": _import}
+
+
+class _Loader(SourceFileLoader):
+    """Gives a module its own ``__import__``."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the source."""
+        vars(module)["__builtins__"] = _BUILTINS
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the hidden packages below ``pserver``, and loads its modules and theirs."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's place, where it is one of ours."""
+        own, _, rest = fullname.partition(".")
+        if own != _OWN or not rest:
+            return None
+        if rest in _hidden:
+            place = str(_ROOT / rest / "__init__.py")
+            return spec_from_file_location(fullname, place, loader=_Loader(fullname, place))
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path)
+        return spec
