@@ -13,7 +13,7 @@ from griffe import Alias, GriffeLoader, Object
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = {
-    "trainer": "What scripts import, besides `trainer.fleet`.",
+    "trainer": "How one process takes part in a job; [pserver](pserver.md) gives these names, too.",
     "trainer.fleet": "The calls that turn a script into one trainer of a job.\n"
     "[Quick start](../quickstart.md) shows them at work.",
     "trainer.nn": "Losses and layers; [a page](../nn.md) says how they are used.",
@@ -25,7 +25,9 @@ MODULES = {
     "transpiler": "Programs, and what splits them; [programs](../programs.md) has examples.",
     "trainer.lightning": "Lightning trains in a job; [a page](../lightning.md) says how.",
     "trainer.huggingface": "transformers trains in a job; [a page](../transformers.md) says how.",
-    "pserver": "A server in a process of one's own.",
+    "pserver": "What scripts import, also beside a `trainer.py` of their own: the names of\n"
+    "[trainer](trainer.md) and of [transpiler](transpiler.md), and a server in a process of one's\n"
+    "own.",
     "pserver.ray": "A job on the nodes of a Ray cluster; [a page](../ray.md) says how it is used.",
 }
 PAGE = """# {module}
@@ -57,13 +59,20 @@ def page(module: str, found: Object | Alias, about: str) -> str:
     names.sort(key=lambda name: (name.lower(), name))
     rows = "".join(row(name, found[name]) for name in names)
     own = [name for name in names if f"{module}.{name}" not in MODULES]
+    if module == "pserver":  # the others' names stand on their pages
+        own = [name for name in own if target_of(found[name]).path.startswith("pserver.")]
     objects = "\n".join(f"<!-- ::: {module}.{name} -->\n" for name in own)
     return PAGE.format(module=module, about=about, rows=rows, objects=objects)
 
 
+def target_of(found: Object | Alias) -> Object:
+    """Where a name that is imported is defined."""
+    return found.final_target if isinstance(found, Alias) else found
+
+
 def row(name: str, found: Object | Alias) -> str:
     """The line of one name in a page's table."""
-    target = found.final_target if isinstance(found, Alias) else found
+    target = target_of(found)
     path = Path(str(target.filepath)).relative_to(ROOT).as_posix()
     return f"| `{name}` | {first_sentence(target)} | [{path}](../../{path}) |\n"
 

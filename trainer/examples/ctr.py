@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer import DistributedEmbedding, Uniform, fleet
+from pserver import DistributedEmbedding, Uniform, fleet
 from trainer.examples.clicks import NUMBERS, SLOTS, Generated, squashed
 from trainer.metrics import AUC
 from trainer.metrics.metrics import area

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer import fleet
+from pserver import fleet
 from trainer.examples import digits_program
 from trainer.examples.display import Display
 

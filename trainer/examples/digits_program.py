@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-from trainer import Executor, fleet
+from pserver import DistributeTranspiler, Executor, capture, fleet
 from trainer.examples.display import Display
-from transpiler import DistributeTranspiler, capture
 
 
 def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from trainer import fleet
+from pserver import fleet
 
 
 class Display:

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from trainer import fleet
+from pserver import fleet
 from trainer.examples.digits import data
 from trainer.lightning import PServerStrategy
 

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer import DistributedEmbedding, Uniform, fleet
+from pserver import DistributedEmbedding, Uniform, fleet
 from trainer.examples import synthetic
 from trainer.examples.options import parsed
 from trainer.lr import WarmupLR

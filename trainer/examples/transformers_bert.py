@@ -16,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from trainer import fleet
+from pserver import fleet
 from trainer.huggingface import PServerTrainer
 
 WORDS = "[PAD] good fine great bad poor awful the a film book was".split()

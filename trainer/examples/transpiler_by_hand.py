@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer import Executor
+from pserver import DistributeTranspiler, Executor, capture
 from trainer.environment.environment import CloudRoleMaker, Role
-from transpiler import DistributeTranspiler, capture
 
 parser = argparse.ArgumentParser(
     description="Fits a straight line, with the roles given by the environment.",

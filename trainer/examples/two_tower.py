@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer import DistributedEmbedding, Uniform, fleet
+from pserver import DistributedEmbedding, Uniform, fleet
 from trainer.examples import synthetic
 from trainer.examples.options import parsed
 from trainer.metrics import Mean

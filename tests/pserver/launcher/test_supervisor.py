@@ -259,9 +259,7 @@ def test_what_a_server_has_not_said_is_not_known(
     assert (said.took_part, said.done, said.goes_on) == expected
 
 
-@pytest.mark.parametrize(
-    "told", ["", "TrainerLost: silent; the job goes on without it"]
-)
+@pytest.mark.parametrize("told", ["", "TrainerLost: silent; the job goes on without it"])
 @pytest.mark.parametrize("server", [Running(), Ended(137)])
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_no_answer_is_no_no(
