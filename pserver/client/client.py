@@ -55,7 +55,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -566,141 +565,6 @@ class TraceCalls:
         return self._control.trace(request, CALL_SECONDS)
 
 
-# ---- grouped calls ----
-#
-# The calls of a connection that trainers make together, and those that are grouped by what they are
-# about.
-
-
-POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
-
-Answer = TypeVar("Answer")
-
-
-class GroupedCalls(ABC):
-    """A part of a :class:`~pserver.client.client.Client`."""
-
-    _control: ControlClient
-    _reply: JoinReply
-    _return: ServerReturn
-    _closing: threading.Event
-    learn: Callable[[Absences], None]
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raises what ended the connection, if something did."""
-
-    @abstractmethod
-    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
-        """The error of a trainer that was lost because it did not run; None where it ran."""
-
-    def _asked(self, call: Callable[[str], Answer]) -> Answer:
-        """The answer to a call, which is made again where the server is awaited and has come back.
-
-        Args:
-            call: with the session that counts now.
-        """
-        while True:
-            session = self._reply.session
-            try:
-                with explained(self.check, self._lost_while_away):
-                    return call(session)
-            except (Unreachable, TimedOut, UnknownSession):
-                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
-                    raise
-
-    @property
-    def store(self) -> str:
-        """The directory, or the URL, below which the server keeps files; "": it keeps none."""
-        return self._reply.store
-
-    @property
-    def saves(self) -> SaveCalls:
-        """The calls that have the server write what it holds."""
-        return SaveCalls(self._control, self._reply.session)
-
-    @property
-    def leases(self) -> LeaseCalls:
-        """The calls about who trains on which samples; server 0 answers them."""
-        return LeaseCalls(self._control, self._asked, self.check)
-
-    @property
-    def positions(self) -> PositionCalls:
-        """The calls about where the script is; server 0 answers them."""
-        return PositionCalls(self._control, self._asked, self.check)
-
-    @property
-    def tracing(self) -> TraceCalls:
-        """The calls that belong to a trace."""
-        return TraceCalls(self._control, self._reply.session, str(self))
-
-    def barrier(
-        self,
-        name: str,
-        text: str = "",
-        meanwhile: Callable[[], None] = lambda: None,
-        past: bool = False,
-        apart: bool = False,
-    ) -> dict[int, str]:
-        """Waits until every trainer of the job that has not left has come to the barrier of this
-        name.
-
-        Args:
-            text: what this trainer tells the others there.
-            meanwhile: called while it waits; raises what should end the wait.
-            past: the others have passed it before this trainer joined.
-            apart: trainers that wait at another barrier come to this one, too.
-
-        Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
-
-        Raises:
-            PutOff: one that is apart is not held.
-        """
-        request = BarrierRequest(name=name, text=text, past=past, apart=apart)
-        reply = self._passed(request, meanwhile)
-        if reply.put_off:
-            raise PutOff(reply.put_off)
-        return dict(reply.texts)
-
-    def gather(
-        self,
-        text: str,
-        after: int,
-        meanwhile: Callable[[], None] = lambda: None,
-        ends: bool = False,
-        averages: int = 0,
-        overflows: int = 0,
-    ) -> Gathered:
-        """Waits until every trainer of the job that has not left has come to the gathering.
-
-        Args:
-            text: what this trainer tells the others there.
-            after: the number of the last one that this trainer was in; 0: none.
-            meanwhile: called while it waits; raises what should end the wait.
-            ends: this trainer takes no further step.
-            averages: of the trainers' gradients that were applied, as far as this one knows.
-            overflows: further ones, of steps that overflowed on some trainer.
-        """
-        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
-        request.averages, request.overflows = averages, overflows
-        reply = self._passed(request, meanwhile)
-        return Gathered(reply.number, reply.changes, dict(reply.texts))
-
-    def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
-        """The reply when all have come, or it is put off; a call waits for a second."""
-
-        def ask(session: str) -> BarrierReply:
-            request.session = session
-            return self._control.barrier(request)
-
-        while not ((reply := self._asked(ask)).passed or reply.put_off):
-            self.check()
-            meanwhile()
-        self.learn(Absences.of(reply.roll))
-        return reply
-
-
 # ---- report ----
 #
 # What a trainer says of its training with each heartbeat.
@@ -798,176 +662,6 @@ def heartbeat(
     )
 
 
-# ---- heartbeating ----
-#
-# The heartbeat of a trainer's connection to one server.
-
-
-BEAT_SECONDS = 1.0  # from one heartbeat to the next, at most; five of them in a heartbeat timeout
-LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
-
-
-class Heartbeating(GroupedCalls):
-    """The part of a :class:`~pserver.client.client.Client` that notices what becomes of its server.
-
-    Attributes:
-        index: of the server in the plan.
-        transport: that the streams use.
-        activity: what the trainer does, for ``pserver status``.
-        reported: called for each heartbeat: what the trainer says of its training.
-        learn: called, in any thread, with what the server says of who is not there.
-        asked: called, in the heartbeat's thread, with the number of a question where the job's
-            script is, which this trainer is to answer.
-    """
-
-    index: int
-    transport: str
-    activity: str
-    reported: Callable[[], Report]
-    learn: Callable[[Absences], None]
-    asked: Callable[[int], None]
-    _answered: float  # when the last heartbeat that was answered began, by the system's clock
-    _closing: threading.Event
-    _failure: PServerError | None
-    _heartbeat_timeout: float
-    _return: ServerReturn
-    _waits_said: Collection[int] = ()  # numbers of waits
-
-    @property
-    @abstractmethod
-    def every_channel(self) -> list[Channel]:
-        """The lanes' channels, and the tables'."""
-
-    @abstractmethod
-    def _ask_to_join(self, meanwhile: Callable[[], None]) -> JoinReply:
-        """Joins the server's job, when it takes this trainer."""
-
-    @property
-    def returned(self) -> int:
-        """How often the server has come back, and was joined again."""
-        return self._return.count
-
-    def _beat(self) -> None:
-        """See [Note: silence]."""
-        with RUNNING.ticking():
-            self._beat_until_closed()
-
-    def _beat_until_closed(self) -> None:
-        interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
-        begun, answered = time.monotonic(), RUNNING()
-        unanswered = 0
-        reporting = SideBusiness("what a heartbeat says and hears")
-        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
-            begun = time.monotonic()
-            left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
-            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
-            session, streams = self._reply.session, self.every_channel
-            said = reporting.do(self.reported) or Report()
-            request = heartbeat(session, self.activity, said, self.index, streams)
-            try:
-                reply = self._heartbeat_answered(request, seconds, unanswered > 0)
-            except PServerError as error:
-                unanswered += 1
-                if self._comes_back(error, RUNNING() - answered):
-                    if isinstance(error, UnknownSession):
-                        answered, unanswered = RUNNING(), 0
-                    continue
-                if self._is_lost(error, RUNNING() - answered):
-                    return
-                continue
-            if unanswered:
-                log.warning("%s answers again, over a new connection", self)
-            answered, unanswered = RUNNING(), 0
-            self._answered = begun
-            reporting.do(partial(self.learn, Absences.of(reply.roll)))
-            self._say_waits(reply.waits)
-            if reply.failure:
-                self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
-                return
-            if reply.position_asked:
-                reporting.do(partial(self.asked, reply.position_asked))
-            for channel in self.every_channel:
-                channel.end_if_silent()
-
-    def _say_waits(self, waits: Iterable[WaitStatus]) -> None:
-        """Says of each wait of this trainer that lasts long for whom it waits, once."""
-        said = {each.number: each for each in waits}
-        for number, wait in said.items():
-            if number not in self._waits_said:
-                whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
-                log.warning(
-                    "this trainer waits at %s for trainer %s, for %.0f s now (so says %s)",
-                    *(wait.what, whom, wait.seconds, self),
-                )
-        self._waits_said = said.keys()
-
-    def _heartbeat_answered(
-        self, request: HeartbeatRequest, seconds: float, anew: bool
-    ) -> HeartbeatReply:
-        try:
-            return self._control.heartbeat(request, timeout=seconds, anew=anew)
-        except OSError as error:  # of this system: it has no descriptor, or no memory, left
-            raise Unreachable(f"{self}: {error}") from error
-
-    def _comes_back(self, error: PServerError, silence: float) -> bool:
-        """Whether a server that has not answered is awaited, or has come back and was joined again.
-
-        See [Note: joining again] in client.py.
-        """
-        known = not isinstance(error, UnknownSession)
-        if known and self._lost_while_away(
-            error
-        ):  # lost itself: the servers may have ended without it
-            return False
-        if known or not self._return.seconds:
-            return self._return.awaits(error, silence, self._heartbeat_timeout)
-        try:
-            reply = self._ask_to_join(self._check_open)
-            if reply.install:
-                raise ServerLost("it holds nothing of the job")
-            self._reply = reply
-        except (Unreachable, TimedOut):
-            return True  # it has gone once more
-        except PServerError as refusal:
-            self._fail(ServerLost(f"{self} has come back: {refusal}"))
-            return False
-        self.transport = self._reply.transport
-        self._return.joined()
-        for channel in self.every_channel:
-            channel.renew()
-        return True
-
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise Unreachable(f"{self}: this trainer leaves")
-
-    def _is_lost(self, error: PServerError, silence: float) -> bool:
-        """Whether a heartbeat that ended with an error means that the server is lost; fails the
-        channels then.
-        """
-        away = self._lost_while_away(error)
-        if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
-            self._fail(away)
-        elif isinstance(error, Refused):  # it answers, and has no such trainer
-            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
-        elif silence <= self._heartbeat_timeout:
-            return False
-        else:
-            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
-            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
-            self._fail(ServerLost(text))
-        self._control.close()  # and with it every call that waits for the server
-        return True
-
-    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
-        return lost_while_away(str(self), self._answered, self._heartbeat_timeout, error)
-
-    def _fail(self, error: PServerError) -> None:
-        self._failure = self._failure or error
-        for channel in self.every_channel:
-            channel.fail(error)
-
-
 # ---- install requests ----
 #
 # The requests that bring a program to a server: one, or one for each part of a long program.
@@ -994,6 +688,11 @@ def install_requests(session: str, program: Program) -> Iterator[InstallRequest]
 
 PROTOCOL = 1
 CONNECT_TRIES = 4  # that a heartbeat timeout has room for
+POLL_SECONDS = 0.1  # between two questions whether a server takes this trainer
+BEAT_SECONDS = 1.0  # from one heartbeat to the next, at most; five of them in a heartbeat timeout
+LAST_BEAT_SECONDS = 0.1  # what a heartbeat at the end of the timeout still has
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1015,7 +714,7 @@ class Identity:
     coordinator: str = ""
 
 
-class Client(Heartbeating):
+class Client:
     """One trainer's connection to one server.
 
     The script's thread calls it; the heartbeat's thread reads ``activity`` and fails the channels.
@@ -1044,6 +743,8 @@ class Client(Heartbeating):
         traffic: payload bytes by name on the wire.
         late: this trainer has joined others that train already, and does not know where they are.
     """
+
+    _waits_said: Collection[int] = ()  # numbers of waits
 
     def __init__(
         self,
@@ -1403,3 +1104,236 @@ class Client(Heartbeating):
             if reply.install:  # it had heard this trainer, and its job is over
                 return LeaveReply()
             request.session = reply.session
+
+    # ---- calls, made again where the server has come back ----
+
+    def _asked(self, call: Callable[[str], Answer]) -> Answer:
+        """The answer to a call, which is made again where the server is awaited and has come back.
+
+        Args:
+            call: with the session that counts now.
+        """
+        while True:
+            session = self._reply.session
+            try:
+                with explained(self.check, self._lost_while_away):
+                    return call(session)
+            except (Unreachable, TimedOut, UnknownSession):
+                if not self._return.seconds or self._closing.wait(POLL_SECONDS):
+                    raise
+
+    @property
+    def store(self) -> str:
+        """The directory, or the URL, below which the server keeps files; "": it keeps none."""
+        return self._reply.store
+
+    @property
+    def saves(self) -> SaveCalls:
+        """The calls that have the server write what it holds."""
+        return SaveCalls(self._control, self._reply.session)
+
+    @property
+    def leases(self) -> LeaseCalls:
+        """The calls about who trains on which samples; server 0 answers them."""
+        return LeaseCalls(self._control, self._asked, self.check)
+
+    @property
+    def positions(self) -> PositionCalls:
+        """The calls about where the script is; server 0 answers them."""
+        return PositionCalls(self._control, self._asked, self.check)
+
+    @property
+    def tracing(self) -> TraceCalls:
+        """The calls that belong to a trace."""
+        return TraceCalls(self._control, self._reply.session, str(self))
+
+    def barrier(
+        self,
+        name: str,
+        text: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
+        past: bool = False,
+        apart: bool = False,
+    ) -> dict[int, str]:
+        """Waits until every trainer of the job that has not left has come to the barrier of this
+        name.
+
+        Args:
+            text: what this trainer tells the others there.
+            meanwhile: called while it waits; raises what should end the wait.
+            past: the others have passed it before this trainer joined.
+            apart: trainers that wait at another barrier come to this one, too.
+
+        Returns:
+            What trainers have told, by trainer; those that told nothing are not in it.
+
+        Raises:
+            PutOff: one that is apart is not held.
+        """
+        request = BarrierRequest(name=name, text=text, past=past, apart=apart)
+        reply = self._passed(request, meanwhile)
+        if reply.put_off:
+            raise PutOff(reply.put_off)
+        return dict(reply.texts)
+
+    def gather(
+        self,
+        text: str,
+        after: int,
+        meanwhile: Callable[[], None] = lambda: None,
+        ends: bool = False,
+        averages: int = 0,
+        overflows: int = 0,
+    ) -> Gathered:
+        """Waits until every trainer of the job that has not left has come to the gathering.
+
+        Args:
+            text: what this trainer tells the others there.
+            after: the number of the last one that this trainer was in; 0: none.
+            meanwhile: called while it waits; raises what should end the wait.
+            ends: this trainer takes no further step.
+            averages: of the trainers' gradients that were applied, as far as this one knows.
+            overflows: further ones, of steps that overflowed on some trainer.
+        """
+        request = BarrierRequest(gathers=True, text=text, after=after, ends=ends)
+        request.averages, request.overflows = averages, overflows
+        reply = self._passed(request, meanwhile)
+        return Gathered(reply.number, reply.changes, dict(reply.texts))
+
+    def _passed(self, request: BarrierRequest, meanwhile: Callable[[], None]) -> BarrierReply:
+        """The reply when all have come, or it is put off; a call waits for a second."""
+
+        def ask(session: str) -> BarrierReply:
+            request.session = session
+            return self._control.barrier(request)
+
+        while not ((reply := self._asked(ask)).passed or reply.put_off):
+            self.check()
+            meanwhile()
+        self.learn(Absences.of(reply.roll))
+        return reply
+
+    # ---- the heartbeat ----
+
+    @property
+    def returned(self) -> int:
+        """How often the server has come back, and was joined again."""
+        return self._return.count
+
+    def _beat(self) -> None:
+        """See [Note: silence]."""
+        with RUNNING.ticking():
+            self._beat_until_closed()
+
+    def _beat_until_closed(self) -> None:
+        interval = min(BEAT_SECONDS, self._heartbeat_timeout / 5)
+        begun, answered = time.monotonic(), RUNNING()
+        unanswered = 0
+        reporting = SideBusiness("what a heartbeat says and hears")
+        while not self._closing.wait(max(begun + interval - time.monotonic(), 0.0)):
+            begun = time.monotonic()
+            left = max(self._heartbeat_timeout - (RUNNING() - answered), LAST_BEAT_SECONDS)
+            seconds = min(self._heartbeat_timeout / 5 * 2**unanswered, left)
+            session, streams = self._reply.session, self.every_channel
+            said = reporting.do(self.reported) or Report()
+            request = heartbeat(session, self.activity, said, self.index, streams)
+            try:
+                reply = self._heartbeat_answered(request, seconds, unanswered > 0)
+            except PServerError as error:
+                unanswered += 1
+                if self._comes_back(error, RUNNING() - answered):
+                    if isinstance(error, UnknownSession):
+                        answered, unanswered = RUNNING(), 0
+                    continue
+                if self._is_lost(error, RUNNING() - answered):
+                    return
+                continue
+            if unanswered:
+                log.warning("%s answers again, over a new connection", self)
+            answered, unanswered = RUNNING(), 0
+            self._answered = begun
+            reporting.do(partial(self.learn, Absences.of(reply.roll)))
+            self._say_waits(reply.waits)
+            if reply.failure:
+                self._fail(from_wire(reply.error, f"{self}: {reply.failure}"))
+                return
+            if reply.position_asked:
+                reporting.do(partial(self.asked, reply.position_asked))
+            for channel in self.every_channel:
+                channel.end_if_silent()
+
+    def _say_waits(self, waits: Iterable[WaitStatus]) -> None:
+        """Says of each wait of this trainer that lasts long for whom it waits, once."""
+        said = {each.number: each for each in waits}
+        for number, wait in said.items():
+            if number not in self._waits_said:
+                whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+                log.warning(
+                    "this trainer waits at %s for trainer %s, for %.0f s now (so says %s)",
+                    *(wait.what, whom, wait.seconds, self),
+                )
+        self._waits_said = said.keys()
+
+    def _heartbeat_answered(
+        self, request: HeartbeatRequest, seconds: float, anew: bool
+    ) -> HeartbeatReply:
+        try:
+            return self._control.heartbeat(request, timeout=seconds, anew=anew)
+        except OSError as error:  # of this system: it has no descriptor, or no memory, left
+            raise Unreachable(f"{self}: {error}") from error
+
+    def _comes_back(self, error: PServerError, silence: float) -> bool:
+        """Whether a server that has not answered is awaited, or has come back and was joined again.
+
+        See [Note: joining again] in client.py.
+        """
+        known = not isinstance(error, UnknownSession)
+        if known and self._lost_while_away(error):
+            return False  # lost itself: the servers may have ended without it
+        if known or not self._return.seconds:
+            return self._return.awaits(error, silence, self._heartbeat_timeout)
+        try:
+            reply = self._ask_to_join(self._check_open)
+            if reply.install:
+                raise ServerLost("it holds nothing of the job")
+            self._reply = reply
+        except (Unreachable, TimedOut):
+            return True  # it has gone once more
+        except PServerError as refusal:
+            self._fail(ServerLost(f"{self} has come back: {refusal}"))
+            return False
+        self.transport = self._reply.transport
+        self._return.joined()
+        for channel in self.every_channel:
+            channel.renew()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise Unreachable(f"{self}: this trainer leaves")
+
+    def _is_lost(self, error: PServerError, silence: float) -> bool:
+        """Whether a heartbeat that ended with an error means that the server is lost; fails the
+        channels then.
+        """
+        away = self._lost_while_away(error)
+        if away and (isinstance(error, Refused) or silence > self._heartbeat_timeout):
+            self._fail(away)
+        elif isinstance(error, Refused):  # it answers, and has no such trainer
+            self._fail(ServerLost(f"{self} does not know this trainer any more: {error}"))
+        elif silence <= self._heartbeat_timeout:
+            return False
+        else:
+            limit = f"heartbeat timeout {self._heartbeat_timeout:g} s"
+            text = f"{self} has not answered for {silence:.1f} s ({limit}): {error}"
+            self._fail(ServerLost(text))
+        self._control.close()  # and with it every call that waits for the server
+        return True
+
+    def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
+        return lost_while_away(str(self), self._answered, self._heartbeat_timeout, error)
+
+    def _fail(self, error: PServerError) -> None:
+        self._failure = self._failure or error
+        for channel in self.every_channel:
+            channel.fail(error)

@@ -15,7 +15,6 @@ import logging
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -91,6 +90,13 @@ from transpiler.ir.graph import Storage
 from transpiler.plan.plan import Deployment, Plan, differences
 from transpiler.program import Program
 from transpiler.program_pb2 import Program as ProgramMessage
+
+log = logging.getLogger(__name__)
+
+ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
+FINISH_SECONDS = 1.0  # the longest that Finish waits
+SAVE = "save"  # the kind of such calls in the job's log
+
 
 # ---- job identity ----
 #
@@ -281,923 +287,6 @@ def choose_transport(
     return transport
 
 
-# ---- endings ----
-#
-# How a server's job ends, for one trainer or for all: silence, loss, failure, success, and a server
-# that shuts down.
-
-
-log = logging.getLogger(__name__)
-
-
-class Endings(ABC):
-    """A job, as far as its end concerns it.  Any thread may call it.
-
-    Args:
-        config: the server's.
-        transports: the transports that the server listens on, by name, with the port of each.
-        clock: seconds that never go back.
-
-    Attributes:
-        lifecycle: the job's state, its failure and its lock.
-        program: what the present job has installed; None before that.
-        observations: who reads without taking part.
-        links: to the other servers of a job; None: each decides by itself.
-        reload: of a server that was started again while its job goes on; None: of any other.
-        log: what peers bring about.
-    """
-
-    def __init__(
-        self, config: ServerConfig, transports: Mapping[str, int], clock: Callable[[], float]
-    ) -> None:
-        self.config = config
-        self.transports = dict(transports)
-        self.lifecycle = Lifecycle(clock)
-        self.condition = self.lifecycle.condition
-        self.program: InstalledProgram | None = None
-        self._clock = clock
-        self._identity = JobIdentity()
-        self._members = Membership(1, clock(), clock=clock)
-        self._announcements = Announcements()
-        self.links: Links | None = None
-        self._coordinator = ""  # server 0's endpoint, as trainers name it
-        self.reload = None if config.reload is None else Reload(config.reload)
-        self.log = EventLog(log, self.lifecycle.events)
-        self.observations = Observations()
-
-    @abstractmethod
-    def _reset(self) -> None:
-        """The server is as it was at its start."""
-
-    @abstractmethod
-    def _end_membership(self, member: Member, reason: str) -> None:
-        """A trainer takes no more part; with a reason the job fails.  The caller holds the job's
-        lock.
-        """
-
-    # ---- the end ----
-
-    @property
-    def ended(self) -> threading.Event:
-        """Set when a job has ended here, because its trainers left or because it failed."""
-        return self.lifecycle.ended
-
-    @property
-    def failure(self) -> PServerError | None:
-        """What ended the present job; None while all is well."""
-        return self.lifecycle.failure
-
-    @property
-    def awaited(self) -> bool:
-        """Whether trainers have announced themselves that have not joined."""
-        with self.condition:
-            return self._announcements.any
-
-    @property
-    def busy(self) -> bool:
-        """Whether trainers take part in a job now."""
-        return bool(self._members.joined())
-
-    def _close_if_over(self) -> None:
-        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
-        if self.failure is not None and not self._members.joined():
-            self.ended.set()
-        elif self.failure is None and self._members.undone:
-            self.lifecycle.fail(JobFailed("every trainer of the job was preempted"))
-            self.ended.set()
-        elif self.failure is None and self._members.over:
-            if not self._members.returning:
-                version = self.program.version if self.program else 0
-                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
-                self.lifecycle.succeed()
-                self.ended.set()
-            self._reset()
-
-    def tick(self) -> None:
-        """Applies the heartbeat timeout and the start timeout.
-
-        The server's clock thread calls it a few times a second.
-        """
-        with self.condition:
-            now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
-            for member, text in self._members.silent(now, timeout):
-                if member.finished or not self._members.unfinished():  # it has done its part
-                    self.log.say(f"silent {member.trainer}", f"{text}, and had finished")
-                    self._end_membership(member, "")
-                else:
-                    self._silent(process_of(member), text)
-            for process in self._members.not_back(now, timeout):
-                self._not_back(process, timeout)
-            self._announcements.lose_silent(now, timeout)
-            self.observations.lose_silent(now, timeout)
-            self._expire(now)
-            self._name_stragglers()
-            if self._members.by_trainer and self.failure is None:
-                self._check_missing(now)
-            if self.program is not None and self.failure is None:
-                self.program.decisions.tick(now, self.config.start_timeout_seconds)
-                if self.program.decisions.decides:
-                    self.program.rings.tick(timeout)
-            if self._members.by_trainer:
-                self._close_if_over()
-        if self.links is not None:  # not under the job's lock
-            self.links.tick()
-
-    @onlooker("the watch for stragglers")
-    def _name_stragglers(self) -> None:
-        for trainer, text in news(self._members.joined(), self.config.straggler_factor):
-            self.log.say(f"straggler {trainer}", text)
-
-    def paused(self) -> None:
-        """This process has not run for a while."""
-        with self.condition:
-            self._members.waits.paused()
-
-    def check_loads(self, member: Member, what: str) -> None:
-        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
-        were not preempted.
-
-        Raises:
-            Refused: it may not.
-        """
-        if member.trainer != (first := self._members.first):
-            raise Refused(
-                f"only trainer {first} loads {what}, and this is trainer {member.trainer}"
-            )
-
-    # ---- trainers that are lost: see [Note: the job's log] ----
-
-    def _silent(self, process: Process, text: str) -> None:
-        if self.program is None or self.failure is not None:
-            self._lose(process, text)
-        else:
-            self.program.decisions.silent(process, text)
-
-    def _not_back(self, process: Process, timeout: float) -> None:
-        """A trainer has not come to this server since it was started again: server 0 loses it."""
-        if self.program is not None and self.program.decisions.decides and self.failure is None:
-            text = f"{process} has not come back to server 0 within {timeout:g} s"
-            self.program.decisions.silent(process, text)
-
-    def _lose(self, process: Process, text: str) -> None:
-        """A trainer is lost, as the log says.  The caller holds the job's lock."""
-        member = self._members.fence(process, text)
-        if member is None:
-            return
-        streams = [each.end_stream for each in member.watermarks.values()]
-        installed = self.program
-        for lane in () if installed is None else installed.lanes:
-            lane.drop(member)
-        if installed is not None:
-            installed.calls.drop(member)
-        if installed is not None and (partial := installed.count_partial(member)):
-            text += f"; {partial} steps of it are decided in lanes of one mode, and not of another"
-        goes_on = bool(self._members.joined() or self._members.away)
-        if installed is None or not installed.outlives_trainers or not goes_on:
-            self.lifecycle.lose(TrainerLost(text))
-        else:
-            self._go_on_without(member, text, installed.plan.keeps_places)
-        for end in streams:
-            if end is not None:
-                end()
-        self.lifecycle.wake_all()
-
-    def _go_on_without(self, member: Member, text: str, keeps_place: bool) -> None:
-        """The job goes on; where steps need all trainers, it may keep the lost one's place for
-        another process.  See [Note: kept places] in membership/members.py.
-        """
-        there = {*self._members.away, *(each.trainer for each in self._members.joined())}
-        left = ", ".join(map(str, sorted(there)))
-        said = f"{text}; its decided steps count, and the job goes on with trainer {left}"
-        if keeps_place and not (member.finished or member.leaving):
-            seconds = self.config.start_timeout_seconds
-            self._members.kept[member.trainer] = self._clock() + seconds
-            said += f", after up to {seconds:g} s in which another process may take its place"
-        self.log.say(f"lost {member.trainer}", said)
-
-    def _expire(self, now: float) -> None:
-        """Ends the time of places that were kept for processes that have not come."""
-        for trainer in self._members.expire(now):
-            self._say_empty(trainer, f"within {self.config.start_timeout_seconds:g} s")
-
-    def _say_empty(self, trainer: int, when: str) -> None:
-        """A place is kept no more.  The caller holds the job's lock."""
-        text = f"nobody takes trainer {trainer}'s place {when}: the job goes on without it"
-        self.log.say(f"empty {trainer}", text)
-        if self.program is not None:
-            self.program.decisions.changed()
-        self.lifecycle.wake_all()
-
-    def _check_missing(self, now: float) -> None:
-        """Fails the job where a trainer will not join any more."""
-        for trainer in self._members.not_joined():
-            if trainer in self._members.away:
-                continue  # it has joined before this server came back: see _not_back
-            if (lost := self._lost(trainer, self._members.began)) is not None:
-                self.lifecycle.lose(lost)
-        start = self.config.start_timeout_seconds
-        names = ", ".join(map(str, self._members.missing(now, start)))
-        if names:
-            self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
-
-    def shut_down(self) -> None:
-        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
-        and the others by their heartbeats.
-        """
-        with self.condition:
-            if self.busy and self._members.unfinished():
-                self.lifecycle.fail(Draining("the server is shutting down"))
-            self.lifecycle.drain()
-
-    def _lost(self, trainer: int, since: float) -> TrainerLost | None:
-        """See :meth:`Announcements.lost`."""
-        timeout = self.config.heartbeat_timeout_seconds
-        return self._announcements.lost(trainer, since, self._clock(), timeout)
-
-
-# ---- joining ----
-#
-# How trainers come into a server's job: its first ones, and those that take a place while others
-# train.
-
-
-class Joining(Endings):
-    """How trainers come into a job.  Any thread may call it."""
-
-    # ---- after a failure: see [Note: kept values] in membership/lifecycle.py ----
-
-    @property
-    def kept_seconds(self) -> float:
-        """For how long a failed job's values are still kept from other jobs; 0: any may begin."""
-        if self.lifecycle.state is not JobState.FAILED or self.program is None:
-            return 0.0
-        if not self.program.version:
-            return 0.0
-        since = self._clock() - self.lifecycle.failed_at
-        return max(0.0, self.config.kept_failed_seconds - since)
-
-    def _make_room(self, request: wire.JoinRequest) -> bool:
-        """Whether a failed job has made way for the trainer that asks; False: it asks again later.
-
-        Raises:
-            Busy: the failed job's values are kept.
-        """
-        if self._members.joined():
-            # members of the failed job leave, or are lost within the heartbeat timeout
-            return False
-        if request.fingerprint != self._identity.fingerprint and (left := self.kept_seconds):
-            raise Busy(
-                f"the server keeps the values of a job that has failed ({self.failure}), for "
-                f"another {left:.0f} s: `pserver save ENDPOINTS PATH` writes them, `pserver reset "
-                "ENDPOINTS` drops them"
-            )
-        self._reset()
-        return True
-
-    # ---- joining ----
-
-    def join(self, request: wire.JoinRequest) -> wire.JoinReply:
-        """A trainer joins, or is told to ask again later.
-
-        Raises:
-            Refused: another protocol version, a trainer number that the plan does not have, no
-                transport in common; or it comes late, to trainers that let nobody in.
-            Busy: a running job has this trainer already, or a failed one's values are kept.
-            FingerprintMismatch: the trainer runs another program; the message says in what it
-                differs.
-            PartialPlan: likewise; it may become the job's, with further optimizers.
-            Draining: the server is shutting down.
-            TrainerLost: trainer 0, which would begin the job, has ended.
-        """
-        undo: Callable[[], None] = lambda: None  # noqa: E731
-        with self.condition:
-            if self.lifecycle.draining:
-                raise Draining("the server is shutting down")
-            check_request(request, self.config.limits)
-            if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
-                return wire.JoinReply(ready=False)
-            if request.trainer_id == 0 and self._members.deserted:
-                self._reset()
-            if self.lifecycle.state is JobState.EMPTY:
-                if request.trainer_id != 0 and self.reload is None:
-                    self._check_trainer_0(request)
-                    return wire.JoinReply(ready=False)
-                self._begin(request)
-                undo = self._reset
-            if self.reload is not None and not self.reload.done:
-                return self._offer_to_reload(self.reload, request)
-            with or_undone(undo):  # what nobody has joined has not begun
-                member = self._member_of(request)
-            if member is None:
-                process = Process(request.trainer_id, request.incarnation)
-                held = process in self._members.held
-                by = self._held_by(request.trainer_id) if held else []
-                return wire.JoinReply(ready=False, held=held, held_by=by)
-            lanes = self.program.lanes if self.program else ()
-            return wire.JoinReply(
-                ready=True,
-                install=not request.trainer_id and self.lifecycle.state is JobState.INSTALLING,
-                transport=member.transport,
-                data_port=self.transports[member.transport],
-                heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
-                steps=[member.step(lane) for lane in range(len(lanes))],
-                session=member.session,
-                run=self._members.run,
-                store=job_files.place_of(self.config.data_dir, self.config.store),
-                awaits_servers=self.config.await_servers,
-                late=bool(member.late),
-                roll=members.roll(self._members),
-            )
-
-    def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
-        """A server that comes back takes its program from one of the trainers that ask."""
-        self._identity.check(request, self._members.expected, late=True)
-        self._coordinator = request.coordinator or self._coordinator
-        timeout = self.config.heartbeat_timeout_seconds
-        session = reload.asked(request.incarnation, self._clock(), timeout)
-        return wire.JoinReply(ready=False, wants_program=bool(session), session=session)
-
-    def _begin(self, request: wire.JoinRequest) -> None:
-        identity = JobIdentity.of_request(request)
-        began = self._announcements.first_heard(request.incarnation, self._clock())
-        least = self.config.min_trainers
-        self._members = Membership(identity.trainers, self._clock(), began, least, self._clock)
-        self._identity = identity
-        self.lifecycle.begin()
-
-    def _check_trainer_0(self, request: wire.JoinRequest) -> None:
-        """Raises what has happened to trainer 0, if it will not come."""
-        since = self._announcements.first_heard(request.incarnation, self._clock())
-        if (lost := self._lost(0, since)) is not None:
-            raise lost
-
-    def _member_of(self, request: wire.JoinRequest) -> Member | None:
-        """The trainer's member, new or known; None where it should ask again later."""
-        trainer = request.trainer_id
-        known = self._members.by_trainer.get(trainer)
-        if (
-            known is not None
-            and known.incarnation == request.incarnation
-            and known.state is MemberState.JOINED
-        ):
-            # it asks again because its first transport did not work
-            known.transport = choose_transport(request, self.transports)
-            return known
-        other_job = known is not None or request.fingerprint != self._identity.fingerprint
-        if self._members.ending and other_job:
-            return None  # the next job begins when all have left
-        process = Process(trainer, request.incarnation)
-        if process in self._members.fenced:
-            raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
-        if known is None and self._members.away.get(trainer, process) != process:
-            return None  # until it is back, or lost
-        if known is not None and known.absent and self._goes_on:
-            return None if known.steps_under_way else self._join_again(request)
-        if known is not None and self.program is not None and not self.program.decisions.decides:
-            return None  # server 0 has let it in, and the record of the other's loss is on its way
-        if known is not None:
-            raise Busy(
-                f"trainer {trainer} takes part in the server's job already; start another server "
-                "for a second job"
-            )
-        under_way = self.program is not None and bool(self._members.joined())
-        late = bool(self._members.least) and under_way  # the others may be far already
-        try:
-            self._identity.check(request, self._members.expected, late)
-        except PartialPlan:
-            raise  # it asks again when its script has made its other optimizers
-        except FingerprintMismatch as error:
-            self.log.say("refused", f"refused: {error}")
-            raise
-        if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
-            return None
-        if self.reload is not None:
-            return self._join_again(request)
-        if late:
-            return self._join_again(request)
-        return self._add(request)
-
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the job goes on without a trainer, and lets another process take its place."""
-        return self.failure is None and self.program is not None and self.program.outlives_trainers
-
-    def _join_again(self, request: wire.JoinRequest) -> Member | None:
-        """A trainer joins while others train: it begins at the step of the slowest one."""
-        assert self.program is not None, "a trainer is lost alone where a program is installed"
-        self._identity.check(request, self._members.expected, late=True)
-        if not self.program.plan.lets_in_late:
-            raise Refused(
-                f"trainer {request.trainer_id} comes late: trainers that take the steps of several "
-                "optimizers together let nobody in while they train"
-            )
-        decisions, trainer = self.program.decisions, request.trainer_id
-        process = Process(trainer, request.incarnation)
-        if decisions.decides and process not in decisions.joined:
-            if not self._let_in(process):
-                return None
-            until = self._clock() + self.config.start_timeout_seconds
-            self._members.arriving[trainer] = until
-            decisions.join(process, decisions.begins_at(self._members))
-        steps = decisions.joined.get(process)
-        if steps is None or not self.program.between_rounds:
-            return None  # its values are to be those of the step at which it begins
-        return self._add(request, steps)
-
-    def _let_in(self, process: Process) -> bool:
-        """Whether a process can step together with the others now; it waits, however long it
-        takes, where they divide the samples of its number among themselves.  Nobody is let in when
-        all others have finished: they may be leaving the other servers already.
-        """
-        assert self.program is not None, "others train"
-        if not self._members.unfinished():
-            return False
-        admitted = self.program.leases.let_in(process.trainer, self.program.lanes[0].unapplied)
-        if admitted:
-            self._members.held.discard(process)
-            return True
-        missing = partial(self._held_by, process.trainer)
-        with self._members.waits.held(process.trainer, Kind.JOIN, "the end of a pass", missing):
-            pass  # it asks again soon
-        if process not in self._members.held:
-            self._members.held.add(process)
-            text = "the others divide its samples of this epoch; it steps with them after that"
-            self.log.say(f"held {process.trainer}", f"trainer {process.trainer} waits: {text}")
-        return False
-
-    def _held_by(self, trainer: int) -> list[int]:
-        """The trainers that divide the samples of this number among themselves."""
-        return [each for each in self._members.unfinished() if each != trainer]
-
-    def _add(self, request: wire.JoinRequest, steps: Sequence[int] = ()) -> Member:
-        trainer = request.trainer_id
-        transport = choose_transport(request, self.transports)
-        member = Member(trainer, request.incarnation, transport, self._clock())
-        begun = self.program is not None and (not self._members.least or self.program.begun)
-        again = self._members.away.get(trainer) == process_of(member)
-        self._members.add(member, steps, bool(steps) and begun and not again)
-        self._coordinator = request.coordinator or self._coordinator
-        if self.program is not None:
-            self.program.decisions.join(process_of(member), steps)
-        self._announcements.joined(trainer, request.incarnation)
-        self.log.say(
-            f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
-        )
-        self.lifecycle.wake_all()
-        return member
-
-
-# ---- attendance ----
-#
-# Who takes part in a server's job: announced, joined, finished, or left.
-#
-# :class:`Attendance` is the part of a :class:`~pserver.job.job.Job` that answers Announce,
-# Heartbeat, Finish, Leave and Reset, and that the clock ticks; job.py answers Join.
-
-
-ANNOUNCED_FOR_EACH = 4  # processes of each number: those that have ended unseen, too
-FINISH_SECONDS = 1.0  # the longest that Finish waits
-
-
-class Attendance(Joining):
-    """Who takes part in a job.  Any thread may call it."""
-
-    def reset(self, request: wire.ResetRequest) -> wire.ResetReply:
-        """Drops what a failed job has left.
-
-        Raises:
-            Busy: a job runs.
-        """
-        with self.condition:
-            state = self.lifecycle.word
-            if self._members.joined():
-                names = ", ".join(str(member.trainer) for member in self._members.joined())
-                raise Busy(
-                    f"a job runs here, with trainer {names}: end its trainers first, and reset "
-                    "when they have gone"
-                )
-            if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
-                self.log.say("reset", "reset: what the job has left is dropped", logging.INFO)
-                self._reset()
-            self.lifecycle.wake_all()
-            return wire.ResetReply(state=state)
-
-    # ---- coming and leaving ----
-
-    def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
-        """A trainer has started, and will join; or it says why it will not.
-
-        Raises:
-            Draining: the server is shutting down: the trainer need not wait for it.
-            Refused: a number or a name is beyond a limit.
-        """
-        trainer, incarnation = request.trainer_id, request.incarnation
-        limits = self.config.limits
-        check_names([incarnation], limits)
-        check_trainer(trainer, limits)
-        with self.condition:
-            if self.lifecycle.draining:
-                self._announcements.joined(trainer, incarnation)
-                raise Draining("the server is shutting down")
-            if request.failure:
-                reason = limits.short(request.failure)
-                self._announcements.failed(trainer, incarnation, reason, self._clock())
-                member = self._members.by_trainer.get(trainer)
-                if member is not None and member.incarnation == incarnation:
-                    # it does not know that it has joined
-                    self._end_membership(member, reason)
-                elif member is None and not incarnation and trainer in self._members.away:
-                    self._silent(
-                        self._members.away[trainer], f"trainer {trainer} has ended: {reason}"
-                    )
-                elif member is not None and not incarnation:
-                    self._ended(member, reason)
-                    if request.unreplaced and self._members.kept.pop(trainer, None) is not None:
-                        self._say_empty(trainer, "again")
-            elif request.joined:
-                self._announcements.joined(trainer, incarnation)
-            elif not any(member.incarnation == incarnation for member in self._members.joined()):
-                most = ANNOUNCED_FOR_EACH * limits.trainers
-                if self._announcements.heard(trainer, incarnation, self._clock(), most):
-                    self.log.say(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
-            timeout = self.config.heartbeat_timeout_seconds
-            return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
-
-    def _ended(self, member: Member, reason: str) -> None:
-        """Who has started a trainer says that its process has ended: it is lost, unless it has said
-        itself that it leaves; one that has said that it takes no further step has done its part,
-        and has left.  The caller holds the job's lock.
-        """
-        if member.state is MemberState.JOINED and member.finished:
-            self._end_membership(member, "")
-        elif member.state is MemberState.JOINED:
-            doing = member.waiting or member.activity
-            seen = f", last heard at {doing}" if doing else ""
-            self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")
-
-    def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
-        """A heartbeat; the reply says whether the job still runs."""
-        with self.condition:
-            member = self.member(request.session)
-            self._hear_report(member, request)
-            asked = 0 if self.program is None else self.program.position.asks(member)
-            tells = self.program is not None and self.program.decisions.decides
-            waits = self._members.waits.long(member.trainer) if tells else ()
-            return reports.reply(self.failure, self._members, asked, waits)
-
-    @onlooker("what trainers report")
-    def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
-        member.activity, member.report = reports.kept(request, self.config.limits)
-        member.pace.heard(member.report)
-
-    def roll(self) -> wire.Roll:
-        """Which trainers are there."""
-        with self.condition:
-            return reports.roll(self._members)
-
-    def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
-        """A trainer takes no further step; it may wait up to a second until all have said so.
-
-        Raises:
-            PServerError: what has ended the job.
-        """
-        with self.condition:
-            member, members = self.member(request.session), self._members
-            if self.failure is not None:
-                raise self.failure
-            member.finished = True
-            self._fewer_awaited()
-            self.lifecycle.wake_all()
-            end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
-            waits = members.waits.held(
-                member.trainer, Kind.END, "the job's end", members.unfinished
-            )
-            with waits as held:
-                self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)
-                held.over = not (request.wait and members.unfinished())
-            missing = members.unfinished()
-            if missing:
-                self.lifecycle.check_running()
-            return wire.FinishReply(over=not missing, missing=missing)
-
-    def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
-        """A trainer leaves because it has done its part, or was preempted between two steps; or
-        because it has failed, and then the job fails for all.
-        """
-        with self.condition:
-            member = self.member(request.session)
-            before = self.failure
-            reason = self.config.limits.short(request.failure)
-            if not reason and not request.success:
-                reason = "it left without saying that it has finished"
-            member.returns = request.returns and not reason
-            if request.preempted and not reason:
-                self._members.preempt(member, request.step)
-            self._end_membership(member, reason)
-            if before is None:
-                return wire.LeaveReply()
-            return wire.LeaveReply(failure=str(before), error=type(before).__name__)
-
-    def _end_membership(self, member: Member, reason: str) -> None:
-        """Takes no more part; with a reason the job fails.  The caller holds the job's lock."""
-        if member.state is not MemberState.JOINED:
-            return
-        member.state = MemberState.LEFT
-        self._members.waits.drop(member.trainer)
-        level = logging.INFO if member.preempted_after is None else logging.WARNING
-        self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
-        if reason:
-            self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
-        if self.program is not None:
-            self.program.decisions.left(process_of(member), member.preempted_after)
-        self._fewer_awaited()
-        self._close_if_over()
-        self.lifecycle.wake_all()
-
-    def _fewer_awaited(self) -> None:
-        if self.program is not None:
-            self.program.decisions.changed()
-
-    def member(self, session: str) -> Member:
-        """The trainer that holds a session; the call counts as a heartbeat.
-
-        Raises:
-            Refused: no trainer holds it.
-            TrainerLost: it was lost, and the job goes on without it.
-        """
-        with self.condition:
-            member = self._members.of_session(session)
-            if member.fenced and self.failure is None:
-                raise TrainerLost(f"{member.fenced}; the job goes on without it")
-            member.last_heard = self._clock()
-            return member
-
-    def now(self) -> float:
-        """The job's clock, in seconds."""
-        return self._clock()
-
-
-# ---- filing ----
-#
-# What a job holds, as files: Save and Load.
-
-
-SAVE = "save"  # the kind of such calls in the job's log
-
-
-class Filing(Attendance):
-    """The part of a :class:`~pserver.job.job.Job` that answers Save and Load.  Any thread may call
-    it.
-
-    Attributes:
-        saves: in the background.
-        recorders: of recorded logs that are not written to their ends.
-    """
-
-    saves: BackgroundSaves
-    recorders: list[Recorder]
-
-    def _record(self, installed: InstalledProgram) -> None:
-        """Records the job's log, where the server was told to."""
-        if self.config.record_log is not None:
-            self.recorders = [each for each in self.recorders if not each.wait(0.0)]
-            recorder = Recorder(self.config.record_log, self._identity.server_index, self.log)
-            self.recorders.append(recorder)
-            installed.recording.begin(recorder, installed.program.to_proto())
-
-    def end_recording(self, seconds: float) -> bool:
-        """Nothing more is recorded; waits until all is written.
-
-        Returns:
-            Whether it is.
-        """
-        end = time.monotonic() + seconds
-        for recorder in self.recorders:
-            recorder.close()
-        return all([each.wait(max(0.0, end - time.monotonic())) for each in self.recorders])
-
-    def installed(self) -> InstalledProgram:
-        """What the present job has installed.
-
-        Raises:
-            UnknownSession: this server comes back, and nobody has joined it again.
-            Unprepared: no program has been installed.
-            PServerError: what has ended the job before one was.
-        """
-        if self.program is None and self.failure is not None:
-            raise self.failure
-        if self.program is None and self.reload is not None:
-            raise UnknownSession("this server has come back, and knows no session yet: join first")
-        if self.program is None:
-            raise Unprepared("the server has not been installed yet")
-        return self.program
-
-    def save(self, request: wire.SaveRequest) -> wire.SaveReply:
-        """Writes everything held here, atomically, below the server's data directory."""
-        member = self.member(request.session)
-        installed = self.installed()
-        if request.withdraw:
-            with self.condition:
-                installed.calls.withdraw(member, SAVE, request.number)
-            return wire.SaveReply()
-        path = self._directory(request.path)
-        if request.background:
-            return self._save_in_background(request, member, installed, path)
-        if request.base or request.number:
-            raise Refused("a save that has a number or a base is one in the background")
-        began = now()
-        try:
-            job_files.save(path, installed, self._members)
-        finally:
-            installed.steps.saved(now() - began)
-        self.lifecycle.events.add("saved", f"saved to {shown(path)}")
-        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
-
-    def _save_in_background(
-        self, request: wire.SaveRequest, member: Member, installed: InstalledProgram, path: str
-    ) -> wire.SaveReply:
-        base = self._directory(request.base) if request.base else ""
-
-        def begin() -> job_files.Saving:
-            saving = job_files.Saving(path, installed, self._members, base, continues=True)
-            with or_undone(saving.close):
-                cut = installed.calls.carry_out(member, SAVE, request.number, saving.cut)
-                if cut is None:
-                    raise Refused("this save began before the server came back")
-            return saving
-
-        progress = self.saves.begin(
-            request.session,
-            request.number,
-            path,
-            begin,
-            installed.steps.saved,
-        )
-        return wire.SaveReply(
-            file=shown(path),
-            bytes=progress.bytes,
-            done=progress.done,
-            failure=progress.failure,
-            seconds=progress.seconds,
-            pause_seconds=progress.pause_seconds,
-            identity=progress.identity,
-        )
-
-    def load(self, request: wire.LoadRequest) -> wire.LoadReply:
-        """Reads what :meth:`save` wrote, for the same plan."""
-        self.member(request.session)
-        path, root = self._directory(request.path), self._root
-        job_files.load(path, self.installed(), self._members, root)
-        self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
-        return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
-
-    @property
-    def _root(self) -> str:
-        """Where this server keeps its files."""
-        if self.config.store is not None:
-            return self.config.store
-        return str(Path(str(self.config.data_dir)).resolve())
-
-    def _directory(self, path: str) -> str:
-        index = self._identity.server_index
-        return job_files.directory(self.config.data_dir, path, index, self.config.store)
-
-
-# ---- reloading ----
-#
-# A server that was lost comes back while its job goes on: it reads what a save has of it, and
-# follows server 0 again.
-
-
-class Reloading(Filing):
-    """The part of a :class:`~pserver.job.job.Job` with which a server comes back.  Any thread may
-    call it.
-    """
-
-    _coordination: Coordination | None = None  # of the present job
-
-    def _has_installed(self, request: wire.InstallRequest) -> bool:
-        """Whether a call has come late, to a server that has come back and serves by now."""
-        return self.reload is not None and self.reload.done and self.reload.asks(request.session)
-
-    def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
-        """Who may install; gives what is known of a server that comes back.
-
-        Raises:
-            Refused: another trainer, or it is not the time for it.
-            PServerError: what has ended the job meanwhile.
-        """
-        reload = None if self.reload is None or self.reload.done else self.reload
-        if reload is not None:
-            reload.check(request.session)
-        installs = reload is not None or self.member(request.session).trainer == 0
-        if self.failure is not None:
-            raise self.failure
-        if not installs or self.lifecycle.state is not JobState.INSTALLING:
-            raise Refused("only trainer 0 installs, and only a server that is not yet installed")
-        return reload
-
-    def _read_save(self, reload: Reload, installed: InstalledProgram) -> bool:
-        """A program takes over what the save has of this server.
-
-        Returns:
-            Whether this was the first call.
-
-        Raises:
-            Refused, FingerprintMismatch: it is none of this program, or is torn; the server ends.
-        """
-        with self.condition:
-            first, reload.began = not reload.began, True
-            if first:
-                self._record(installed)
-        if not first:
-            return False
-        try:
-            job_files.load(reload.path, installed, self._members, _root(reload.path))
-            reload.read(manifest.read(place_at(reload.path)).meta)
-        except PServerError as error:
-            self._cannot(error)
-        except Exception as error:  # it has begun, so nobody else brings the program
-            self._cannot(Refused(f"the save at {shown(reload.path)}: {error!r}"))
-        return True
-
-    def _write_ahead(self, installed: InstalledProgram) -> None:
-        """Server 0 writes down what it alone knows, where it may come back; it takes what the
-        process before it has written.  The caller holds the job's lock.
-        """
-        decisions, path = installed.decisions, self.config.write_ahead_log
-        if path is None or not (decisions.awaits and decisions.decides):
-            return
-        self._coordination = coordination = Coordination(path, installed)
-        if self.reload is not None:
-            try:
-                coordination.restore()
-            except Exception as error:  # whatever it holds
-                self._cannot(Refused(f"the log that server 0 has written: {error!r}"))
-            decisions.came_back()
-        coordination.begin()
-
-    def _write_nothing(self) -> None:
-        """The job is over."""
-        if self._coordination is not None:
-            self._coordination.close()
-        self._coordination = None
-
-    def _goes_on_as_it_was(self, installed: InstalledProgram) -> None:
-        """A server that comes back asks server 0 where the log stands; server 0 knows it."""
-        decisions = installed.decisions
-        if decisions.coordinator is not None and self.reload is not None and not self.reload.done:
-            if self._coordination is None:
-                self._cannot(Refused("server 0 has written no log from which it could come back"))
-            self._stands(decisions.coordinator.standing(0))
-        decisions.link()
-
-    def _cannot(self, error: PServerError) -> NoReturn:
-        """It does not come back: the server ends."""
-        self.lifecycle.fail(error)
-        self.ended.set()
-        raise error
-
-    def _stands(self, standing: Standing) -> None:
-        """Server 0 says where the log stands: this server serves.  The caller holds the job's
-        lock.
-        """
-        reload, installed = self.reload, self.program
-        assert reload is not None and installed is not None, "a server that comes back"
-        found = reload.stands(standing)
-        installed.lost = reload.lost
-        installed.recording.stands(standing)
-        for lane in installed.lanes:
-            lane.record = standing.last
-        self._take_part(standing)
-        self.lifecycle.state = JobState.SERVING
-        self.log.say("reloaded", _said(reload.path, found))
-        self.lifecycle.wake_all()
-
-    def _take_part(self, standing: Standing) -> None:
-        """The trainers of the job, as server 0 knows them."""
-        members, installed = self._members, self.program
-        assert installed is not None, "it has begun its log"
-        members.since = self._clock()
-        members.changes = standing.last + len(standing.processes)  # more than anybody has heard of
-        for each in standing.processes:
-            process = each.process
-            installed.calls.stands(process, each.calls)
-            members.counted[process] = list(map(Applied, each.decided, each.rows))
-            members.by_trainer.pop(process.trainer, None)  # an earlier process's place
-            if each.lost:
-                members.fence(process, each.lost)
-            elif each.left:
-                gone = Member(process.trainer, process.incarnation, "", members.since)
-                members.add(gone, each.decided)
-                if each.preempted_after is not None:
-                    members.preempt(gone, each.preempted_after)
-                gone.state = MemberState.LEFT
-            else:
-                members.away[process.trainer] = process
-                installed.decisions.joined[process] = each.decided
-
-
 def _root(path: str) -> str:
     """Below which all has to be that a save of a server continues."""
     return place_at(path).path.rsplit("/", 2)[0]
@@ -1212,43 +301,6 @@ def _said(path: str, lost: Mapping[int, Loss]) -> str:
         f"goes on from {shown(path)}: {steps} decided steps since then are lost here ({each}), "
         f"with up to {rows} changes of rows"
     )
-
-
-# ---- joint calls ----
-#
-# Calls of trainers about one another: barriers, agreements, samples, where the script is.
-
-
-class JointCalls(Reloading):
-    """The part of a :class:`~pserver.job.job.Job` that answers Barrier, Rendezvous, Lease and
-    Position.  Any thread may call it.
-    """
-
-    def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Waits up to a second until every trainer that has not left has reached the barrier."""
-        check_names([request.name], self.config.limits)
-        return self.installed().barriers.come(self.member(request.session), request)
-
-    def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
-        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
-        what the first trainer said about it.
-        """
-        installed, member = self.installed(), self.member(request.session)
-        if request.topic:
-            check_names([request.topic], self.config.limits)
-            with self.condition:
-                said = installed.topics.agree(request.topic, request.address, member.trainer)
-            return wire.RendezvousReply(address=said)
-        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
-
-    def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
-        """Gives a trainer samples to train on, and takes back what it does not train on."""
-        check_names([request.epoch.loader, request.epoch.seed], self.config.limits)
-        return self.installed().leases.lease(self.member(request.session), request)
-
-    def position(self, request: wire.PositionRequest) -> wire.PositionReply:
-        """Tells a trainer that has joined late where the script is; takes that from another one."""
-        return self.installed().position.position(self.member(request.session), request)
 
 
 # ---- program parts ----
@@ -1295,7 +347,7 @@ class ProgramParts:
 # ---- job ----
 
 
-class Job(JointCalls):
+class Job:
     """A server's job: its trainers, its installed program, and the control calls that change them.
 
     Any thread may call it.  Methods named like a call of protos/pserver/wire.proto answer that
@@ -1314,7 +366,13 @@ class Job(JointCalls):
         received, sent: payload bytes of all frames since the server's start, by transport.
         tracing: what a trace has of this server.
         saves: those that are written while the job goes on.
+        observations: of those that read without taking part.
+        links: to the other servers of a job; None: each decides by itself.
+        reload: of a server that was started again while its job goes on; None: of any other.
+        log: events that peers bring about.
     """
+
+    _coordination: Coordination | None = None  # of the present job
 
     def __init__(
         self,
@@ -1323,8 +381,20 @@ class Job(JointCalls):
         clock: Callable[[], float] = RUNNING,
         links: Links | None = None,
     ) -> None:
-        super().__init__(config, transports, clock)
-        self.links = links
+        self.config = config
+        self.transports = dict(transports)
+        self.lifecycle = Lifecycle(clock)
+        self.condition = self.lifecycle.condition
+        self.program: InstalledProgram | None = None
+        self._clock = clock
+        self._identity = JobIdentity()
+        self._members = Membership(1, clock(), clock=clock)
+        self._announcements = Announcements()
+        self._coordinator = ""  # server 0's endpoint, as trainers name it
+        self.reload = None if config.reload is None else Reload(config.reload)
+        self.log = EventLog(log, self.lifecycle.events)
+        self.observations = Observations()
+        self.links = links  # to the other servers of a job; None: each decides by itself
         self.tracing = JobTrace()
         self.received = Counter[str]()
         self.sent = Counter[str]()
@@ -1663,3 +733,838 @@ class Job(JointCalls):
         """Takes no new trainers and no new steps; every trainer is told."""
         self.shut_down()
         return wire.DrainReply()
+
+    # ---- the end: silence, loss, failure, success, and a server that shuts down ----
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when a job has ended here, because its trainers left or because it failed."""
+        return self.lifecycle.ended
+
+    @property
+    def failure(self) -> PServerError | None:
+        """What ended the present job; None while all is well."""
+        return self.lifecycle.failure
+
+    @property
+    def awaited(self) -> bool:
+        """Whether trainers have announced themselves that have not joined."""
+        with self.condition:
+            return self._announcements.any
+
+    @property
+    def busy(self) -> bool:
+        """Whether trainers take part in a job now."""
+        return bool(self._members.joined())
+
+    def _close_if_over(self) -> None:
+        """Ends the job when its last trainer has gone.  The caller holds the job's lock."""
+        if self.failure is not None and not self._members.joined():
+            self.ended.set()
+        elif self.failure is None and self._members.undone:
+            self.lifecycle.fail(JobFailed("every trainer of the job was preempted"))
+            self.ended.set()
+        elif self.failure is None and self._members.over:
+            if not self._members.returning:
+                version = self.program.version if self.program else 0
+                self.log.say("done", f"the job is done after {version} updates", logging.INFO)
+                self.lifecycle.succeed()
+                self.ended.set()
+            self._reset()
+
+    def tick(self) -> None:
+        """Applies the heartbeat timeout and the start timeout.
+
+        The server's clock thread calls it a few times a second.
+        """
+        with self.condition:
+            now, timeout = self._clock(), self.config.heartbeat_timeout_seconds
+            for member, text in self._members.silent(now, timeout):
+                if member.finished or not self._members.unfinished():  # it has done its part
+                    self.log.say(f"silent {member.trainer}", f"{text}, and had finished")
+                    self._end_membership(member, "")
+                else:
+                    self._silent(process_of(member), text)
+            for process in self._members.not_back(now, timeout):
+                self._not_back(process, timeout)
+            self._announcements.lose_silent(now, timeout)
+            self.observations.lose_silent(now, timeout)
+            self._expire(now)
+            self._name_stragglers()
+            if self._members.by_trainer and self.failure is None:
+                self._check_missing(now)
+            if self.program is not None and self.failure is None:
+                self.program.decisions.tick(now, self.config.start_timeout_seconds)
+                if self.program.decisions.decides:
+                    self.program.rings.tick(timeout)
+            if self._members.by_trainer:
+                self._close_if_over()
+        if self.links is not None:  # not under the job's lock
+            self.links.tick()
+
+    @onlooker("the watch for stragglers")
+    def _name_stragglers(self) -> None:
+        for trainer, text in news(self._members.joined(), self.config.straggler_factor):
+            self.log.say(f"straggler {trainer}", text)
+
+    def paused(self) -> None:
+        """This process has not run for a while."""
+        with self.condition:
+            self._members.waits.paused()
+
+    def check_loads(self, member: Member, what: str) -> None:
+        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
+        were not preempted.
+
+        Raises:
+            Refused: it may not.
+        """
+        if member.trainer != (first := self._members.first):
+            raise Refused(
+                f"only trainer {first} loads {what}, and this is trainer {member.trainer}"
+            )
+
+    # ---- trainers that are lost: see [Note: the job's log] ----
+
+    def _silent(self, process: Process, text: str) -> None:
+        if self.program is None or self.failure is not None:
+            self._lose(process, text)
+        else:
+            self.program.decisions.silent(process, text)
+
+    def _not_back(self, process: Process, timeout: float) -> None:
+        """A trainer has not come to this server since it was started again: server 0 loses it."""
+        if self.program is not None and self.program.decisions.decides and self.failure is None:
+            text = f"{process} has not come back to server 0 within {timeout:g} s"
+            self.program.decisions.silent(process, text)
+
+    def _lose(self, process: Process, text: str) -> None:
+        """A trainer is lost, as the log says.  The caller holds the job's lock."""
+        member = self._members.fence(process, text)
+        if member is None:
+            return
+        streams = [each.end_stream for each in member.watermarks.values()]
+        installed = self.program
+        for lane in () if installed is None else installed.lanes:
+            lane.drop(member)
+        if installed is not None:
+            installed.calls.drop(member)
+        if installed is not None and (partial := installed.count_partial(member)):
+            text += f"; {partial} steps of it are decided in lanes of one mode, and not of another"
+        goes_on = bool(self._members.joined() or self._members.away)
+        if installed is None or not installed.outlives_trainers or not goes_on:
+            self.lifecycle.lose(TrainerLost(text))
+        else:
+            self._go_on_without(member, text, installed.plan.keeps_places)
+        for end in streams:
+            if end is not None:
+                end()
+        self.lifecycle.wake_all()
+
+    def _go_on_without(self, member: Member, text: str, keeps_place: bool) -> None:
+        """The job goes on; where steps need all trainers, it may keep the lost one's place for
+        another process.  See [Note: kept places] in membership/members.py.
+        """
+        there = {*self._members.away, *(each.trainer for each in self._members.joined())}
+        left = ", ".join(map(str, sorted(there)))
+        said = f"{text}; its decided steps count, and the job goes on with trainer {left}"
+        if keeps_place and not (member.finished or member.leaving):
+            seconds = self.config.start_timeout_seconds
+            self._members.kept[member.trainer] = self._clock() + seconds
+            said += f", after up to {seconds:g} s in which another process may take its place"
+        self.log.say(f"lost {member.trainer}", said)
+
+    def _expire(self, now: float) -> None:
+        """Ends the time of places that were kept for processes that have not come."""
+        for trainer in self._members.expire(now):
+            self._say_empty(trainer, f"within {self.config.start_timeout_seconds:g} s")
+
+    def _say_empty(self, trainer: int, when: str) -> None:
+        """A place is kept no more.  The caller holds the job's lock."""
+        text = f"nobody takes trainer {trainer}'s place {when}: the job goes on without it"
+        self.log.say(f"empty {trainer}", text)
+        if self.program is not None:
+            self.program.decisions.changed()
+        self.lifecycle.wake_all()
+
+    def _check_missing(self, now: float) -> None:
+        """Fails the job where a trainer will not join any more."""
+        for trainer in self._members.not_joined():
+            if trainer in self._members.away:
+                continue  # it has joined before this server came back: see _not_back
+            if (lost := self._lost(trainer, self._members.began)) is not None:
+                self.lifecycle.lose(lost)
+        start = self.config.start_timeout_seconds
+        names = ", ".join(map(str, self._members.missing(now, start)))
+        if names:
+            self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
+
+    def shut_down(self) -> None:
+        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
+        and the others by their heartbeats.
+        """
+        with self.condition:
+            if self.busy and self._members.unfinished():
+                self.lifecycle.fail(Draining("the server is shutting down"))
+            self.lifecycle.drain()
+
+    def _lost(self, trainer: int, since: float) -> TrainerLost | None:
+        """See :meth:`Announcements.lost`."""
+        timeout = self.config.heartbeat_timeout_seconds
+        return self._announcements.lost(trainer, since, self._clock(), timeout)
+
+    # ---- after a failure: see [Note: kept values] in membership/lifecycle.py ----
+
+    @property
+    def kept_seconds(self) -> float:
+        """For how long a failed job's values are still kept from other jobs; 0: any may begin."""
+        if self.lifecycle.state is not JobState.FAILED or self.program is None:
+            return 0.0
+        if not self.program.version:
+            return 0.0
+        since = self._clock() - self.lifecycle.failed_at
+        return max(0.0, self.config.kept_failed_seconds - since)
+
+    def _make_room(self, request: wire.JoinRequest) -> bool:
+        """Whether a failed job has made way for the trainer that asks; False: it asks again later.
+
+        Raises:
+            Busy: the failed job's values are kept.
+        """
+        if self._members.joined():
+            # members of the failed job leave, or are lost within the heartbeat timeout
+            return False
+        if request.fingerprint != self._identity.fingerprint and (left := self.kept_seconds):
+            raise Busy(
+                f"the server keeps the values of a job that has failed ({self.failure}), for "
+                f"another {left:.0f} s: `pserver save ENDPOINTS PATH` writes them, `pserver reset "
+                "ENDPOINTS` drops them"
+            )
+        self._reset()
+        return True
+
+    # ---- joining: the first trainers, and those that take a place while others train ----
+
+    def join(self, request: wire.JoinRequest) -> wire.JoinReply:
+        """A trainer joins, or is told to ask again later.
+
+        Raises:
+            Refused: another protocol version, a trainer number that the plan does not have, no
+                transport in common; or it comes late, to trainers that let nobody in.
+            Busy: a running job has this trainer already, or a failed one's values are kept.
+            FingerprintMismatch: the trainer runs another program; the message says in what it
+                differs.
+            PartialPlan: likewise; it may become the job's, with further optimizers.
+            Draining: the server is shutting down.
+            TrainerLost: trainer 0, which would begin the job, has ended.
+        """
+        undo: Callable[[], None] = lambda: None  # noqa: E731
+        with self.condition:
+            if self.lifecycle.draining:
+                raise Draining("the server is shutting down")
+            check_request(request, self.config.limits)
+            if self.lifecycle.state is JobState.FAILED and not self._make_room(request):
+                return wire.JoinReply(ready=False)
+            if request.trainer_id == 0 and self._members.deserted:
+                self._reset()
+            if self.lifecycle.state is JobState.EMPTY:
+                if request.trainer_id != 0 and self.reload is None:
+                    self._check_trainer_0(request)
+                    return wire.JoinReply(ready=False)
+                self._begin(request)
+                undo = self._reset
+            if self.reload is not None and not self.reload.done:
+                return self._offer_to_reload(self.reload, request)
+            with or_undone(undo):  # what nobody has joined has not begun
+                member = self._member_of(request)
+            if member is None:
+                process = Process(request.trainer_id, request.incarnation)
+                held = process in self._members.held
+                by = self._held_by(request.trainer_id) if held else []
+                return wire.JoinReply(ready=False, held=held, held_by=by)
+            lanes = self.program.lanes if self.program else ()
+            return wire.JoinReply(
+                ready=True,
+                install=not request.trainer_id and self.lifecycle.state is JobState.INSTALLING,
+                transport=member.transport,
+                data_port=self.transports[member.transport],
+                heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
+                steps=[member.step(lane) for lane in range(len(lanes))],
+                session=member.session,
+                run=self._members.run,
+                store=job_files.place_of(self.config.data_dir, self.config.store),
+                awaits_servers=self.config.await_servers,
+                late=bool(member.late),
+                roll=members.roll(self._members),
+            )
+
+    def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
+        """A server that comes back takes its program from one of the trainers that ask."""
+        self._identity.check(request, self._members.expected, late=True)
+        self._coordinator = request.coordinator or self._coordinator
+        timeout = self.config.heartbeat_timeout_seconds
+        session = reload.asked(request.incarnation, self._clock(), timeout)
+        return wire.JoinReply(ready=False, wants_program=bool(session), session=session)
+
+    def _begin(self, request: wire.JoinRequest) -> None:
+        identity = JobIdentity.of_request(request)
+        began = self._announcements.first_heard(request.incarnation, self._clock())
+        least = self.config.min_trainers
+        self._members = Membership(identity.trainers, self._clock(), began, least, self._clock)
+        self._identity = identity
+        self.lifecycle.begin()
+
+    def _check_trainer_0(self, request: wire.JoinRequest) -> None:
+        """Raises what has happened to trainer 0, if it will not come."""
+        since = self._announcements.first_heard(request.incarnation, self._clock())
+        if (lost := self._lost(0, since)) is not None:
+            raise lost
+
+    def _member_of(self, request: wire.JoinRequest) -> Member | None:
+        """The trainer's member, new or known; None where it should ask again later."""
+        trainer = request.trainer_id
+        known = self._members.by_trainer.get(trainer)
+        if (
+            known is not None
+            and known.incarnation == request.incarnation
+            and known.state is MemberState.JOINED
+        ):
+            # it asks again because its first transport did not work
+            known.transport = choose_transport(request, self.transports)
+            return known
+        other_job = known is not None or request.fingerprint != self._identity.fingerprint
+        if self._members.ending and other_job:
+            return None  # the next job begins when all have left
+        process = Process(trainer, request.incarnation)
+        if process in self._members.fenced:
+            raise TrainerLost(f"trainer {trainer} was lost, and the job goes on without it")
+        if known is None and self._members.away.get(trainer, process) != process:
+            return None  # until it is back, or lost
+        if known is not None and known.absent and self._goes_on:
+            return None if known.steps_under_way else self._join_again(request)
+        if known is not None and self.program is not None and not self.program.decisions.decides:
+            return None  # server 0 has let it in, and the record of the other's loss is on its way
+        if known is not None:
+            raise Busy(
+                f"trainer {trainer} takes part in the server's job already; start another server "
+                "for a second job"
+            )
+        under_way = self.program is not None and bool(self._members.joined())
+        late = bool(self._members.least) and under_way  # the others may be far already
+        try:
+            self._identity.check(request, self._members.expected, late)
+        except PartialPlan:
+            raise  # it asks again when its script has made its other optimizers
+        except FingerprintMismatch as error:
+            self.log.say("refused", f"refused: {error}")
+            raise
+        if self.lifecycle.state is JobState.INSTALLING and trainer != 0:
+            return None
+        if self.reload is not None:
+            return self._join_again(request)
+        if late:
+            return self._join_again(request)
+        return self._add(request)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the job goes on without a trainer, and lets another process take its place."""
+        return self.failure is None and self.program is not None and self.program.outlives_trainers
+
+    def _join_again(self, request: wire.JoinRequest) -> Member | None:
+        """A trainer joins while others train: it begins at the step of the slowest one."""
+        assert self.program is not None, "a trainer is lost alone where a program is installed"
+        self._identity.check(request, self._members.expected, late=True)
+        if not self.program.plan.lets_in_late:
+            raise Refused(
+                f"trainer {request.trainer_id} comes late: trainers that take the steps of several "
+                "optimizers together let nobody in while they train"
+            )
+        decisions, trainer = self.program.decisions, request.trainer_id
+        process = Process(trainer, request.incarnation)
+        if decisions.decides and process not in decisions.joined:
+            if not self._let_in(process):
+                return None
+            until = self._clock() + self.config.start_timeout_seconds
+            self._members.arriving[trainer] = until
+            decisions.join(process, decisions.begins_at(self._members))
+        steps = decisions.joined.get(process)
+        if steps is None or not self.program.between_rounds:
+            return None  # its values are to be those of the step at which it begins
+        return self._add(request, steps)
+
+    def _let_in(self, process: Process) -> bool:
+        """Whether a process can step together with the others now; it waits, however long it
+        takes, where they divide the samples of its number among themselves.  Nobody is let in when
+        all others have finished: they may be leaving the other servers already.
+        """
+        assert self.program is not None, "others train"
+        if not self._members.unfinished():
+            return False
+        admitted = self.program.leases.let_in(process.trainer, self.program.lanes[0].unapplied)
+        if admitted:
+            self._members.held.discard(process)
+            return True
+        missing = partial(self._held_by, process.trainer)
+        with self._members.waits.held(process.trainer, Kind.JOIN, "the end of a pass", missing):
+            pass  # it asks again soon
+        if process not in self._members.held:
+            self._members.held.add(process)
+            text = "the others divide its samples of this epoch; it steps with them after that"
+            self.log.say(f"held {process.trainer}", f"trainer {process.trainer} waits: {text}")
+        return False
+
+    def _held_by(self, trainer: int) -> list[int]:
+        """The trainers that divide the samples of this number among themselves."""
+        return [each for each in self._members.unfinished() if each != trainer]
+
+    def _add(self, request: wire.JoinRequest, steps: Sequence[int] = ()) -> Member:
+        trainer = request.trainer_id
+        transport = choose_transport(request, self.transports)
+        member = Member(trainer, request.incarnation, transport, self._clock())
+        begun = self.program is not None and (not self._members.least or self.program.begun)
+        again = self._members.away.get(trainer) == process_of(member)
+        self._members.add(member, steps, bool(steps) and begun and not again)
+        self._coordinator = request.coordinator or self._coordinator
+        if self.program is not None:
+            self.program.decisions.join(process_of(member), steps)
+        self._announcements.joined(trainer, request.incarnation)
+        self.log.say(
+            f"joined {trainer}", f"trainer {trainer} joined over {transport}", logging.INFO
+        )
+        self.lifecycle.wake_all()
+        return member
+
+    # ---- membership: Reset, Announce, Heartbeat, Finish, Leave, and the clock's tick ----
+
+    def reset(self, request: wire.ResetRequest) -> wire.ResetReply:
+        """Drops what a failed job has left.
+
+        Raises:
+            Busy: a job runs.
+        """
+        with self.condition:
+            state = self.lifecycle.word
+            if self._members.joined():
+                names = ", ".join(str(member.trainer) for member in self._members.joined())
+                raise Busy(
+                    f"a job runs here, with trainer {names}: end its trainers first, and reset "
+                    "when they have gone"
+                )
+            if self.lifecycle.state is JobState.FAILED or self._members.by_trainer:
+                self.log.say("reset", "reset: what the job has left is dropped", logging.INFO)
+                self._reset()
+            self.lifecycle.wake_all()
+            return wire.ResetReply(state=state)
+
+    # ---- coming and leaving ----
+
+    def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
+        """A trainer has started, and will join; or it says why it will not.
+
+        Raises:
+            Draining: the server is shutting down: the trainer need not wait for it.
+            Refused: a number or a name is beyond a limit.
+        """
+        trainer, incarnation = request.trainer_id, request.incarnation
+        limits = self.config.limits
+        check_names([incarnation], limits)
+        check_trainer(trainer, limits)
+        with self.condition:
+            if self.lifecycle.draining:
+                self._announcements.joined(trainer, incarnation)
+                raise Draining("the server is shutting down")
+            if request.failure:
+                reason = limits.short(request.failure)
+                self._announcements.failed(trainer, incarnation, reason, self._clock())
+                member = self._members.by_trainer.get(trainer)
+                if member is not None and member.incarnation == incarnation:
+                    # it does not know that it has joined
+                    self._end_membership(member, reason)
+                elif member is None and not incarnation and trainer in self._members.away:
+                    self._silent(
+                        self._members.away[trainer], f"trainer {trainer} has ended: {reason}"
+                    )
+                elif member is not None and not incarnation:
+                    self._ended(member, reason)
+                    if request.unreplaced and self._members.kept.pop(trainer, None) is not None:
+                        self._say_empty(trainer, "again")
+            elif request.joined:
+                self._announcements.joined(trainer, incarnation)
+            elif not any(member.incarnation == incarnation for member in self._members.joined()):
+                most = ANNOUNCED_FOR_EACH * limits.trainers
+                if self._announcements.heard(trainer, incarnation, self._clock(), most):
+                    self.log.say(f"way {trainer}", f"trainer {trainer} is on its way", logging.INFO)
+            timeout = self.config.heartbeat_timeout_seconds
+            return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
+
+    def _ended(self, member: Member, reason: str) -> None:
+        """Who has started a trainer says that its process has ended: it is lost, unless it has said
+        itself that it leaves; one that has said that it takes no further step has done its part,
+        and has left.  The caller holds the job's lock.
+        """
+        if member.state is MemberState.JOINED and member.finished:
+            self._end_membership(member, "")
+        elif member.state is MemberState.JOINED:
+            doing = member.waiting or member.activity
+            seen = f", last heard at {doing}" if doing else ""
+            self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")
+
+    def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
+        """A heartbeat; the reply says whether the job still runs."""
+        with self.condition:
+            member = self.member(request.session)
+            self._hear_report(member, request)
+            asked = 0 if self.program is None else self.program.position.asks(member)
+            tells = self.program is not None and self.program.decisions.decides
+            waits = self._members.waits.long(member.trainer) if tells else ()
+            return reports.reply(self.failure, self._members, asked, waits)
+
+    @onlooker("what trainers report")
+    def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
+        member.activity, member.report = reports.kept(request, self.config.limits)
+        member.pace.heard(member.report)
+
+    def roll(self) -> wire.Roll:
+        """Which trainers are there."""
+        with self.condition:
+            return reports.roll(self._members)
+
+    def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
+        """A trainer takes no further step; it may wait up to a second until all have said so.
+
+        Raises:
+            PServerError: what has ended the job.
+        """
+        with self.condition:
+            member, members = self.member(request.session), self._members
+            if self.failure is not None:
+                raise self.failure
+            member.finished = True
+            self._fewer_awaited()
+            self.lifecycle.wake_all()
+            end = time.monotonic() + (FINISH_SECONDS if request.wait else 0.0)
+            waits = members.waits.held(
+                member.trainer, Kind.END, "the job's end", members.unfinished
+            )
+            with waits as held:
+                self.lifecycle.wait(self.lifecycle.changed, lambda: not members.unfinished(), end)
+                held.over = not (request.wait and members.unfinished())
+            missing = members.unfinished()
+            if missing:
+                self.lifecycle.check_running()
+            return wire.FinishReply(over=not missing, missing=missing)
+
+    def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
+        """A trainer leaves because it has done its part, or was preempted between two steps; or
+        because it has failed, and then the job fails for all.
+        """
+        with self.condition:
+            member = self.member(request.session)
+            before = self.failure
+            reason = self.config.limits.short(request.failure)
+            if not reason and not request.success:
+                reason = "it left without saying that it has finished"
+            member.returns = request.returns and not reason
+            if request.preempted and not reason:
+                self._members.preempt(member, request.step)
+            self._end_membership(member, reason)
+            if before is None:
+                return wire.LeaveReply()
+            return wire.LeaveReply(failure=str(before), error=type(before).__name__)
+
+    def _end_membership(self, member: Member, reason: str) -> None:
+        """Takes no more part; with a reason the job fails.  The caller holds the job's lock."""
+        if member.state is not MemberState.JOINED:
+            return
+        member.state = MemberState.LEFT
+        self._members.waits.drop(member.trainer)
+        level = logging.INFO if member.preempted_after is None else logging.WARNING
+        self.log.say(f"left {member.trainer}", member.goodbye(reason), level)
+        if reason:
+            self.lifecycle.fail(JobFailed(f"trainer {member.trainer} ended the job: {reason}"))
+        if self.program is not None:
+            self.program.decisions.left(process_of(member), member.preempted_after)
+        self._fewer_awaited()
+        self._close_if_over()
+        self.lifecycle.wake_all()
+
+    def _fewer_awaited(self) -> None:
+        if self.program is not None:
+            self.program.decisions.changed()
+
+    def member(self, session: str) -> Member:
+        """The trainer that holds a session; the call counts as a heartbeat.
+
+        Raises:
+            Refused: no trainer holds it.
+            TrainerLost: it was lost, and the job goes on without it.
+        """
+        with self.condition:
+            member = self._members.of_session(session)
+            if member.fenced and self.failure is None:
+                raise TrainerLost(f"{member.fenced}; the job goes on without it")
+            member.last_heard = self._clock()
+            return member
+
+    def now(self) -> float:
+        """The job's clock, in seconds."""
+        return self._clock()
+
+    # ---- what the job holds, as files: Save and Load ----
+
+    def _record(self, installed: InstalledProgram) -> None:
+        """Records the job's log, where the server was told to."""
+        if self.config.record_log is not None:
+            self.recorders = [each for each in self.recorders if not each.wait(0.0)]
+            recorder = Recorder(self.config.record_log, self._identity.server_index, self.log)
+            self.recorders.append(recorder)
+            installed.recording.begin(recorder, installed.program.to_proto())
+
+    def end_recording(self, seconds: float) -> bool:
+        """Nothing more is recorded; waits until all is written.
+
+        Returns:
+            Whether it is.
+        """
+        end = time.monotonic() + seconds
+        for recorder in self.recorders:
+            recorder.close()
+        return all([each.wait(max(0.0, end - time.monotonic())) for each in self.recorders])
+
+    def installed(self) -> InstalledProgram:
+        """What the present job has installed.
+
+        Raises:
+            UnknownSession: this server comes back, and nobody has joined it again.
+            Unprepared: no program has been installed.
+            PServerError: what has ended the job before one was.
+        """
+        if self.program is None and self.failure is not None:
+            raise self.failure
+        if self.program is None and self.reload is not None:
+            raise UnknownSession("this server has come back, and knows no session yet: join first")
+        if self.program is None:
+            raise Unprepared("the server has not been installed yet")
+        return self.program
+
+    def save(self, request: wire.SaveRequest) -> wire.SaveReply:
+        """Writes everything held here, atomically, below the server's data directory."""
+        member = self.member(request.session)
+        installed = self.installed()
+        if request.withdraw:
+            with self.condition:
+                installed.calls.withdraw(member, SAVE, request.number)
+            return wire.SaveReply()
+        path = self._directory(request.path)
+        if request.background:
+            return self._save_in_background(request, member, installed, path)
+        if request.base or request.number:
+            raise Refused("a save that has a number or a base is one in the background")
+        began = now()
+        try:
+            job_files.save(path, installed, self._members)
+        finally:
+            installed.steps.saved(now() - began)
+        self.lifecycle.events.add("saved", f"saved to {shown(path)}")
+        return wire.SaveReply(file=shown(path), bytes=installed.slices.bytes_held, done=True)
+
+    def _save_in_background(
+        self, request: wire.SaveRequest, member: Member, installed: InstalledProgram, path: str
+    ) -> wire.SaveReply:
+        base = self._directory(request.base) if request.base else ""
+
+        def begin() -> job_files.Saving:
+            saving = job_files.Saving(path, installed, self._members, base, continues=True)
+            with or_undone(saving.close):
+                cut = installed.calls.carry_out(member, SAVE, request.number, saving.cut)
+                if cut is None:
+                    raise Refused("this save began before the server came back")
+            return saving
+
+        progress = self.saves.begin(
+            request.session,
+            request.number,
+            path,
+            begin,
+            installed.steps.saved,
+        )
+        return wire.SaveReply(
+            file=shown(path),
+            bytes=progress.bytes,
+            done=progress.done,
+            failure=progress.failure,
+            seconds=progress.seconds,
+            pause_seconds=progress.pause_seconds,
+            identity=progress.identity,
+        )
+
+    def load(self, request: wire.LoadRequest) -> wire.LoadReply:
+        """Reads what :meth:`save` wrote, for the same plan."""
+        self.member(request.session)
+        path, root = self._directory(request.path), self._root
+        job_files.load(path, self.installed(), self._members, root)
+        self.lifecycle.events.add("loaded", f"loaded from {shown(path)}")
+        return wire.LoadReply(file=shown(path), bytes=self.installed().slices.bytes_held)
+
+    @property
+    def _root(self) -> str:
+        """Where this server keeps its files."""
+        if self.config.store is not None:
+            return self.config.store
+        return str(Path(str(self.config.data_dir)).resolve())
+
+    def _directory(self, path: str) -> str:
+        index = self._identity.server_index
+        return job_files.directory(self.config.data_dir, path, index, self.config.store)
+
+    # ---- a server that was lost comes back: it reads a save, and follows server 0 again ----
+
+    def _has_installed(self, request: wire.InstallRequest) -> bool:
+        """Whether a call has come late, to a server that has come back and serves by now."""
+        return self.reload is not None and self.reload.done and self.reload.asks(request.session)
+
+    def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
+        """Who may install; gives what is known of a server that comes back.
+
+        Raises:
+            Refused: another trainer, or it is not the time for it.
+            PServerError: what has ended the job meanwhile.
+        """
+        reload = None if self.reload is None or self.reload.done else self.reload
+        if reload is not None:
+            reload.check(request.session)
+        installs = reload is not None or self.member(request.session).trainer == 0
+        if self.failure is not None:
+            raise self.failure
+        if not installs or self.lifecycle.state is not JobState.INSTALLING:
+            raise Refused("only trainer 0 installs, and only a server that is not yet installed")
+        return reload
+
+    def _read_save(self, reload: Reload, installed: InstalledProgram) -> bool:
+        """A program takes over what the save has of this server.
+
+        Returns:
+            Whether this was the first call.
+
+        Raises:
+            Refused, FingerprintMismatch: it is none of this program, or is torn; the server ends.
+        """
+        with self.condition:
+            first, reload.began = not reload.began, True
+            if first:
+                self._record(installed)
+        if not first:
+            return False
+        try:
+            job_files.load(reload.path, installed, self._members, _root(reload.path))
+            reload.read(manifest.read(place_at(reload.path)).meta)
+        except PServerError as error:
+            self._cannot(error)
+        except Exception as error:  # it has begun, so nobody else brings the program
+            self._cannot(Refused(f"the save at {shown(reload.path)}: {error!r}"))
+        return True
+
+    def _write_ahead(self, installed: InstalledProgram) -> None:
+        """Server 0 writes down what it alone knows, where it may come back; it takes what the
+        process before it has written.  The caller holds the job's lock.
+        """
+        decisions, path = installed.decisions, self.config.write_ahead_log
+        if path is None or not (decisions.awaits and decisions.decides):
+            return
+        self._coordination = coordination = Coordination(path, installed)
+        if self.reload is not None:
+            try:
+                coordination.restore()
+            except Exception as error:  # whatever it holds
+                self._cannot(Refused(f"the log that server 0 has written: {error!r}"))
+            decisions.came_back()
+        coordination.begin()
+
+    def _write_nothing(self) -> None:
+        """The job is over."""
+        if self._coordination is not None:
+            self._coordination.close()
+        self._coordination = None
+
+    def _goes_on_as_it_was(self, installed: InstalledProgram) -> None:
+        """A server that comes back asks server 0 where the log stands; server 0 knows it."""
+        decisions = installed.decisions
+        if decisions.coordinator is not None and self.reload is not None and not self.reload.done:
+            if self._coordination is None:
+                self._cannot(Refused("server 0 has written no log from which it could come back"))
+            self._stands(decisions.coordinator.standing(0))
+        decisions.link()
+
+    def _cannot(self, error: PServerError) -> NoReturn:
+        """It does not come back: the server ends."""
+        self.lifecycle.fail(error)
+        self.ended.set()
+        raise error
+
+    def _stands(self, standing: Standing) -> None:
+        """Server 0 says where the log stands: this server serves.  The caller holds the job's
+        lock.
+        """
+        reload, installed = self.reload, self.program
+        assert reload is not None and installed is not None, "a server that comes back"
+        found = reload.stands(standing)
+        installed.lost = reload.lost
+        installed.recording.stands(standing)
+        for lane in installed.lanes:
+            lane.record = standing.last
+        self._take_part(standing)
+        self.lifecycle.state = JobState.SERVING
+        self.log.say("reloaded", _said(reload.path, found))
+        self.lifecycle.wake_all()
+
+    def _take_part(self, standing: Standing) -> None:
+        """The trainers of the job, as server 0 knows them."""
+        members, installed = self._members, self.program
+        assert installed is not None, "it has begun its log"
+        members.since = self._clock()
+        members.changes = standing.last + len(standing.processes)  # more than anybody has heard of
+        for each in standing.processes:
+            process = each.process
+            installed.calls.stands(process, each.calls)
+            members.counted[process] = list(map(Applied, each.decided, each.rows))
+            members.by_trainer.pop(process.trainer, None)  # an earlier process's place
+            if each.lost:
+                members.fence(process, each.lost)
+            elif each.left:
+                gone = Member(process.trainer, process.incarnation, "", members.since)
+                members.add(gone, each.decided)
+                if each.preempted_after is not None:
+                    members.preempt(gone, each.preempted_after)
+                gone.state = MemberState.LEFT
+            else:
+                members.away[process.trainer] = process
+                installed.decisions.joined[process] = each.decided
+
+    # ---- calls of trainers about one another: barriers, agreements, samples, the position ----
+
+    def barrier(self, request: wire.BarrierRequest) -> wire.BarrierReply:
+        """Waits up to a second until every trainer that has not left has reached the barrier."""
+        check_names([request.name], self.config.limits)
+        return self.installed().barriers.come(self.member(request.session), request)
+
+    def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
+        """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
+        what the first trainer said about it.
+        """
+        installed, member = self.installed(), self.member(request.session)
+        if request.topic:
+            check_names([request.topic], self.config.limits)
+            with self.condition:
+                said = installed.topics.agree(request.topic, request.address, member.trainer)
+            return wire.RendezvousReply(address=said)
+        return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
+
+    def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
+        """Gives a trainer samples to train on, and takes back what it does not train on."""
+        check_names([request.epoch.loader, request.epoch.seed], self.config.limits)
+        return self.installed().leases.lease(self.member(request.session), request)
+
+    def position(self, request: wire.PositionRequest) -> wire.PositionReply:
+        """Tells a trainer that has joined late where the script is; takes that from another one."""
+        return self.installed().position.position(self.member(request.session), request)

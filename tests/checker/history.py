@@ -13,7 +13,7 @@ import torch
 
 from pserver.client.channel import Channel
 from pserver.client.replies import Reply
-from pserver.job.job import Reloading
+from pserver.job.job import Job
 from pserver.job.job_files import Saving
 from pserver.job.program import InstalledProgram
 from pserver.job_log.records import Loss, Lost, Process, Record, Standing
@@ -105,7 +105,7 @@ class History:
         self.records: dict[Decisions, dict[int, Record]] = {}
         self.tables: dict[SparseTable, TableCalls] = {}
         self.cuts: dict[str, Cut] = {}
-        self.stood: dict[Reloading, Stood] = {}
+        self.stood: dict[Job, Stood] = {}
         self._dead: set[Decisions] = set()
         self._places: dict[Channel, Place] = {}
         self._changed = threading.Condition()  # guards all of the above
@@ -219,7 +219,7 @@ class History:
                 (Channel, "push_rows", self._push_rows),
                 (Channel, "commit", self._commit),
                 (Decisions, "_take", self._take),
-                (Reloading, "_stands", self._stands),
+                (Job, "_stands", self._stands),
                 (Saving, "cut", self._save),
                 (SparseTable, "cut", self._cut),
                 *((SparseTable, name, self._update) for name in ("update", "add")),
@@ -259,7 +259,7 @@ class History:
         return take
 
     def _stands(self, name: str, right: Any) -> Any:
-        def stands(job: Reloading, standing: Standing) -> None:
+        def stands(job: Job, standing: Standing) -> None:
             right(job, standing)
             held, reload = job.program, job.reload
             assert held is not None and reload is not None, "it serves"

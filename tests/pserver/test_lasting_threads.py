@@ -23,7 +23,7 @@ import pytest
 
 from pserver.client import announcement
 from pserver.client import stream as retrying_stream
-from pserver.client.client import Heartbeating, Report, ServerReturn
+from pserver.client.client import Client, Report, ServerReturn
 from pserver.client.observer import Observer
 from pserver.job_log.follower import FollowerLink
 from pserver.launcher.log_file import LogFile
@@ -179,13 +179,13 @@ def test_where_a_warning_cannot_be_said_either_all_goes_on() -> None:
 def heartbeats() -> None:
     """What a heartbeat says, its call, and what is made of its answer."""
 
-    class Beating(Heartbeating):
+    class Beating(Client):
         """A connection to a server that answers."""
 
         every_channel = cast(Any, ())
 
         def __init__(self) -> None:
-            self.index, self.activity = 0, ""
+            self.index, self.activity, self.endpoint = 0, "", "a:1"
             self._heartbeat_timeout, self._closing = 0.5, threading.Event()
             self._return, self._answered = ServerReturn("server 0"), 0.0
             self._reply, self._failure = JoinReply(session="s"), None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,93 +49,10 @@ if TYPE_CHECKING:
     from trainer.executor.program_training import ProgramTraining
 
 
-# ---- dataset runs ----
-#
-# Programs run over datasets: a pass, batch by batch.
-
-
 OFFSETS = "_offsets"  # after a ragged slot's name: the input that takes where its bags begin
 SHOWN = 6  # of a value's elements, in a line
 Batch = Mapping[str, Any]  # slot -> a tensor, or (values, offsets) of a ragged slot
 ProgramToRun = Program | CompiledProgram | None
-
-
-class DatasetRuns(ABC):
-    """What an Executor does with datasets."""
-
-    @abstractmethod
-    def run(self, program: ProgramToRun = None, feed: Any = None, fetch_list: Any = None) -> Any:
-        """Runs a program once."""
-
-    def train_from_dataset(
-        self,
-        program: ProgramToRun = None,
-        dataset: Iterable[Batch] = (),
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        debug: bool = False,
-    ) -> int:
-        """Runs a program once for each batch of a dataset, one pass over it.
-
-        A slot feeds the input of its name.  A ragged slot ``x`` feeds ``x`` with its values and
-        ``x_offsets`` with int64 [batch], where each sample's values begin.  Slots of which the
-        program has no input are left out.  What ``strategy.trainer_desc_configs`` names is dumped.
-
-        Args:
-            program: the default main program if None.
-            dataset: ``fleet.InMemoryDataset``, ``fleet.QueueDataset``, or any iterable of dicts of
-                tensors by slot.
-            fetch_list: names of variables, printed every ``print_period`` batches.
-            fetch_info: how they are called there; None: by their names.
-            print_period: batches between two lines.
-            debug: each line also says how long this waited for batches, and how long it ran.
-
-        Returns:
-            How many batches there were.
-
-        Raises:
-            TypeError, ValueError: the dataset does not feed an input, or see :meth:`Executor.run`.
-        """
-        fed = _Feeds("train_from_dataset", program, dataset)
-        lines = _Lines(fetch_list, fetch_info, print_period, debug)
-        count = 0
-        for feed in lines.timed(fed):
-            count += 1
-            values = self.run(program, feed, list(fetch_list) if lines.due(count) else None)
-            lines.ran(count, values)
-        return count
-
-    def infer_from_dataset(
-        self,
-        program: ProgramToRun = None,
-        dataset: Iterable[Batch] = (),
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        debug: bool = False,
-    ) -> list[Tensor]:
-        """Like :meth:`train_from_dataset`, but nothing is trained: of a program that trains its
-        ``clone(for_test=True)`` runs.
-
-        Returns:
-            For each of ``fetch_list`` the values of all batches, one after the other along
-            dimension 0; those without a dimension as one each.
-
-        Raises:
-            TypeError, ValueError: as above.
-        """
-        main = _main(program)
-        test = main.clone(for_test=True) if main.main.variables_of(Role.GRADIENT) else program
-        fed = _Feeds("infer_from_dataset", test, dataset)
-        lines, found = _Lines(fetch_list, fetch_info, print_period, debug), list[list[Tensor]]()
-        for count, feed in enumerate(lines.timed(fed), 1):
-            found.append(self.run(test, feed, list(fetch_list)))
-            lines.ran(count, found[-1] if lines.due(count) else [])
-        return [
-            torch.cat([value if value.dim() else value[None] for value in values])
-            for values in zip(*found, strict=True)
-        ]
 
 
 def _main(program: ProgramToRun) -> Program:
@@ -272,7 +188,7 @@ def check_numbers(
 Programs = Program | Sequence[Program] | None
 
 
-class Executor(DatasetRuns):
+class Executor:
     """Runs programs on one device.  One thread uses it.
 
     A closed Executor runs nothing any more; ``with Executor() as executor:`` closes it.
@@ -720,6 +636,78 @@ class Executor(DatasetRuns):
             each.transport for each in self._collectives
         }
         return ", ".join(sorted(transports)) or "local"
+
+    # ---- passes over datasets, batch by batch ----
+
+    def train_from_dataset(
+        self,
+        program: ProgramToRun = None,
+        dataset: Iterable[Batch] = (),
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        debug: bool = False,
+    ) -> int:
+        """Runs a program once for each batch of a dataset, one pass over it.
+
+        A slot feeds the input of its name.  A ragged slot ``x`` feeds ``x`` with its values and
+        ``x_offsets`` with int64 [batch], where each sample's values begin.  Slots of which the
+        program has no input are left out.  What ``strategy.trainer_desc_configs`` names is dumped.
+
+        Args:
+            program: the default main program if None.
+            dataset: ``fleet.InMemoryDataset``, ``fleet.QueueDataset``, or any iterable of dicts of
+                tensors by slot.
+            fetch_list: names of variables, printed every ``print_period`` batches.
+            fetch_info: how they are called there; None: by their names.
+            print_period: batches between two lines.
+            debug: each line also says how long this waited for batches, and how long it ran.
+
+        Returns:
+            How many batches there were.
+
+        Raises:
+            TypeError, ValueError: the dataset does not feed an input, or see :meth:`Executor.run`.
+        """
+        fed = _Feeds("train_from_dataset", program, dataset)
+        lines = _Lines(fetch_list, fetch_info, print_period, debug)
+        count = 0
+        for feed in lines.timed(fed):
+            count += 1
+            values = self.run(program, feed, list(fetch_list) if lines.due(count) else None)
+            lines.ran(count, values)
+        return count
+
+    def infer_from_dataset(
+        self,
+        program: ProgramToRun = None,
+        dataset: Iterable[Batch] = (),
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        debug: bool = False,
+    ) -> list[Tensor]:
+        """Like :meth:`train_from_dataset`, but nothing is trained: of a program that trains its
+        ``clone(for_test=True)`` runs.
+
+        Returns:
+            For each of ``fetch_list`` the values of all batches, one after the other along
+            dimension 0; those without a dimension as one each.
+
+        Raises:
+            TypeError, ValueError: as above.
+        """
+        main = _main(program)
+        test = main.clone(for_test=True) if main.main.variables_of(Role.GRADIENT) else program
+        fed = _Feeds("infer_from_dataset", test, dataset)
+        lines, found = _Lines(fetch_list, fetch_info, print_period, debug), list[list[Tensor]]()
+        for count, feed in enumerate(lines.timed(fed), 1):
+            found.append(self.run(test, feed, list(fetch_list)))
+            lines.ran(count, found[-1] if lines.due(count) else [])
+        return [
+            torch.cat([value if value.dim() else value[None] for value in values])
+            for values in zip(*found, strict=True)
+        ]
 
 
 def _served(program: Programs, scheduler: Any | None) -> Program | None:
