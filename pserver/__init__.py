@@ -599,7 +599,7 @@ __all__ = [
     "Uniform",
     "Variable",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # all are imported when they are used: modules of ours, names of our own, then those of the packages
 _MODULES = {
