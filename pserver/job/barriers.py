@@ -35,9 +35,8 @@ from pserver.membership.members import (
 from pserver.membership.waits import Kind
 
 WAIT_SECONDS = 1.0  # the longest that a call waits
-MOST_PUT_OFF = (
-    256  # saves whose names are kept; to an earlier one a trainer comes in vain once more
-)
+# saves whose names are kept; to an earlier one a trainer comes in vain once more
+MOST_PUT_OFF = 256
 MOST_NAMES = 2**16  # of barriers, and of topics
 KEPT_BYTES = 2**22  # of texts of barriers that are over
 KEPT_TEXT = 2**16  # characters of one barrier that are kept: tensors are too long

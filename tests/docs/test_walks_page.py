@@ -90,7 +90,7 @@ class Net(nn.Module):
 def test_a_step_calls_all_that_the_walks_name(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sync step, of two servers over TCP, goes through every function of the two walks."""
+    """A sync step of two servers over TCP and a barrier go through every function of the walks."""
     monkeypatch.setenv("PSERVER_TRANSPORT", "tcp")
     strategy = DistributedStrategy()
     strategy.a_sync = False
@@ -106,6 +106,7 @@ def test_a_step_calls_all_that_the_walks_name(
             model(torch.arange(32)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
+        fleet.barrier_worker()
         on.clear()
         fleet.finish()
     walks = PAGE.read_text(encoding="utf-8").partition("## Where the walks differ")[0]

@@ -33,9 +33,8 @@ class Role(enum.Enum):
     DELTA = 6  # the change of a parameter in k steps
     SIZE = 7  # a whole number: the extent of a free dimension
     OUTPUT = 8  # what a step returns
-    TABLE = (
-        9  # rows by id, looked up and trained a few at a time; no process holds them as one tensor
-    )
+    # rows by id, looked up and trained a few at a time; no process holds them as one tensor
+    TABLE = 9
 
 
 PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE})

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from transpiler.ir.sparse_rows import SparseRows
 from transpiler.tracing.tables import comparable, eager_gradient
 
-CLOSE = (
-    1e-6  # relative difference allowed where eager runs one kernel and the program several (GRU)
-)
+# relative difference allowed where eager runs one kernel and the program several (GRU)
+CLOSE = 1e-6
 CLOSE_ON_A_GPU = 1e-4  # the same on a GPU, which adds sums up in no fixed order
 
 
