@@ -232,7 +232,7 @@ class LeaseCalls:
         return Lease(ranges, reply.batches, reply.over, reply.left, reply.stripes)
 
     def kept(self) -> str:
-        """What a checkpoint is to keep."""
+        """The lease table, for a checkpoint."""
         return self._call(LeaseRequest()).table
 
     def restore(self, kept: str) -> None:
@@ -261,7 +261,7 @@ ASK_SECONDS = 20.0  # a script that does not come to its next batch or step can 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What another trainer has said.
+    """Another trainer's answer.
 
     Attributes:
         position: a text of the trainers' own.
@@ -506,7 +506,7 @@ class TraceCalls:
             self._call(TraceAction.TRACE_LEAVE, number, index=index, parts=len(parts), part=part)
 
     def left_by(self, trainer: int, number: int) -> Recording | None:
-        """What a trainer has left; None: not all of it is there yet.
+        """A trainer's trace; None: not all of it is there yet.
 
         Raises:
             CorruptFrame: it is no recording of that trainer.
@@ -575,7 +575,7 @@ MOST_VALUES = 64  # of a report: a server keeps no more
 
 @dataclass(slots=True)
 class LaneTotals:
-    """What a trainer has measured of one lane's steps: running totals.
+    """A trainer's measurements of one lane's steps: running totals.
 
     Attributes:
         steps: that the script has closed.
@@ -596,7 +596,7 @@ class LaneTotals:
         self.waits[server] = self.waits.get(server, 0) + 1
 
     def message(self, server: int) -> LaneReport:
-        """What one server is told of it."""
+        """The part for one server."""
         return LaneReport(
             steps=self.steps,
             step_seconds=self.step_seconds,
@@ -608,7 +608,7 @@ class LaneTotals:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a trainer says of its training.
+    """A trainer's report of its training.
 
     Attributes:
         samples: that the script has reported.
@@ -697,7 +697,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a trainer says of itself on joining.
+    """A trainer's description of itself on joining.
 
     Attributes:
         incarnation: a random text, new for each start of the process.
@@ -997,13 +997,13 @@ class Client:
         return log_place_of(self._control.status().recording)
 
     def check(self) -> None:
-        """Raises what ended the connection, if something did."""
+        """Raises the error that ended the connection, if one did."""
         if (failure := self.failure) is not None:
             raise failure
 
     @property
     def failure(self) -> PServerError | None:
-        """What ended the connection, if something did."""
+        """The error that ended the connection, if one did."""
         failures = (self._failure, *(channel.failure for channel in self.every_channel))
         return next((failure for failure in failures if failure is not None), None)
 
@@ -1134,7 +1134,7 @@ class Client:
 
     @property
     def leases(self) -> LeaseCalls:
-        """The calls about who trains on which samples; server 0 answers them."""
+        """The calls about leases of samples; server 0 answers them."""
         return LeaseCalls(self._control, self._asked, self.check)
 
     @property

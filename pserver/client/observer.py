@@ -1,4 +1,4 @@
-"""Reading what a server holds without taking part in its job: for ``pserver save``."""
+"""Reading a server's values without taking part in its job: for ``pserver save``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Progress:
 
 
 class Observer:
-    """Reads what one server holds, in a pause of its job.  One thread uses it.
+    """Reads one server's values, in a pause of its job.  One thread uses it.
 
     Args:
         endpoint: HOST:PORT.

@@ -1,4 +1,4 @@
-"""What a server answers a trainer, as plain values: no caller sees a message of the protocol."""
+"""A server's answers, as plain values: no caller sees a message of the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transpiler.files import bounded_json
 
 
 class MissedValues:
-    """What of a reply has been missed.  The inbox's thread uses it.
+    """The missed parts of a reply.  The inbox's thread uses it.
 
     See [Note: values that change] in pserver/transport/zones.py.
     """
@@ -41,7 +41,7 @@ class MissedValues:
         return done
 
     def ask(self, request: int) -> Frame:
-        """Asks for what was missed, once."""
+        """Asks for the missed parts, once."""
         names, self._names = self._names, {}
         return Frame(kind=Kind.PULL, request=request, parts=[Part(name=name) for name in names])
 
@@ -113,7 +113,7 @@ class Reply:
         )
 
     def joined(self, others: Sequence[Reply]) -> Reply:
-        """This reply, with what other servers have found in the same step."""
+        """This reply, with other servers' findings about the same step."""
         found: dict[tuple[int, int], set[str]] = {}
         for reply in (self, *others):
             for each in reply.nonfinite:

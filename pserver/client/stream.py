@@ -66,7 +66,7 @@ from pserver.wire_pb2 import Done, Failure, Frame, Kind, Part
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What is waited for in one request.
+    """The parts of one request that are awaited.
 
     Attributes:
         reply: the server's, or the failure that came instead.
@@ -79,7 +79,7 @@ class Awaited:
     sent: Future[None] = field(default_factory=Future)
 
     def fail(self, error: PServerError) -> None:
-        """What has not come fails."""
+        """Fails the parts that have not arrived."""
         for future in (self.reply, self.norms):
             if not future.done():
                 future.set_exception(error)
@@ -347,7 +347,7 @@ class RetryingStream:
             self._end_request()
 
     def _end_request(self) -> None:
-        """What has not been answered fails.  The caller holds the lock."""
+        """Fails all unanswered requests.  The caller holds the lock."""
         closed = Unreachable(f"{self._name}: this trainer has closed the connection")
         self._awaited.fail(self.failure or closed)
 

@@ -224,11 +224,11 @@ class ControlClient:
         return self._call("Position", request, wire.PositionReply, timeout, meanwhile=meanwhile)
 
     def save(self, request: wire.SaveRequest, timeout: float = FILE_SECONDS) -> wire.SaveReply:
-        """Writes what the server holds to its disk."""
+        """Has the server write its values to its disk."""
         return self._call("Save", request, wire.SaveReply, timeout)
 
     def load(self, request: wire.LoadRequest, timeout: float = FILE_SECONDS) -> wire.LoadReply:
-        """Reads what the server holds from its disk."""
+        """Has the server read its values from its disk."""
         return self._call("Load", request, wire.LoadReply, timeout)
 
     def shrink(
@@ -259,7 +259,7 @@ class ControlClient:
     def reset(
         self, request: wire.ResetRequest | None = None, timeout: float | None = None
     ) -> wire.ResetReply:
-        """Drops what a failed job has left."""
+        """Drops the values of a failed job."""
         return self._call("Reset", request or wire.ResetRequest(), wire.ResetReply, timeout)
 
     def trace(self, request: wire.TraceRequest, timeout: float | None = None) -> wire.TraceReply:
@@ -347,7 +347,7 @@ class ControlClient:
     def _proof(
         self, channel: grpc.Channel, name: str, said: bytes, timeout: float
     ) -> tokens.Metadata:
-        """What goes with a call.  The server has proved itself by then: it has heard a random
+        """The metadata of a call.  The server has proved itself by then: it has heard a random
         number, and nothing else.
 
         Raises:

@@ -110,7 +110,7 @@ class ControlServer:
         self._health.enter_graceful_shutdown()
 
     def end_late(self) -> None:
-        """Ends calls whose message has not come in time; somebody calls it now and then."""
+        """Ends calls whose message is overdue; it is called now and then."""
         self._threads.end_late()
 
     def stop(self, grace_seconds: float) -> None:

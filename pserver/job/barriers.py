@@ -185,14 +185,14 @@ class Barriers:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """What who takes its place is to :meth:`take`: the barriers that all have passed."""
+        """The entries for its replacement to :meth:`take`: the barriers that all have passed."""
         passed = [(name, self._arrived[name]) for name in self._arrived if name in self._written]
         known = [*self._over.items(), *passed]
         put_off = [["put off", name, why] for name, why in self._put_off.items()]
         return [["barrier", name, list(told.items())] for name, told in known] + put_off
 
     def take(self, kind: str, name: str, told: Any) -> None:
-        """Takes what another process has written."""
+        """Restores another process's entries."""
         if kind == "put off":
             self._put_off[name] = told
             return

@@ -33,7 +33,7 @@ class Part(Protocol):
     write: Callable[..., None] | None
 
     def entries(self) -> list[list[Any]]:
-        """All that it knows, and that who takes its place takes."""
+        """All entries, for its replacement."""
 
 
 class Coordination:
@@ -63,7 +63,7 @@ class Coordination:
         self._unheard: dict[Process, deque[Consumed]] = defaultdict(deque)
 
     def restore(self) -> None:
-        """Takes what the process before this one has written.
+        """Restores the entries of the process before this one.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: it cannot be read, or is of another job.

@@ -147,7 +147,7 @@ class Gatherings:
             self._texts.remove(before.member.trainer, "a gathering", before.text)
 
     def _there(self) -> list[Arrival]:
-        """Who has come, and is still there."""
+        """The trainers that have come, and are still there."""
         joined = MemberState.JOINED
         return [each for each in self._arrived.values() if each.member.state is joined]
 
@@ -179,7 +179,7 @@ class Gatherings:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """What who takes its place is to :meth:`take`."""
+        """The entries for its replacement to :meth:`take`."""
         last = self._last
         processes = [astuple(each) for each in sorted(last.processes)]
         return [["gathering", last.number, last.changes, processes, list(last.texts.items())]]
@@ -192,6 +192,6 @@ class Gatherings:
         processes: Sequence[Sequence[Any]],
         texts: Sequence[Sequence[Any]],
     ) -> None:
-        """Takes what another process has written."""
+        """Restores another process's entries."""
         were = frozenset(Process(trainer, incarnation) for trainer, incarnation in processes)
         self._last = Gathering(number, changes, were, {trainer: text for trainer, text in texts})

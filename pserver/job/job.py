@@ -293,7 +293,7 @@ def _root(path: str) -> str:
 
 
 def _said(path: str, lost: Mapping[int, Loss]) -> str:
-    """What is lost, as a sentence."""
+    """The losses, as a sentence."""
     steps = sum(loss.steps for loss in lost.values())
     rows = sum(loss.rows for loss in lost.values())
     each = ", ".join(f"trainer {t}: {loss.steps}" for t, loss in sorted(lost.items()))
@@ -458,7 +458,7 @@ class Job:
             self._serve(program, values)
 
     def keep(self, values: Storage) -> None:
-        """Puts what the job has left into ``values``, on a server that ends with its first job;
+        """Copies the job's last values into ``values``, on a server that ends with its first job;
         nothing where none has begun.
         """
         with self.condition:
@@ -633,7 +633,7 @@ class Job:
         return wire.ShrinkReply(removed=removed)
 
     def status(self, request: wire.StatusRequest) -> wire.StatusReply:
-        """What an operator sees."""
+        """The job's status, for an operator."""
         with self.condition:
             reply = wire.StatusReply(
                 state=self.lifecycle.word,
@@ -743,7 +743,7 @@ class Job:
 
     @property
     def failure(self) -> PServerError | None:
-        """What ended the present job; None while all is well."""
+        """The error that ended the present job; None while there is none."""
         return self.lifecycle.failure
 
     @property
@@ -1015,7 +1015,7 @@ class Job:
         self.lifecycle.begin()
 
     def _check_trainer_0(self, request: wire.JoinRequest) -> None:
-        """Raises what has happened to trainer 0, if it will not come."""
+        """Raises an error if trainer 0 will not come."""
         since = self._announcements.first_heard(request.incarnation, self._clock())
         if (lost := self._lost(0, since)) is not None:
             raise lost
@@ -1138,7 +1138,7 @@ class Job:
     # ---- membership: Reset, Announce, Heartbeat, Finish, Leave, and the clock's tick ----
 
     def reset(self, request: wire.ResetRequest) -> wire.ResetReply:
-        """Drops what a failed job has left.
+        """Drops the values of a failed job.
 
         Raises:
             Busy: a job runs.
@@ -1333,7 +1333,7 @@ class Job:
         return all([each.wait(max(0.0, end - time.monotonic())) for each in self.recorders])
 
     def installed(self) -> InstalledProgram:
-        """What the present job has installed.
+        """The present job's program.
 
         Raises:
             UnknownSession: this server comes back, and nobody has joined it again.
@@ -1400,7 +1400,7 @@ class Job:
         )
 
     def load(self, request: wire.LoadRequest) -> wire.LoadReply:
-        """Reads what :meth:`save` wrote, for the same plan."""
+        """Reads the files of :meth:`save`, for the same plan."""
         self.member(request.session)
         path, root = self._directory(request.path), self._root
         job_files.load(path, self.installed(), self._members, root)

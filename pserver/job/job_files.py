@@ -216,7 +216,7 @@ def _epochs(installed: InstalledProgram) -> dict[str, int]:
 
 
 def _base_of(path: str, installed: InstalledProgram) -> checkpoint.Saved:
-    """The save at a path, if what has changed since is known.
+    """The save at a path, if all changes since are known.
 
     Raises:
         Refused: it is not.
@@ -233,7 +233,7 @@ def _base_of(path: str, installed: InstalledProgram) -> checkpoint.Saved:
 
 
 def load(path: Named, installed: InstalledProgram, members: Membership, root: str = "") -> Named:
-    """Reads what :func:`save` wrote.
+    """Reads the files of :func:`save`.
 
     A trainer's watermarks count for the same incarnation only, whether it has joined or joins
     later, and never go back: a trainer that runs on keeps its step numbers, and one that was

@@ -1,4 +1,4 @@
-"""What a server holds while it has a job: the slices, the tables, and a lane executor for each lane
+"""A server's state during a job: the slices, the tables, and a lane executor for each lane
 that updates them.
 
 [Note: a server's file]  A pserver program with these values is all that a job needs of its server:
@@ -451,7 +451,7 @@ def check_parts(message: ProgramMessage, limits: Limits) -> None:
 
 
 def slices_bytes(program: Program) -> int:
-    """What a program's slices and their states take."""
+    """The bytes of a program's slices and their states."""
     held = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.STATE)
     return sum(math.prod(map(int, each.shape)) * DTYPES[each.dtype].itemsize for each in held)
 
@@ -599,7 +599,7 @@ def _rows(table: LockedTable) -> HeldRows:
 
 @dataclass(slots=True)
 class Observation:
-    """One observer's look at what a job holds, which outlives the job.
+    """One observer's view of a job's values, which outlives the job.
 
     Attributes:
         installed: what it reads.

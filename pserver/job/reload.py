@@ -1,4 +1,4 @@
-"""What is known of a server that was started again while its job goes on.
+"""The state of a server that was started again while its job goes on.
 
 ::
 

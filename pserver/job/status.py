@@ -1,4 +1,4 @@
-"""What ``pserver status`` and ``pserver save`` learn from a server: its trainers, what it holds."""
+"""A server's answers to ``pserver status`` and ``pserver save``: its trainers, its contents."""
 
 from __future__ import annotations
 

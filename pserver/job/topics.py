@@ -1,4 +1,4 @@
-"""What the trainers of a job agree on: of each topic what the first one has said, on server 0."""
+"""The agreements of a job's trainers: the first one's text about each topic, on server 0."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Topics:
         self._said: dict[str, str] = {}
 
     def agree(self, topic: str, text: str, trainer: int = 0) -> str:
-        """What the first trainer said about a topic: this text, where nobody has said anything; ""
-        only asks.
+        """The first trainer's text about a topic: this one, if there is none yet; "" only asks.
 
         Args:
             trainer: that says it.
@@ -47,10 +46,10 @@ class Topics:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """What who takes its place is to :meth:`take`."""
+        """The entries for its replacement to :meth:`take`."""
         return [["said", topic, text] for topic, text in self._said.items()]
 
     def take(self, kind: str, topic: str, text: str) -> None:
-        """Takes what another process has written."""
+        """Restores another process's entries."""
         self._said[topic] = text
         self._texts.add(0, topic, text, checked=False)

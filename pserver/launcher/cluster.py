@@ -35,7 +35,7 @@ from pserver.security.tokens import Role, Secret
 
 
 def variables_of(path: str | None, every: float | None, keep: int | None) -> dict[str, str]:
-    """What ``--checkpoint``, ``--every`` and ``--keep`` say, as trainers read it.
+    """The values of ``--checkpoint``, ``--every`` and ``--keep``, as trainers read them.
 
     Args:
         path: of the folder, or its URL; None: the job does not save by itself.
@@ -74,7 +74,7 @@ ASIDE = ".old"  # a page shows the files *.log
 
 
 def set_aside(folder: Path, written: Collection[str]) -> list[str]:
-    """Gives such logs names that nobody takes for this job's; nothing is removed.
+    """Renames such logs, so that they are not mistaken for this job's; removes nothing.
 
     Args:
         folder: of the logs; it need not be there.
@@ -247,7 +247,7 @@ class Cluster:
 
     @property
     def script_name(self) -> str:
-        """What the job is called where nobody names it."""
+        """The default name of the job."""
         return Path(self.script).stem[:MOST_JOB_NAME]
 
     def metrics_at(self, kind: str, number: int) -> str:
@@ -401,7 +401,7 @@ def collective_endpoints(
 
 
 def least_and_most(trainers: str) -> tuple[int, str]:
-    """What ``--trainers MIN:MAX`` says, and any other form of it.
+    """The value of ``--trainers``: MIN:MAX, or any other form.
 
     Returns:
         MIN, and MAX as a number to read; otherwise 0, and what was given.
@@ -497,7 +497,7 @@ SERVER_ROLE_VARIABLES = (
 
 
 class ProcessEnvironments:
-    """What each process of this host finds in its environment.
+    """The environment of each process of this host.
 
     Args:
         cluster: what is started.
@@ -677,7 +677,7 @@ class JobTokens:
 
     @property
     def for_servers(self) -> dict[str, str]:
-        """The variables of servers, and of what ``launch`` runs for itself."""
+        """The variables of servers, and of the helpers that ``launch`` runs."""
         return self._variables(self.operator)
 
     @property

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def free_places(status: StatusReply, least: int) -> list[int]:
-    """The places that nobody has taken, and those whose trainer was lost.
+    """The free places, and those of lost trainers.
 
     Args:
         status: of a server that serves the job.

@@ -17,7 +17,7 @@ MORE_SECONDS = 30.0  # for the process that asks to begin and to end
 
 
 def find_place(cluster: Cluster, token: str, environment: Mapping[str, str]) -> int:
-    """A place that nobody has taken.  Two launches that ask at once may get the same one, rarely,
+    """A free place.  Two launches that ask at once may get the same one, rarely,
     as each draws among all; the server then refuses the second.
 
     Args:

@@ -1,5 +1,5 @@
-"""Asks what a server that has died can go on from: ``launch`` runs it as a process, because
-it imports gRPC and torch, and ``launch`` does not.
+"""Asks for the save from which a dead server can be restarted.  ``launch`` runs it as a process,
+because it imports gRPC and torch, and ``launch`` does not.
 
 ::
 
@@ -51,7 +51,7 @@ def obstacle(status: StatusReply) -> str:
 
 
 def part_of(folder: str, index: int, fingerprint: str) -> tuple[str, str]:
-    """The directory, or the URL, of what a server has written of the newest whole checkpoint; and
+    """The directory, or the URL, of a server's part of the newest whole checkpoint; or the reason
     why there is none.
 
     Args:

@@ -93,7 +93,7 @@ class View:
 
 
 class Feed:
-    """What servers have said of a job, one time after another.
+    """The successive states of a job's servers.
 
     One thread calls :meth:`take`; what another reads meanwhile is of before or after.
     """
@@ -108,7 +108,7 @@ class Feed:
         self._view: tuple[Progress | None, float | None, Mapping[str, float]] = (None, None, {})
 
     def take(self, servers: Sequence[Server], now: float) -> None:
-        """What all servers say now.
+        """The present states of all servers.
 
         Args:
             servers: by number.
@@ -123,7 +123,7 @@ class Feed:
         self._view = self._progress(reports, now), self._rate(reports, now), means(reports)
 
     def view(self, title: str, seconds: float, processes: Sequence[ProcessLine]) -> View:
-        """What a panel shows of it."""
+        """The state as a panel shows it."""
         return View(title, seconds, processes, *self._view)
 
     def server(self, number: int, now: float) -> str:
@@ -302,7 +302,7 @@ def _style(state: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """What others have said, without codes that a terminal would obey."""
+    """Text of other processes, without control codes of a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -431,7 +431,7 @@ class Panel:
             yield ProcessLine(process.name, state or waiting, step, process.memory_bytes)
 
     def close(self) -> None:
-        """Removes the panel, and ends what it has started; harmless when called twice."""
+        """Removes the panel, and ends its process; harmless when called twice."""
         self.leave()
         self._end_asking()
 

@@ -92,7 +92,7 @@ class Terminal:
             self._write(f"{'' if self._drawn else clear}{name:<{self._width}} | {text}\n")
 
     def through(self, data: bytes) -> None:
-        """Passes on what the owner of the terminal wrote."""
+        """Passes on the output of the terminal's owner."""
         with self._lock:
             if not self.panel:
                 self._write(data.decode(errors="replace"))

@@ -85,7 +85,7 @@ class StartedProcesses:
 
     @property
     def write_ahead_log(self) -> str:
-        """Where server 0 writes what a process in its place has to know."""
+        """The file in which server 0 keeps the state that its replacement needs."""
         return str(Path(self.cluster.log_dir) / "server-0.wal")
 
     # ---- starting ----

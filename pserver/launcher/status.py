@@ -1,4 +1,4 @@
-"""What ``pserver status`` shows: which servers are up, what they hold, and their transports."""
+"""The output of ``pserver status``: which servers are up, their contents, and their transports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking one server.
+    """The outcome of asking one server.
 
     Attributes:
         reply: None: it did not answer, or refused to.
@@ -198,7 +198,7 @@ def ask(endpoint: str, variables: bool = False, access: Access = OPEN) -> Status
 
 
 def expiring(endpoint: str, access: Access) -> list[str]:
-    """What is to be said of the end of the server's certificate: nothing until it is near."""
+    """A warning of the end of the server's certificate; empty until it is near."""
     if access.keys is None:
         return []
     host, port = split_endpoint(endpoint)
@@ -293,7 +293,7 @@ def table_line(table: TableStatus) -> str:
 
 
 def epoch_line(epoch: EpochStatus) -> str:
-    """What has become of an epoch's samples, in one line."""
+    """The progress of an epoch's samples, in one line."""
     total = f"{epoch.samples} {epoch.unit}" if epoch.samples else f"{epoch.unit}, no end met"
     text = f"epoch {epoch.number}{', over' if epoch.over else ''}: {total}, {epoch.decided} decided"
     text += f", {epoch.leased} leased, {epoch.skipped} skipped, {epoch.handed_back} handed back"
@@ -309,7 +309,7 @@ def save_line(save: SaveStatus) -> str:
 
 
 def reload_line(reload: ReloadStatus) -> str:
-    """What was lost of a server that has come back, in one line."""
+    """The losses of a server that has come back, in one line."""
     each = ", ".join(f"trainer {t}: {n}" for t, n in sorted(reload.steps_by_trainer.items()))
     return (
         f"came back from {reload.file}: {reload.steps} decided steps are lost here ({each}), with "

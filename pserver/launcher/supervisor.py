@@ -55,7 +55,7 @@ class Answer:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Answer:
-        """From what last_word.py prints; unknown where it has printed nothing."""
+        """Reads the output of last_word.py; unknown where there is none."""
         return cls(said.get("took_part"), said.get("done"), said.get("goes_on"))
 
 
@@ -79,7 +79,7 @@ class EndedTrainers:
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
     def ask(self, ended: Process, replaced: bool) -> Question | None:
-        """Tells the servers of one, and asks what becomes of the job.
+        """Tells the servers of one, and asks whether the job goes on.
 
         Args:
             replaced: it is to be started again, if the job goes on.
@@ -143,7 +143,7 @@ EARLY_SECONDS = 60.0  # a trainer that lives for less has died at its start
 
 
 class Next(enum.Enum):
-    """What ``launch`` does when a process has failed."""
+    """The decision of ``launch`` about a process that has failed."""
 
     WITHOUT = "the others go on without it"
     ALONE = "it is started again, and the others go on"
@@ -211,7 +211,7 @@ class RestartPolicy:
         return f"restart {self.used} of {self.most}"
 
     def after(self, ended: Ended) -> Next:
-        """What follows in a job with servers."""
+        """The next action in a job with servers."""
         if ended.trainer is None and ended.goes_on and self.left:
             self.used += 1
             return Next.ALONE
@@ -225,7 +225,7 @@ class RestartPolicy:
         return self._whole()
 
     def after_collective(self, ended: Ended, trainers: int) -> Next:
-        """What follows in a job without servers.
+        """The next action in a job without servers.
 
         Args:
             trainers: with how many the job was started last.
@@ -313,7 +313,7 @@ def preemption(process: Process) -> str:
 
 
 def lost(process: Process, what: Next, counted: str) -> str:
-    """What is said of a trainer without which its job goes on.
+    """The message about a trainer without which its job goes on.
 
     Args:
         what: ALONE or WITHOUT.
@@ -346,7 +346,7 @@ def unanswered(process: Process, seconds: float) -> str:
 
 
 def reloads(process: Process, path: str, counted: str) -> str:
-    """What is said of a server that is started again while its job goes on.
+    """The message about a server that is started again while its job goes on.
 
     Args:
         path: of the save that it goes on from.
@@ -661,7 +661,7 @@ class Supervisor:
         return True
 
     def _follow(self, process: Process) -> None:
-        """A process has failed: does what follows, if the others go on.
+        """Handles a failed process, if the others go on.
 
         Raises:
             Failed: they do not.
@@ -919,7 +919,7 @@ class Supervisor:
         return self.cluster.data_dir is not None and self.cluster.host is None
 
     def _rescue(self) -> None:
-        """Saves what the servers of a failed job hold, if all of them are still there."""
+        """Saves the values of a failed job's servers, if all of them still run."""
         servers = self.started.servers
         if self._rescues and self._trainers and all(each.status is None for each in servers):
             environ = {**self.environment, **self._tokens.for_servers}
@@ -949,7 +949,7 @@ class Supervisor:
         return failed[0].status or 1 if failed else 1
 
     def _decide(self, failed: Sequence[Process]) -> None:
-        """What is to follow; nothing where a signal has come, also while the job failed.
+        """Decides the next action; none after a signal, also while the job fails.
 
         Args:
             failed: the cause first.

@@ -56,7 +56,7 @@ def _trainer(trainer: TrainerStatus) -> dict[str, Any]:
 
 
 def watch(access: Access, endpoints: Sequence[str]) -> None:
-    """Prints what servers say until nobody reads it."""
+    """Prints the servers' states until its reader is gone."""
     clients = [ControlClient(each, CALL_SECONDS, access=access) for each in endpoints]
     with ThreadPoolExecutor(min(16, len(clients))) as threads:
         while True:

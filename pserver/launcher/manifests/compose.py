@@ -85,7 +85,7 @@ def _beside(path: str, folder: Path) -> str:
 
 
 def _hardened(cluster: ClusterDescription) -> dict[str, Any]:
-    """What a container may do: write to /tmp and to the volume, as a user without privileges."""
+    """A container's rights: to write to /tmp and to the volume, as a user without privileges."""
     bounds: dict[str, Any] = {"cpus": cpus_of(cluster.cpus)} if cluster.cpus else {}
     if cluster.memory:
         bounds["mem_limit"] = f"{bytes_of('--memory', cluster.memory)}b"

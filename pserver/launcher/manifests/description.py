@@ -106,7 +106,7 @@ MOST_PROCESSES = 65536
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """What ``pserver manifest`` is asked for.
+    """The arguments of ``pserver manifest``.
 
     Example::
 
@@ -293,7 +293,7 @@ PROBE = ["pserver", "status", "--ready", f"localhost:{CONTROL}"]
 
 
 def serve_command(cluster: ClusterDescription) -> list[str]:
-    """What a server runs, but for when it ends."""
+    """A server's command, without its end."""
     command = ["pserver", "serve", "--endpoint", f"0.0.0.0:{CONTROL}", "--data-port", str(DATA)]
     if cluster.data_dir:
         command += ["--data-dir", cluster.data_dir]
@@ -303,7 +303,7 @@ def serve_command(cluster: ClusterDescription) -> list[str]:
 
 
 def train_command(cluster: ClusterDescription) -> list[str]:
-    """What a trainer runs."""
+    """A trainer's command."""
     script = cluster.script
     if not cluster.in_image:
         script = f"{SCRIPT_AT}/{Path(cluster.script).name}"

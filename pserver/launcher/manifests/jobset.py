@@ -313,7 +313,7 @@ def _server_keys(cluster: ClusterDescription) -> Object:
 
 
 def _resources(cluster: ClusterDescription, gpus: int) -> Object:
-    """What a container gets: as much as it asks for, and no more."""
+    """A container's resources: its limits are its requests."""
     amounts: Object = {"cpu": cluster.cpus} if cluster.cpus else {}
     if cluster.memory:
         amounts["memory"] = cluster.memory

@@ -55,7 +55,7 @@ def _comment(cluster: ClusterDescription) -> list[str]:
 
 
 def _options(cluster: ClusterDescription) -> list[str]:
-    """What the job asks Slurm for."""
+    """The job's requests to Slurm."""
     options = [
         f"--job-name={cluster.job}",
         f"--signal=B:TERM@{WARN_SECONDS}",

@@ -1,4 +1,4 @@
-"""The cost model: from what a probe has measured to the step of another cluster.
+"""The cost model: from a probe's measurements to the step of another cluster.
 
 [Note: the cost model]  A step of a trainer has a compute part and messages.  With lanes that wait,
 the two follow each other; with lanes that queue, messages are on their way meanwhile, and the
@@ -60,7 +60,7 @@ class LaneLoad:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """What the plan of a job says of its cost.
+    """The quantities of a job's plan that its cost depends on.
 
     Attributes:
         trainers: of the job.
@@ -92,7 +92,7 @@ class JobLoad:
 
     @classmethod
     def read(cls, path: str) -> JobLoad:
-        """Reads what :meth:`write` has written."""
+        """Reads a file of :meth:`write`."""
         found = _object(path)
         lanes = tuple(
             LaneLoad(**{**lane, "sent": tuple(lane["sent"]), "received": tuple(lane["received"])})
@@ -103,7 +103,7 @@ class JobLoad:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a probe has measured: means over its window, for one step of its one trainer.
+    """A probe's measurements: means over its window, for one step of its one trainer.
 
     Attributes:
         steps: in the window.
@@ -145,7 +145,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: str) -> Measured:
-        """Reads what :meth:`write` has written."""
+        """Reads a file of :meth:`write`."""
         found = _object(path)
         return cls(**{name: _whole(value) for name, value in found.items()})
 
@@ -357,7 +357,7 @@ def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
 
 
 def _processors(load: JobLoad, measured: Measured, where: Where) -> Part:
-    """What all steps need of the processors, where trainers do not wait for one another."""
+    """The processor time of all steps, where trainers do not wait for one another."""
     server = sum(measured.server_cpu_seconds)
     if where.apart:
         servers = max(1, load.servers)
@@ -395,7 +395,7 @@ def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]
 
 
 def _wire(load: JobLoad, travels: _Bytes, where: Where, steps: int, waits: bool) -> Sequence[Part]:
-    """What messages take on a link."""
+    """The time of messages on a link."""
     if where.rate is None:
         return []
     ways = ((travels.sent, "to"), (travels.received, "from")) if waits else ()

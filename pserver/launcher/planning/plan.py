@@ -210,7 +210,7 @@ def _queued(lane: LaneLoad, mode: str, steps: int) -> LaneLoad:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a search has chosen for a script.
+    """A search's choice for a script.
 
     Attributes:
         mode: "sync", "async" or "geo".
@@ -244,7 +244,7 @@ class Choice:
 
     @classmethod
     def read(cls, path: Path) -> Choice:
-        """Reads what :meth:`write` has written.
+        """Reads a file of :meth:`write`.
 
         Raises:
             OSError: there is no such file.
@@ -493,7 +493,7 @@ class _Run:
         self._samples: list[_Sample] = []
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts a process; what it says goes to a file."""
+        """Starts a process, with its output in a file."""
         with (self._folder / name).open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 command,
@@ -612,7 +612,7 @@ FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What ``pserver plan`` is asked.
+    """The arguments of ``pserver plan``.
 
     Attributes:
         servers, trainers: how many the job would have.
