@@ -244,7 +244,7 @@ class Coordinator:
         return record
 
     def _follow(self, record: Record, rows: Rows) -> None:
-        """What follows from a record."""
+        """Applies a record."""
         self.last, self._time = record.number, record.time
         self._recent.append(record)
         match record.what:

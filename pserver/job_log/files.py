@@ -50,7 +50,7 @@ PIECE_BYTES = 2**24  # read at a time
 
 
 class Damaged(ValueError):
-    """An entry is not what was written."""
+    """An entry differs from the one that was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Place:
 
 
 def head_of(number: int, message: bytes, payload: Sequence[memoryview]) -> bytes:
-    """What stands before an entry's message.
+    """The header of an entry, with the checksums of header and contents.
 
     Args:
         number: of the entry.

@@ -188,7 +188,7 @@ class FollowerLink:
             self._lose(JobFailed(f"{self._name}: {type(error).__name__}: {error}"))
 
     def _ask(self) -> FollowReply:
-        """What the coordinator says when it has begun this job."""
+        """The coordinator's answer when it has begun this job."""
         control = ControlClient(self._endpoint, self._timeout, self._name, self._access)
         try:
             control.wait_ready(self._start_timeout, self._check_open)

@@ -39,7 +39,7 @@ MESSAGE_BYTES = 16  # that a message takes besides its own
 
 
 class Messages:
-    """What one end says, numbered from 1, and what it has heard.
+    """One end's messages, numbered from 1, and the number that it has received.
 
     A message is kept until the peer has heard it, so that it can be said again on another stream.
 

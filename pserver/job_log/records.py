@@ -1,4 +1,4 @@
-"""What a job's log has, and what servers tell the coordinator; as values, and as messages."""
+"""The records of a job's log, and servers' notices to the coordinator; as values and messages."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Record:
 
 
 def notices_bytes(notices: Iterable[Notice]) -> bytes:
-    """What a server tells the coordinator, as it travels."""
+    """A server's notices to the coordinator, as they travel."""
     found = message.Notices()
     for notice in notices:
         added = found.notices.add()
@@ -393,7 +393,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a save has of a trainer's process in one lane.
+    """A save's state of a trainer's process in one lane.
 
     Attributes:
         step: the last one that is in it.
@@ -422,7 +422,7 @@ class Loss:
 
 
 def losses(standing: Standing, saved: Mapping[Process, Sequence[Applied]]) -> dict[int, Loss]:
-    """What is lost on a server that goes on from a save, by trainer.
+    """The losses on a server that goes on from a save, by trainer.
 
     Args:
         saved: of each process in the save, by lane.

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class JobLeases:
-    """Who trains on which samples of a job.  Any thread may call it; :meth:`check` and
+    """The leases of a job's samples.  Any thread may call it; :meth:`check` and
     :meth:`decided` under the job's lock.
 
     Args:
@@ -223,13 +223,13 @@ class JobLeases:
 
     @property
     def accounts(self) -> dict[int, Account]:
-        """What has become of the samples, by epoch."""
+        """The progress of the samples, by epoch."""
         with self._job.condition:
             self._follow_members()
             return self._table.accounts
 
     def plain(self) -> dict[str, Any]:
-        """What a checkpoint keeps; the caller holds the job's lock, or steps are paused."""
+        """The entries for a checkpoint; the caller holds the job's lock, or steps are paused."""
         return self._table.plain()
 
     def restore(self, plain: Mapping[str, Any]) -> None:

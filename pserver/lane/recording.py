@@ -1,4 +1,4 @@
-"""What a server records of its job's log: all that a replay needs, in the order in which it takes
+"""A server's recording of its job's log: all that a replay needs, in the order in which it takes
 effect here.
 
 [Note: the order of a recorded log]  Records are written as they take effect.  A step is written

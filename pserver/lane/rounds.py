@@ -293,7 +293,7 @@ class SyncRound:
 
     @property
     def counted(self) -> list[Contribution]:
-        """What is merged, in the order of the trainers; nothing where the round is skipped."""
+        """The gradients to merge, in the order of the trainers; none where the round is skipped."""
         in_order = [self.contributions[trainer] for trainer in sorted(self.contributions)]
         finite = [contribution for contribution in in_order if not contribution.refused]
         goes_on = len(finite) == len(in_order) or self.goes_on_without
@@ -381,7 +381,7 @@ class SyncRound:
 
     @property
     def outliers(self) -> tuple[OutlierPush, ...]:
-        """What is far beyond its trainer's history, in the order of the trainers."""
+        """The outliers of the trainers' histories, in the order of the trainers."""
         in_order = (self.contributions[trainer] for trainer in sorted(self.contributions))
         return tuple(found for each in in_order for found in each.outliers)
 

@@ -353,7 +353,7 @@ class LockedTable:
                 self._refusing(lambda: self.rows.load(chunk))
 
     def metadata(self) -> str:
-        """What the table knows besides its rows, as JSON."""
+        """The table's state besides its rows, as JSON."""
         with self._lock:
             return json.dumps(self.rows.metadata())
 
@@ -393,7 +393,7 @@ class LockedTable:
             return int(self.rows.shrink(now, days, threshold)) + int(self.rows.expire(now))
 
     def counters(self) -> dict[str, int]:
-        """What was counted since the start, by name ("admitted", "evicted", ...)."""
+        """The counters since the start, by name ("admitted", "evicted", ...)."""
         with self._lock:
             return dict(self.rows.counters())
 

@@ -160,7 +160,7 @@ class UpdateTask:
             pass
 
     def finish(self) -> None:
-        """Updates what is left, or waits for it, where no worker updates it.
+        """Updates the rest, or waits for the workers that do.
 
         Raises:
             Exception: what the update raised.

@@ -1,4 +1,4 @@
-"""Who takes part in a server's job, and what its log decides.
+"""The trainers of a server's job, and the decisions of its log.
 
 In reading order::
 

@@ -354,7 +354,7 @@ class LoggedCalls:
             self._give_up(own, Refused(f"the {kind} with number {number} was withdrawn"))
 
     def drop(self, member: Member) -> None:
-        """A trainer is lost: what is not in the log never will be."""
+        """Gives up a lost trainer's calls that are not in the log."""
         for own in list(self._calls.values()):
             if own.call.process == Process(member.trainer, member.incarnation):
                 self._give_up(own, TrainerLost(member.fenced))
@@ -435,7 +435,7 @@ class LoggedCalls:
 
 
 class Link(Protocol):
-    """What carries messages between the servers of a job; see :mod:`pserver.job_log`."""
+    """The carrier of messages between the servers of a job; see :mod:`pserver.job_log`."""
 
     def send(self, data: bytes) -> None:
         """To the coordinator; to all other servers, where this is the coordinator.  Returns at
@@ -447,7 +447,7 @@ class Link(Protocol):
 
 
 class Links(Protocol):
-    """What connects the servers of a job; see :mod:`pserver.service.server`."""
+    """The connections between the servers of a job; see :mod:`pserver.service.server`."""
 
     def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
         """The link of this server to the others, by the coordinator's endpoint."""
@@ -481,7 +481,7 @@ class Followed(Protocol):
         """The record of these steps, of that number, stands."""
 
     def drop(self, member: Member) -> None:
-        """What a lost trainer has staged never counts."""
+        """Drops a lost trainer's staged steps."""
 
 
 class Calls(Protocol):

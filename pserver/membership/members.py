@@ -1,4 +1,4 @@
-"""Who takes part in a server's job: joining, heartbeats, leaving, being lost, and waiting for one
+"""The trainers of a server's job: joining, heartbeats, leaving, being lost, and waiting for one
 another.
 
 No locks and no clock: time is an argument, and the caller holds the job's lock.
@@ -894,7 +894,7 @@ def reply(
     position_asked: int = 0,
     waits: Iterable[Wait] = (),
 ) -> wire.HeartbeatReply:
-    """What a trainer is told of the job.
+    """The answer to a trainer's heartbeat.
 
     Args:
         failure: what has ended it.

@@ -126,7 +126,7 @@ class NormHistory:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a committed step has led to.
+    """The outcome of a committed step.
 
     Attributes:
         version: updates of the lane up to this one, counted in steps.

@@ -313,7 +313,7 @@ class Server:
         return f"{self.endpoint} ({', '.join(transports)}){self._openness()}"
 
     def _openness(self) -> str:
-        """Who may ask the server for something, for its readiness line."""
+        """The callers that the server admits, for its readiness line."""
         if not self._control.guard.is_open:
             return ", with keys" if self._access.keys is not None else ", with a key"
         host, _ = split_endpoint(self.endpoint)

@@ -1,4 +1,4 @@
-"""The metrics of a server: what its job measures, and what is counted anyway.
+"""The metrics of a server: measurements of its job, and counters that exist anyway.
 
 Nothing is asked of the job before somebody reads the page.
 """
@@ -28,7 +28,7 @@ RESULTS = {"admitted": "admitted", "refused": "refused"}
 
 
 class ServerMetrics(Collector):
-    """What a server's page has.
+    """The contents of a server's page.
 
     Args:
         job: the server's.

@@ -51,7 +51,7 @@ from transpiler.plan.plan import Plan
 
 
 def done_of(outcome: Outcome) -> Done:
-    """What DONE says of a step."""
+    """The contents of DONE about a step."""
     return Done(
         version=outcome.version,
         committed=outcome.committed,

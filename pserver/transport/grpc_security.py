@@ -77,7 +77,7 @@ def listen_on(server: grpc.Server, address: str, keys: Keys | None) -> int:
 
 
 def bearer_of(context: grpc.ServicerContext) -> Bearer | None:
-    """Who calls; None without TLS."""
+    """The caller, by its certificate; None without TLS."""
     certificates = context.auth_context().get("x509_pem_cert")
     return _bearer(certificates[0]) if certificates else None
 

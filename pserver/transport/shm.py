@@ -109,7 +109,7 @@ class SocketReader:
         return self._descriptors.popleft()
 
     def close(self) -> None:
-        """Closes descriptors that nobody has taken."""
+        """Closes unclaimed descriptors."""
         self._closed = True
         while self._descriptors:
             os.close(self._descriptors.popleft())

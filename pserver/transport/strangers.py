@@ -86,7 +86,7 @@ class PrivateSocket:
         return f"unix-abstract:{connection.getsockname()[1:].decode()}"
 
     def close(self) -> None:
-        """Nobody connects from now on."""
+        """Closes the descriptor, and removes the folder."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -219,7 +219,7 @@ KEEPALIVE_SECONDS = 60  # until the kernel asks a silent peer whether it is stil
 
 
 class Client:
-    """Who has opened a connection.
+    """The peer of a connection.
 
     Attributes:
         peer: HOST:PORT.
@@ -405,7 +405,7 @@ class TcpProxy:
         return client.proxied
 
     def _bound_bytes(self) -> None:
-        """Ends the stranger who has sent most, where all together have sent too much."""
+        """Ends the stranger with the most bytes, where all together have sent too many."""
         if self._strangers_bytes <= STRANGERS_BYTES:
             return
         sent = {

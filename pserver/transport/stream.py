@@ -675,7 +675,7 @@ class SocketStream(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Closes what is open.  Nobody sends or receives."""
+        """Closes the open connections.  No thread sends or receives."""
 
     # ---- a stream ----
 

@@ -277,7 +277,7 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What the connecting end says on each connection.
+    """The connecting end's greeting on each connection.
 
     Attributes:
         index: of the connection in its stream.
@@ -303,7 +303,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the accepting end answers on a stream's first connection.
+    """The accepting end's answer on a stream's first connection.
 
     Attributes:
         connections: of the stream, this one included.

@@ -182,7 +182,7 @@ def _met(
 
 
 def _check(clients: Sequence[Client]) -> None:
-    """Raises what has ended the job, as the servers say."""
+    """Raises the error that ended the job, as the servers report it."""
     for client in clients:
         client.check()
 

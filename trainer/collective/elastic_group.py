@@ -73,7 +73,7 @@ class ElasticGroup:
         self._groups = MemberGroups(own, clients, connection, self._check)
 
     def told(self, text: str) -> dict[int, str]:
-        """What each trainer that is there tells, by trainer.
+        """The texts of all present trainers, by trainer.
 
         Raises:
             PServerError: what has ended the job.
@@ -149,7 +149,7 @@ class ElasticGroup:
         self._groups.close(failure)
 
     def _check(self) -> None:
-        """Raises what has ended the job, or that a member is gone."""
+        """Raises the error that ended the job, or that a member is gone."""
         for client in self._clients:
             client.check()
         gone = sorted({each.trainer for each in self.members} & set(self._absent()))

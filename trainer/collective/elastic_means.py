@@ -359,13 +359,13 @@ class DenseSteps:
         self._group = self._number
 
     def _certain(self) -> GradientMeans:
-        """What this trainer tells those that lack it."""
+        """This trainer's values, for those that lack them."""
         found = self._result if self._sealed else self._last
         assert found is not None, "it has counted one, or has one that is certain"
         return found
 
     def _told(self, root: int, make: Callable[[], Any]) -> Any:
-        """What one member gives to all."""
+        """Broadcasts an object of one member, and returns it."""
         data = to_bytes(make()) if self._groups.own.trainer == root else b""
         size = torch.tensor([len(data)])
         self._broadcast(size, root)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GradientMeans:
-    """What one average has given.
+    """The result of one average.
 
     Attributes:
         parameters: of which there may be gradients.

@@ -110,7 +110,7 @@ class GroupSums:
             groups.look(DENSE)
 
     def _part(self, parameter: Tensor, gradient: Tensor | None) -> Tensor:
-        """What this trainer adds for a parameter.
+        """This trainer's summand for a parameter.
 
         See [Note: float16 between trainers] for why it may be divided here.
         """

@@ -128,7 +128,7 @@ class PeerMeeting:
         return found, missing
 
     def _left_by(self, number: int, rank: int) -> Recording | None:
-        """What a trainer has left; None: it is not there yet."""
+        """A trainer's recording; None: it is not there yet."""
         store, place = self._store, f"trace/{number}/{rank}"
         if store.check([f"{place}/rounds"]):
             rounds = min(int(store.get(f"{place}/rounds")), ROUNDS)

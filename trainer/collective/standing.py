@@ -1,4 +1,4 @@
-"""What trainers that average gradients among themselves tell one another when they gather, and what
+"""The texts of trainers that average gradients among themselves when they gather, and what
 follows from it: every one of them concludes the same.
 
 [Note: which average counts]  A trainer counts an average when its step is settled.  Where servers

@@ -343,7 +343,7 @@ def _text(found: Any) -> str:
 
 
 def check_missing(missing: Collection[int], own: int) -> None:
-    """Returns if nobody is missing in a call that all trainers make.
+    """Returns if all trainers take part in a joint call.
 
     Raises:
         TrainerLost: somebody is.
@@ -367,7 +367,7 @@ WIDE = {torch.float32, torch.float64, torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a trainer tells the others of its call.
+    """A trainer's description of its call, for the others.
 
     Attributes:
         same: what must be alike on all, as text.

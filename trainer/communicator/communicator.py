@@ -220,7 +220,7 @@ def options_of(strategy: DistributedStrategy | None) -> SendOptions:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a sender is made of, besides its slices.
+    """The constructor arguments of a sender, besides its slices.
 
     Attributes:
         plan: of the job.
@@ -698,7 +698,7 @@ class Communicator:
             self.page.steps.closed(index)
 
     def finish_step(self) -> Reply | None:
-        """Waits for what the closed lanes wait for, and takes in what has arrived.
+        """Waits for the closed lanes' replies, and takes in the received values.
 
         Returns:
             The reply of the first lane's first server, of those whose steps need all trainers if

@@ -1,4 +1,4 @@
-"""The metrics of a trainer: what it measures of its steps, and what is counted anyway."""
+"""The metrics of a trainer: measurements of its steps, and counters that exist anyway."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = "the metrics of steps"
 
 
 class TrainerSteps(Collector):
-    """What a trainer measures of its steps.
+    """A trainer's measurements of its steps.
 
     The script's thread closes and finishes steps; the connections' threads hear answers.
 
@@ -154,7 +154,7 @@ class TrainerSteps(Collector):
 
 
 class TrainerMetrics(Collector):
-    """What a trainer's page has, and the page, where PSERVER_METRICS asks for one.
+    """The contents of a trainer's page, and the page, where PSERVER_METRICS asks for one.
 
     Args:
         deployment: the plan, and this trainer's number.
@@ -225,7 +225,7 @@ class TrainerMetrics(Collector):
 
     @onlooker("the report to the servers", otherwise=Report)
     def report(self) -> Report:
-        """What servers are told with each heartbeat."""
+        """The report to servers with each heartbeat."""
         samples, values = self.said()
         lanes = [self.steps.lane(index) for index in range(len(self._lanes))]
         saves, since = self.steps.saves, self.steps.since_save

@@ -49,7 +49,7 @@ def probe_of(
     lanes: Sequence[LaneSender],
     lookups: Lookups | None,
 ) -> AbstractContextManager[object]:
-    """What stands around the exchange of each step: a probe, where one is asked for.
+    """Wraps the exchange of each step: in a probe, where one is asked for.
 
     Raises:
         SystemExit: the servers of the plan would wait for more trainers than a probe has.
@@ -65,7 +65,7 @@ def probe_of(
 
 
 def load_of(plan: Plan) -> JobLoad:
-    """What a plan says of the cost of its job."""
+    """The quantities of a plan that its job's cost depends on."""
     servers = [server_load(plan, server) for server in range(plan.servers)]
     lanes = tuple(
         LaneLoad(

@@ -87,7 +87,7 @@ Tell = Callable[[str], None]
 
 
 class Termination:
-    """What this process does on SIGTERM.
+    """The reaction of this process to SIGTERM.
 
     Attributes:
         came: SIGTERM has come.
@@ -268,7 +268,7 @@ def spelled(error: BaseException) -> str:
 
 
 class Averages(Protocol):
-    """What trainers average among themselves, as far as a trainer's end concerns it."""
+    """The averages among trainers, as far as a trainer's end concerns them."""
 
     def finish(self) -> None:
         """Says that this trainer takes no further step."""

@@ -186,7 +186,7 @@ class TorchSpans:
                 self._marks[f"{MARK} {number}"] = (now() - before, before)
 
     def end(self) -> None:
-        """Ends, and adds what was noted to the spans of this trainer."""
+        """Ends, and adds the notes to the spans of this trainer."""
         self._profile.stop()
         events = self._profile.events() or ()  # type: ignore[no-untyped-call]  # torch's own
         found = [
@@ -259,7 +259,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is traced, and where the file goes.
+    """The steps to trace, and the path of the file.
 
     Attributes:
         path: of the file, or its URL.
@@ -551,7 +551,7 @@ def meeting_of(communicator: Communicator) -> Meeting:
 
 
 def asked(connection: Connection) -> TraceSettings | None:
-    """What PSERVER_TRACE asks for, if anything.
+    """The value of PSERVER_TRACE, if there is one.
 
     Raises:
         ValueError: the number of steps is below 1.

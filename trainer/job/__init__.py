@@ -1,4 +1,4 @@
-"""What ``fleet.init`` begins and ``fleet.finish`` ends: one job of this process at a time.
+"""A job, from ``fleet.init`` to ``fleet.finish``: one of this process at a time.
 
 In reading order::
 

@@ -362,7 +362,7 @@ class CollectiveJob(Job):
         return distributed
 
     def _local_sgd(self, optimizer: DistributedOptimizer) -> LocalSgd | None:
-        """What averages parameters, where the strategy asks for that."""
+        """The averager of parameters, where the strategy asks for one."""
         schedule = None if self.strategy is None else schedule_of(self.strategy)
         if self.strategy is None or schedule is None:
             return None
@@ -513,7 +513,7 @@ class CollectiveJob(Job):
             share_values([tensor for tensor in every if id(tensor) not in known], _world())
 
     def agree(self, topic: str, text: str) -> str | None:
-        """What the first trainer said about a topic."""
+        """The first trainer's text about a topic."""
         return current_peers().store.compare_set(f"agree/{topic}", "", text).decode()
 
     def shard(self, loader: Iterable[Any], seed: int | None, name: str) -> Iterable[Any]:
@@ -568,7 +568,7 @@ def _world() -> dist.ProcessGroup:
 
 
 def agreed(strategy: DistributedStrategy) -> str:
-    """What all trainers' strategies must say alike, in words."""
+    """The settings that must be alike on all trainers, in words."""
     return "; ".join(f"{key}={strategy.value(key)!r}" for key in AGREED)
 
 

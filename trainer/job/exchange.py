@@ -57,7 +57,7 @@ class Exchange:
         self.told(name, None)
 
     def told(self, name: str, value: Any) -> list[Any]:
-        """What every trainer that is there tells, in the order of the trainers.
+        """The texts of all present trainers, in the order of the trainers.
 
         Args:
             name: of the occasion, the same on every trainer.

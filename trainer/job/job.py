@@ -140,7 +140,7 @@ class Arrival:
 
 
 class Display(Protocol):
-    """What shows a pass while it runs: see :class:`trainer.job.report.ProgressBar`."""
+    """The display of a running pass: see :class:`trainer.job.report.ProgressBar`."""
 
     def begin(self, number: int, batches: int) -> None:
         """A pass begins; ``batches`` is 0 where their number is not known."""
@@ -510,7 +510,7 @@ def connect_trainers(
 
 
 class Reported(Collector):
-    """What a trainer has reported: how many samples, and the last value of each name.
+    """A trainer's reports: the number of samples, and the last value of each name.
 
     Attributes:
         heard: told the values of each report.
@@ -685,7 +685,7 @@ class Job:
             arrival.joined()
 
     def agree(self, topic: str, text: str) -> str | None:
-        """What the first trainer said about a topic; None while this one is not connected."""
+        """The first trainer's text about a topic; None while this one is not connected."""
         if self.role.trainers == 1:
             return text
         there = self.communicator

@@ -109,7 +109,7 @@ class _Part:
             raise OSError(f"{self.client}: {self.state.failure}")
 
     def found(self) -> manifest.Manifest:
-        """What the server has written, as trainer 0 finds it.
+        """The server's part, as trainer 0 finds it.
 
         Raises:
             Elsewhere: it is not there.

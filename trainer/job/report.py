@@ -252,7 +252,7 @@ class EventFiles:
 
     @onlooker(NAME)
     def close(self) -> None:
-        """Writes what is left; harmless when called twice."""
+        """Writes the rest; harmless when called twice."""
         self._end()
 
     def _end(self) -> None:

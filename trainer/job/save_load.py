@@ -150,7 +150,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
 
 
 def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
-    """What :func:`load` does, but for the passes over the data.
+    """:func:`load` without the passes over the data.
 
     Returns:
         The checkpoint that was read.

@@ -77,7 +77,7 @@ class LeasedFiles:
         return bool(self._first)
 
     def draw(self) -> Iterator[Batch]:
-        """What can be had without waiting, batch by batch."""
+        """The batches that need no wait."""
         size = self._epoch.batch_size
         for ranges, columns in cut(self._blocks(), size):
             if self._epoch.drop_last and samples_of(columns) < size:

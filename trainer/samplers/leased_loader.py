@@ -1,4 +1,4 @@
-"""What a script iterates over, as leases deal it out."""
+"""The loader that a script iterates over, dealt out by leases."""
 
 from __future__ import annotations
 

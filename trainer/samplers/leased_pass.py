@@ -21,10 +21,10 @@ from trainer.samplers.sample_leases import SampleLeases
 
 
 class Items(Protocol):
-    """What the positions of an epoch stand for."""
+    """The items that the positions of an epoch stand for."""
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
-        """What a batch of positions is.
+        """The batch of some positions.
 
         Args:
             stripes: in the order of which positions are, as :class:`Lease` has it.
@@ -120,7 +120,7 @@ class LeasedPass:
         return bool(self._batches)
 
     def draw(self) -> Iterator[Any]:
-        """What can be had without waiting, batch by batch."""
+        """The batches that need no wait."""
         while self._batches or self._take_ahead() or self._take(self._leases.lease(self._epoch)):
             batch = self._batches.pop()
             try:
@@ -181,7 +181,7 @@ class Leased(Protocol):
         """Whether there is more; waits for it where this trainer has nothing left."""
 
     def draw(self) -> Iterator[Any]:
-        """What can be had without waiting."""
+        """The positions that need no wait."""
 
     def give(self) -> None:
         """The script gets the next batch that was drawn."""

@@ -172,7 +172,7 @@ class PassLog:
             self.calls[key] = self.calls.get(key, 0) + 1
 
     def saved(self) -> SavedPasses:
-        """What a checkpoint is to have."""
+        """The entries for a checkpoint."""
         under_way = tuple(Pass(**vars(each)) for each in self._under_way)
         return SavedPasses(dict(self._loaders), dict(self._begun), under_way)
 

@@ -195,7 +195,7 @@ class JobSamples:
             self.restored = kept
 
     def kept(self) -> str:
-        """What a checkpoint is to keep; "" where nothing is dealt out."""
+        """The lease table for a checkpoint; "" where nothing is dealt out."""
         if self._leases is None:
             return ""
         return self._leases.communicator.clients[0].leases.kept()

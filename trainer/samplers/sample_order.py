@@ -77,7 +77,7 @@ def _generator(sampler: Any) -> torch.Generator | None:
 def drawn(
     sampler: Iterable[Any], samples: int, seed: int | None, number: int, passes: LoaderPasses
 ) -> Sequence[Any] | None:
-    """What a sampler draws in a pass, whole.
+    """All draws of a sampler in a pass.
 
     Args:
         samples: of the data set.
@@ -112,7 +112,7 @@ def drawn(
 def drawn_by_and_by(
     sampler: Iterable[Any], many: int, seed: int | None, number: int, passes: LoaderPasses
 ) -> Iterator[list[Any]]:
-    """What a sampler draws in a pass, ``many`` draws at a time, the last ones fewer.
+    """The draws of a sampler in a pass, ``many`` at a time, the last ones fewer.
 
     Raises:
         ValueError: another trainer has drawn something else.
@@ -169,7 +169,7 @@ def _whole(sampler: DistributedSampler[Any], samples: int) -> Sequence[int]:
 
 
 def advice(sampler: Any) -> str:
-    """What to write where the trainers' draws differ."""
+    """The advice for trainers whose draws differ."""
     return (
         f"{type(sampler).__name__} must draw alike in every process: let it draw from torch's, "
         "random's or numpy's global generator, which fleet.shard seeds, or seed its own with the "

@@ -53,7 +53,7 @@ def striped_epoch(
 
 
 class StripedFiles:
-    """What positions stand for: samples of files; see :class:`trainer.samplers.leased_pass.Items`.
+    """The items of positions: samples of files; see :class:`trainer.samplers.leased_pass.Items`.
 
     One thread uses it.  It reads on from piece to piece, and parses ahead, up to the end of a
     trainer's share; where a lease goes on elsewhere, it begins there.
@@ -98,7 +98,7 @@ class StripedFiles:
         return joined(found)
 
     def batches(self, draws: Iterator[Columns]) -> Iterator[Batch]:
-        """Tensors of what was drawn; nothing is read any more when it ends."""
+        """Tensors of the drawn samples; reading has stopped when it ends."""
         try:
             for columns in draws:
                 yield tensors_of(columns)

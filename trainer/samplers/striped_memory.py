@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a pass is over.
+    """The data of a pass.
 
     Attributes:
         pieces: of all files.
@@ -223,5 +223,5 @@ class LeasedMemory(LeasedPass):
 
 
 def batches_of(draws: Iterator[Columns]) -> Iterator[Batch]:
-    """Tensors of what was drawn."""
+    """Tensors of the drawn samples."""
     return map(tensors_of, draws)

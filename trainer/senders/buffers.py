@@ -238,7 +238,7 @@ class TravellingBuffers:
                     self._outgoing[name] = self._known[name].clone()
 
     def take_out(self) -> dict[str, Assignment]:
-        """What is to leave, by slice; it counts as sent."""
+        """The values to send, by slice; they count as sent."""
         with self._lock:
             outgoing, self._outgoing = self._outgoing, {}
         return {name: Assignment(value) for name, value in outgoing.items()}
@@ -246,7 +246,7 @@ class TravellingBuffers:
     def assign(
         self, channel: Channel, server: int, step: int, leaving: Mapping[str, Assignment]
     ) -> list[str]:
-        """Queues what goes to a server; gives its slices, which the step's end names."""
+        """Queues a server's part; returns its slices, which the step's end names."""
         found = self._slices.here(server, leaving)
         channel.assign(step, found)
         return sorted(found)
@@ -271,7 +271,7 @@ class TravellingBuffers:
             self._arriving = {}
 
     def land(self, between_steps: bool = False) -> None:
-        """Writes what has come into the buffers.
+        """Writes the received values into the buffers.
 
         Args:
             between_steps: not into those that have been written since the last step.

@@ -42,7 +42,7 @@ ROUNDED = 4  # messages at most that take what rounding has left of a difference
 
 
 class KStepSender:
-    """What the senders of the two k-step modes have in common: gradients stay on the trainer, and
+    """The common base of the two k-step senders: gradients stay on the trainer, and
     steps are counted.
 
     Args:
@@ -337,7 +337,7 @@ class GeoSender(KStepSender):
         return self._last
 
     def _send_changes(self) -> None:
-        """Sends what has changed since the last message."""
+        """Sends the changes since the last message."""
         # the number of trainers once: a heartbeat may change it in the middle
         trainers, steps, self._taken = self._roll.count, self._taken, 0
         self._left += 1

@@ -184,7 +184,7 @@ class LandedValues:
 
 
 def difference(now: Tensor, before: Tensor) -> Assignment | None:
-    """What of a slice has other bits than before; None: nothing.
+    """The elements of a slice whose bits have changed; None: none.
 
     Args:
         now, before: contiguous, in main memory, of one dtype and shape.
@@ -222,7 +222,7 @@ def difference(now: Tensor, before: Tensor) -> Assignment | None:
 
 
 class LaneSender(Protocol):
-    """What the communicator asks of a lane, from the script's thread."""
+    """The interface of a lane to the communicator, in the script's thread."""
 
     # held while a request is under way on the lane's channels that the script does not wait for
     turn: threading.Lock
@@ -342,7 +342,7 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 
 
 class NonFiniteSteps:
-    """What a lane finds and hears of such steps.  Any thread may call it.
+    """A lane's findings about such steps, and the servers'.  Any thread may call it.
 
     Args:
         lane, slices: whose steps.
@@ -432,7 +432,7 @@ class Departure:
 
 
 class PendingAssignments:
-    """What a script has written and a lane's servers may not have yet.
+    """The external writes that a lane's servers may not have yet.
 
     The script's thread calls it; the lane's thread says when a message leaves.
     """
@@ -485,7 +485,7 @@ def _only_looks(norms: PushNorms) -> bool:
 
 
 class PushNorms:
-    """What a lane measures and hears.  Any thread may call it.
+    """A lane's measurements, and the servers'.  Any thread may call it.
 
     Args:
         lane, slices: whose steps.
@@ -587,7 +587,7 @@ class PushNorms:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in one step.
+    """The findings of one step.
 
     Attributes:
         nonfinite: parameters and tables with a NaN or an infinity.
@@ -599,7 +599,7 @@ class Found:
 
 
 class PushChecks:
-    """What a lane finds and hears.  Any thread may call it.
+    """A lane's findings, and the servers'.  Any thread may call it.
 
     Args:
         lane, slices: whose steps.
@@ -631,7 +631,7 @@ class PushChecks:
         self._nonfinite.look_at_rows(tables)
 
     def take_out(self, steps: int = 1) -> Found:
-        """What was found in the step.  The next one may begin.
+        """The findings of the step.  The next one may begin.
 
         Args:
             steps: that the message merges.
@@ -844,7 +844,7 @@ class RequestPipeline:
     def _of_server(
         self, server: int, encoded: Mapping[str, Iterable[tuple[str, torch.Tensor]]]
     ) -> list[tuple[str, torch.Tensor]]:
-        """What of encoded gradients goes to a server, in the order of the plan."""
+        """A server's part of encoded gradients, in the order of the plan."""
         return [part for name in self._slices.order(server) for part in encoded.get(name, ())]
 
     def _wait_for_room(self, leaving_for: list[Future[None]]) -> None:

@@ -57,7 +57,7 @@ class SyncLandings(LandedValues):
 
 
 class LoadedTables(Protocol):
-    """What a script has loaded into tables since the last step."""
+    """The rows that a script has loaded into tables since the last step."""
 
     def send(self, lane: int) -> None:
         """Trainer 0: the servers have the rows of a lane's tables."""

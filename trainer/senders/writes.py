@@ -1,4 +1,4 @@
-"""What a script writes into parameters beside its steps takes effect.
+"""Propagates in-place parameter writes made outside of ``optimizer.step()``.
 
 [Note: what a script writes]  Parameters are the script's: it loads the best model, clamps weights,
 swaps averages in and out.  The servers step, so that what it writes must reach them.  Nothing says
@@ -318,7 +318,7 @@ class WrittenValues:
             self._compared[lane] = step
 
     def landed(self, lane: int) -> None:
-        """After a lane's step: notes what has landed."""
+        """Notes the received values after a lane's step."""
         if lane in self._lanes:
             self._begun.discard(lane)
             self._keep(lane)
@@ -369,7 +369,7 @@ class WrittenValues:
             )
 
     def _hold_back(self, lane: int, everything: bool) -> None:
-        """Nothing lands on what has been written in a lane."""
+        """Keeps received values off a lane's external writes."""
         counted, uncounted = self._suspects(lane)
         self._held_back.update(counted, uncounted)
         landed, asked = self._lanes[lane].landed, self._landing(lane)
