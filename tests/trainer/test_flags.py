@@ -81,6 +81,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "trainer.group_sharded_parallel.offload": lambda value: sharded(offload=value),
     "trainer.group_sharded_parallel.sync_buffers": lambda value: sharded(sync_buffers=value),
     "trainer.group_sharded_parallel.sync_comm": lambda value: sharded(sync_comm=value),
+    "trainer.Executor.infer_from_dataset.debug": lambda value: (
+        trainer.Executor().infer_from_dataset(debug=value)
+    ),
+    "trainer.Executor.train_from_dataset.debug": lambda value: (
+        trainer.Executor().train_from_dataset(debug=value)
+    ),
     "trainer.ParallelExecutor.__init__.use_cuda": lambda value: trainer.ParallelExecutor(value),
     "trainer.spawn.join": lambda value: trainer.spawn(alone, nprocs=1, join=value),
     "trainer.fleet.init.is_collective": lambda value: fleet.init(is_collective=value),

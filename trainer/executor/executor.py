@@ -109,7 +109,7 @@ class _Lines:
                 f"fetch_info: expected a text for each of {len(fetches)} in fetch_list, got "
                 f"{len(names)}"
             )
-        self._names, self._period, self._debug = names, period, debug
+        self._names, self._period, self._debug = names, period, check_flag("debug", debug)
         self._waited = 0.0
         self._began = time.perf_counter()
 
@@ -669,8 +669,8 @@ class Executor:
         Raises:
             TypeError, ValueError: the dataset does not feed an input, or see :meth:`Executor.run`.
         """
-        fed = _Feeds("train_from_dataset", program, dataset)
         lines = _Lines(fetch_list, fetch_info, print_period, debug)
+        fed = _Feeds("train_from_dataset", program, dataset)
         count = 0
         for feed in lines.timed(fed):
             count += 1
@@ -697,10 +697,10 @@ class Executor:
         Raises:
             TypeError, ValueError: as above.
         """
+        lines, found = _Lines(fetch_list, fetch_info, print_period, debug), list[list[Tensor]]()
         main = _main(program)
         test = main.clone(for_test=True) if main.main.variables_of(Role.GRADIENT) else program
         fed = _Feeds("infer_from_dataset", test, dataset)
-        lines, found = _Lines(fetch_list, fetch_info, print_period, debug), list[list[Tensor]]()
         for count, feed in enumerate(lines.timed(fed), 1):
             found.append(self.run(test, feed, list(fetch_list)))
             lines.ran(count, found[-1] if lines.due(count) else [])
