@@ -24,8 +24,10 @@ TRIES = 3  # until they do not
 HEAD = """\
 # What a step costs: counted, not timed, so the same on a busy machine.
 # Calls, locks and system calls of one trainer's step are exact; of 16 trainers' within 6 %.
-# Voluntary switches vary with the machine: these are the fewest of 20 steps, and a run fails above
-# three times as many and 30, three times in a row; the three grows with the load.
+# Voluntary switches vary with the machine: these are the fewest of 20 steps.  Of one trainer's step
+# a run fails above three times as many and 30, three times in a row; the three grows with the load.
+# Those of 16 trainers are only shown, as threads that wait for the interpreter's lock switch, too:
+# 160 to 2,000 a step on one machine.  A wake of every thread shows in the locks.
 # pytest --rewrite tests/test_costs.py writes it anew; where a number rises the commit says why.
 """
 Counts = dict[str, list[int]]  # by end, of each of KINDS
@@ -36,7 +38,7 @@ Counts = dict[str, list[int]]  # by end, of each of KINDS
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_costs_what_it_did(request: pytest.FixtureRequest, case: str) -> None:
     """Calls, locks and system calls are those of the transcript: to the last one where one trainer
-    steps, and within ``BAND`` where many do; voluntary switches are not many more.
+    steps, and within ``BAND`` where many do; one trainer's voluntary switches are not many more.
     """
     if not Path("/proc/self/task").is_dir():
         pytest.skip("only Linux tells the switches of a thread")
@@ -96,7 +98,7 @@ def different(expected: Counts, found: Counts, band: float) -> list[str]:
     for end, numbers in expected.items():
         for kind, before, now in zip(KINDS, numbers, found[end], strict=True):
             if kind == KINDS[-1]:
-                same = now <= load.scaled(SWITCHES_TIMES) * before + SWITCHES_MORE
+                same = band > 0.0 or now <= load.scaled(SWITCHES_TIMES) * before + SWITCHES_MORE
             else:
                 same = abs(now - before) <= band * before
             if not same:
@@ -114,7 +116,7 @@ def test_a_difference_is_told_by_end_and_kind() -> None:
         "server: expected 40 locks, got 39",
         "server: expected 2 voluntary switches, got 200",
     ]
-    now = {"trainer": [1060, 51, 3, 0], "server": [800, 40, 4, 0]}
+    now = {"trainer": [1060, 51, 3, 0], "server": [800, 40, 4, 900]}
     assert different(before, now, 0.05) == [
         "trainer: expected 1000 Python calls, got 1060",
         "server: expected 3 system calls, got 4",
