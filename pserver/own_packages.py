@@ -7,10 +7,10 @@ from its place beside this package, under the name ``pserver.trainer``; the scri
 short name.
 
 [Note: imports of a hidden package]  Our modules write ``from transpiler.plan import ...`` in either
-case.  The loader of a hidden package's modules, and of this package's, gives each module an
-``__import__`` of its own, which an import statement calls: it looks for the hidden names below
-``pserver``.  Neither source nor bytecode differ, and no module is loaded twice.  Processes that are
-spawned, and pickles, name the modules as they are here, and import ``pserver`` first.
+case.  Where a package is hidden, the loader of all our modules gives each of them an ``__import__``
+of its own, which an import statement calls: it looks for the hidden names below ``pserver``.
+Neither source nor bytecode differ, and no module is loaded twice.  Pickles name the modules as they
+are here, and spawned processes import ``pserver`` first.
 """
 
 from __future__ import annotations
@@ -93,18 +93,19 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the hidden packages below ``pserver``, and loads its modules and theirs."""
+    """Finds the modules of all three packages; the hidden ones lie below ``pserver``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module's place, where it is one of ours."""
-        own, _, rest = fullname.partition(".")
-        if own != _OWN or not rest:
-            return None
-        if rest in _hidden:
-            place = str(_ROOT / rest / "__init__.py")
+        name = fullname.removeprefix(f"{_OWN}.")
+        if name in PACKAGES and fullname == _name(name):
+            place = str(_ROOT / name / "__init__.py")
             return spec_from_file_location(fullname, place, loader=_Loader(fullname, place))
+        root, inside, _ = fullname.partition(".")
+        if not inside or root in _hidden or root not in (_OWN, *PACKAGES):
+            return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(fullname, spec.loader.path)

@@ -56,7 +56,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
-MINE = "def mine():\n    return 'mine'\n"
+MINE = "from pserver import fleet\n\n\ndef mine():\n    return 'mine'\n"
 USED = "import {0}\nassert {0}.mine() == 'mine'\n"
 BESIDE: dict[str, Mapping[str, str]] = {
     "nothing": {},
@@ -67,7 +67,7 @@ BESIDE: dict[str, Mapping[str, str]] = {
 }
 
 
-SHORT = {("trainer.py", False, True), ("both", True, False)}
+SHORT = {("trainer.py", False, True), ("transpiler.py", True, False), ("both", True, False)}
 ROWS = [
     pytest.param(*row, marks=() if row in SHORT else pytest.mark.long)
     for row in product(BESIDE, (False, True), (False, True))
