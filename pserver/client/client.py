@@ -63,7 +63,7 @@ from typing import Any, TypeVar
 
 from pserver.client.channel import Channel
 from pserver.client.replies import Absences, Gathered, Joined, PutOff, TableStatus, log_place_of
-from pserver.client.stream import Destination, lost_while_away
+from pserver.client.stream import Destination
 from pserver.config import split_endpoint
 from pserver.control.control_client import ControlClient
 from pserver.errors import (
@@ -292,7 +292,7 @@ class PositionCalls:
         self._control, self._asked, self._check = control, asked, check
 
     def ask(self, who: Callable[[], str]) -> Told:
-        """Where the others are; waits for a while until one of them has said it.
+        """Asks for the others' position; waits for a while until one of them has told it.
 
         Args:
             who: gives the trainer that is waited for, in words.
@@ -342,7 +342,7 @@ class PositionCalls:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """How far a server's save is.
+    """The state of a server's save.
 
     Attributes:
         file: where it is, as the server says it.
@@ -496,7 +496,7 @@ class TraceCalls:
 
     @property
     def clock(self) -> Estimate | None:
-        """How far the server's clock is ahead of this process's; None before the first round."""
+        """The seconds by which the server's clock is ahead; None before the first round."""
         return self._control.clock.estimate()
 
     def leave(self, number: int, recording: Recording) -> None:
@@ -778,7 +778,7 @@ class Client:
         self._table_destination = table_destination
         self._control = ControlClient(endpoint, heartbeat_timeout_seconds, str(self), access)
         self._reply = JoinReply()
-        self._answered = 0.0
+        self._answered = 0.0  # when the last heartbeat began that was answered
         self.late = self._joined = False  # every stream has been opened once
         self._shrinks = 0  # calls
         self._failure: PServerError | None = None  # what the heartbeat has found
@@ -817,8 +817,9 @@ class Client:
         self._heartbeat_timeout = timeout
         if self._reply.awaits_servers and self._program is not None:
             self._return.seconds = self._start_timeout
+        self._answered = time.monotonic()
         self._heartbeat.start()
-        said = timeout, str(self), self._return.seconds
+        said = timeout, str(self), self._return.seconds, self._lost_while_away
         for lane, destination in enumerate(self._destinations):
             open_stream = partial(self._open, lane, False)
             self.channels.append(Channel(open_stream, destination, *said))
@@ -988,7 +989,7 @@ class Client:
         return dict(self._asked(ask).removed)
 
     def table_status(self) -> list[TableStatus]:
-        """What the server holds of each table now."""
+        """The status of each table on the server."""
         reply = self._asked(lambda session: self._control.status())
         return [TableStatus.from_message(table) for table in reply.tables]
 
@@ -1331,7 +1332,25 @@ class Client:
         return True
 
     def _lost_while_away(self, error: PServerError) -> TrainerLost | None:
-        return lost_while_away(str(self), self._answered, self._heartbeat_timeout, error)
+        """The error of a trainer that was lost because it did not run; None where it ran.
+
+        A server that answers, and does not know the session, has dropped this trainer where the
+        pause made its silence longer than the heartbeat timeout.  For one that does not answer the
+        pause alone counts: that silence may be the server's.
+
+        Args:
+            error: the server's present answer, or that it gives none.
+        """
+        seconds, timeout = RUNNING.away_since(self._answered), self._heartbeat_timeout
+        answers = isinstance(error, UnknownSession)
+        silence = time.monotonic() - self._answered if answers else seconds
+        if not seconds or silence <= timeout:
+            return None
+        return TrainerLost(
+            f"this trainer did not run for {seconds:.1f} s (it was stopped, or its host was), so "
+            f"it was silent for longer than the heartbeat timeout of {timeout:g} s: the job has "
+            f"gone on, or ended, without it; {self} now: {error}"
+        )
 
     def _fail(self, error: PServerError) -> None:
         self._failure = self._failure or error

@@ -31,7 +31,7 @@ SCAN_ROWS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a server's job is.
+    """The progress of a server's job.
 
     Attributes:
         versions: updates applied, by lane.

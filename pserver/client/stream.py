@@ -94,40 +94,15 @@ class Awaited:
 # See [Note: sending again] in :mod:`pserver.client.stream`.
 
 
-def lost_while_away(
-    server: str, since: float, timeout: float, error: PServerError
-) -> TrainerLost | None:
-    """The error of a trainer that was lost because it did not run for longer than the heartbeat
-    timeout; None where it ran.
-
-    Args:
-        server: "server 1 at HOST:PORT".
-        since: when the server was heard last, by the system's clock.
-        timeout: the heartbeat timeout in seconds.
-        error: the server's present answer, or that it gives none.
-    """
-    seconds = RUNNING.away_since(since)
-    if seconds <= timeout:
-        return None
-    return TrainerLost(
-        f"this trainer did not run for {seconds:.1f} s (it was stopped, or its host was), longer "
-        f"than the heartbeat timeout of {timeout:g} s: the job has gone on, or ended, without it; "
-        f"{server} now: {error}"
-    )
-
-
 class Silence:
     """The silence of one stream, and of those that take its place.  Any thread may call it.
 
     Args:
         patience_seconds: how long a silence may last; for the same request it doubles each time.
-
-    Attributes:
-        last_heard: when a frame arrived last, by the system's clock.
     """
 
     def __init__(self, patience_seconds: float) -> None:
-        self._first, self.last_heard = patience_seconds, time.monotonic()
+        self._first = patience_seconds
         self._lock = threading.Lock()  # guards all below
         self._patience = patience_seconds
         self._heard = 0.0  # when a frame arrived
@@ -151,7 +126,7 @@ class Silence:
     def heard(self) -> None:
         """A frame has arrived."""
         with self._lock:
-            self._heard, self._probed, self.last_heard = RUNNING(), None, time.monotonic()
+            self._heard, self._probed = RUNNING(), None
 
     def answered(self) -> None:
         """The request is over."""
@@ -211,6 +186,7 @@ class RetryingStream:
         timeout_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
         awaits_seconds: for how long, beyond its silence, a server is awaited that may come back.
+        lost_while_away: explains an unknown session by this trainer's own pause, if it had one.
 
     Attributes:
         bytes_out, bytes_in: of payload, since the start.
@@ -225,11 +201,13 @@ class RetryingStream:
         timeout_seconds: float,
         name: str,
         awaits_seconds: float = 0.0,
+        lost_while_away: Callable[[PServerError], TrainerLost | None] = lambda error: None,
     ) -> None:
         self.bytes_out = self.bytes_in = self.reconnects = 0
         self.failure: PServerError | None = None
         self._open_stream, self._destination, self._name = open_stream, destination, name
         self._timeout_seconds, self._awaits_seconds = timeout_seconds, awaits_seconds
+        self._lost_while_away = lost_while_away
         # since when, and how often, streams broke with nothing received
         self._breaking: tuple[float, int] | None = None
         self._opened = 1  # streams that were tried
@@ -474,10 +452,8 @@ class RetryingStream:
 
     def _explained(self, error: PServerError) -> PServerError:
         """The error; for an unknown session this trainer's own pause, if that is the cause."""
-        if not isinstance(error, UnknownSession):
-            return error
-        last_heard, timeout = self._silence.last_heard, self._timeout_seconds
-        return lost_while_away(self._name, last_heard, timeout, error) or error
+        lost = self._lost_while_away(error) if isinstance(error, UnknownSession) else None
+        return lost or error
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
         """Values are read to their destinations."""

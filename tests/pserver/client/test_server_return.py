@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -158,22 +159,45 @@ def test_a_server_may_be_another_process_before_all_streams_are_open(awaits: boo
     channel.close(abruptly=True)
 
 
-def test_a_trainer_that_was_dropped_while_it_did_not_run_says_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trainer_that_was_dropped_while_it_did_not_run_says_that() -> None:
     """The stream may hear of it before the heartbeat does; it blames no server."""
-
-    def away(clock: RunningClock, at: float) -> float:
-        return DEADLINE + 1.0
 
     def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
         return blank()
 
-    monkeypatch.setattr(RunningClock, "away_since", away)
-    channel = Channel(Ending, destination, DEADLINE, "server 1")
-    with pytest.raises(TrainerLost, match=r"did not run for .* server 1 now: server 1: join first"):
+    def lost(error: PServerError) -> TrainerLost:
+        return TrainerLost(f"did not run; {error}")
+
+    channel = Channel(Ending, destination, DEADLINE, "server 1", 0.0, lost)
+    with pytest.raises(TrainerLost, match=r"did not run; server 1: join first"):
         channel.begin().result(DEADLINE)
     channel.close(abruptly=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "away", "silence", "lost"),
+    [
+        (UnknownSession, 21.0, 22.0, True),
+        (UnknownSession, 18.0, 21.0, True),  # its last heartbeat came 3 s before the pause
+        (UnknownSession, 18.0, 19.0, False),  # it was not silent for long enough
+        (UnknownSession, 0.0, 21.0, False),  # it ran: another process has the server's place
+        (Unreachable, 21.0, 22.0, True),
+        (Unreachable, 18.0, 30.0, False),  # the silence is the server's as well
+    ],
+)
+def test_a_silence_is_the_trainers_own(
+    error: type[PServerError],
+    away: float,
+    silence: float,
+    lost: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it did not run, and the heartbeat timeout of 20 s was over when it ran again."""
+    client = Client("127.0.0.1:1", 0, Identity(0, "a", "f", {}, ["tcp"]), 20.0, 20.0, [])
+    client._answered = time.monotonic() - silence
+    monkeypatch.setattr(RunningClock, "away_since", lambda clock, at: away)
+
+    assert (client._lost_while_away(error("here")) is not None) is lost
 
 
 class Returning:
