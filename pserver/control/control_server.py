@@ -21,9 +21,17 @@ from pserver.control.calls import CALLS, Controlled
 from pserver.control.rpc_errors import abort_with
 from pserver.errors import PServerError
 from pserver.limits import Limits
-from pserver.security import access as permissions
 from pserver.security import tokens
-from pserver.security.access import OPEN, Access, Guard, check
+from pserver.security.access import (
+    OPEN,
+    PEERS,
+    Access,
+    Guard,
+    asks_for,
+    check,
+    is_logged,
+    role_for_call,
+)
 from pserver.security.tokens import Stale
 from pserver.telemetry.logs import LimitedLog, SaidJustNow
 from pserver.transport.grpc_port import Answer, CallThreads, GrpcPort, HealthService
@@ -164,17 +172,17 @@ class ControlServer:
         _, kind, _ = CALLS[name]
         proof = tokens.from_metadata(context.invocation_metadata())
         bearer = bearer_of(context)
-        of_peer = name in permissions.PEERS
+        of_peer = name in PEERS
         role = self.guard.admit(name, received, proof, bearer, of_peer=of_peer)
         request = kind.FromString(received)
-        check(role, permissions.role_for_call(name, request), name)
+        check(role, role_for_call(name, request), name)
         self._grpc.admit(context)
-        if permissions.is_logged(name, request):
+        if is_logged(name, request):
             key = "without a key"
             if not self.guard.is_open:
                 key = f"with the job's secret, as its {role.word}"
             key = key if bearer is None else f"with the key of {bearer}"
-            again = permissions.asks_for(name, request)
+            again = asks_for(name, request)
             if not again or self._said.is_new((name, key, again)):
                 self._say(name, f"{name}, {key}, from {self._grpc.peer(context)}")
         return request

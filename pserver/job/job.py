@@ -41,7 +41,6 @@ from pserver.errors import (
     Unprepared,
 )
 from pserver.job import job_files
-from pserver.job import program as held_values
 from pserver.job.background_saves import BackgroundSaves
 from pserver.job.coordination import Coordination
 from pserver.job.job_trace import JobTrace
@@ -51,6 +50,9 @@ from pserver.job.program import (
     check_memory,
     check_parts,
     check_program,
+    check_values,
+    give_values,
+    take_values,
 )
 from pserver.job.reload import Reload
 from pserver.job.status import (
@@ -65,7 +67,6 @@ from pserver.job_log.records import Applied, Loss, Process, Standing
 from pserver.lane.recorder import Recorder
 from pserver.limits import PART_BYTES, Limits
 from pserver.membership import members
-from pserver.membership import members as reports
 from pserver.membership.decisions import Decisions, Link, Links, process_of
 from pserver.membership.lifecycle import EventLog, JobState, Lifecycle
 from pserver.membership.members import (
@@ -73,7 +74,10 @@ from pserver.membership.members import (
     Member,
     Membership,
     MemberState,
+    bounded_report,
+    heartbeat_reply,
     news,
+    roll,
     wait_statuses,
 )
 from pserver.membership.waits import Kind
@@ -465,18 +469,18 @@ class Job:
             begun = self._members.by_trainer
             program, members = (self.program, self._members) if begun else self._left
         if program is not None:
-            held_values.take(values, program, members)
+            take_values(values, program, members)
 
     def _serve(self, program: Program, values: Storage) -> None:
         plan, server_index = check_program(program)
-        held_values.check_values(program, values)
+        check_values(program, values)
         self._identity = JobIdentity.of_plan(plan, server_index)
         self._members = Membership(
             plan.trainers, self._clock(), None, self.config.min_trainers, self._clock
         )
         self._begin_log(self._installed_program(program))
         assert self.program is not None, "which has begun"
-        held_values.give(values, self.program, self._members)
+        give_values(values, self.program, self._members)
         self.program.record_values()
         self.lifecycle.state = JobState.SERVING
 
@@ -1199,9 +1203,9 @@ class Job:
             return wire.AnnounceReply(heartbeat_timeout_seconds=timeout)
 
     def _ended(self, member: Member, reason: str) -> None:
-        """Who has started a trainer says that its process has ended: it is lost, unless it has said
-        itself that it leaves; one that has said that it takes no further step has done its part,
-        and has left.  The caller holds the job's lock.
+        """Handles the end of a trainer's process, which its launcher reports: the trainer is lost,
+        unless it has left; one that takes no further step has done its part, and leaves.  The
+        caller holds the job's lock.
         """
         if member.state is MemberState.JOINED and member.finished:
             self._end_membership(member, "")
@@ -1218,17 +1222,17 @@ class Job:
             asked = 0 if self.program is None else self.program.position.asks(member)
             tells = self.program is not None and self.program.decisions.decides
             waits = self._members.waits.long(member.trainer) if tells else ()
-            return reports.reply(self.failure, self._members, asked, waits)
+            return heartbeat_reply(self.failure, self._members, asked, waits)
 
     @onlooker("what trainers report")
     def _hear_report(self, member: Member, request: wire.HeartbeatRequest) -> None:
-        member.activity, member.report = reports.kept(request, self.config.limits)
+        member.activity, member.report = bounded_report(request, self.config.limits)
         member.pace.heard(member.report)
 
     def roll(self) -> wire.Roll:
         """Which trainers are there."""
         with self.condition:
-            return reports.roll(self._members)
+            return roll(self._members)
 
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
         """A trainer takes no further step; it may wait up to a second until all have said so.
@@ -1409,7 +1413,7 @@ class Job:
 
     @property
     def _root(self) -> str:
-        """Where this server keeps its files."""
+        """The root of this server's files."""
         if self.config.store is not None:
             return self.config.store
         return str(Path(str(self.config.data_dir)).resolve())
@@ -1425,7 +1429,7 @@ class Job:
         return self.reload is not None and self.reload.done and self.reload.asks(request.session)
 
     def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
-        """Who may install; gives what is known of a server that comes back.
+        """Checks that a trainer may install; returns the reload of a server that comes back.
 
         Raises:
             Refused: another trainer, or it is not the time for it.

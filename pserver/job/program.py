@@ -536,7 +536,7 @@ def check_values(program: Program, values: Storage) -> None:
         raise Refused("how far the job had come: expected the lanes and tables of the program's")
 
 
-def give(values: Storage, installed: InstalledProgram, members: Membership) -> None:
+def give_values(values: Storage, installed: InstalledProgram, members: Membership) -> None:
     """A server that starts takes over copies of these values.
 
     Raises:
@@ -566,7 +566,7 @@ def _give_rows(
         installed.load_rows(name, {"ids": own.ids.numpy(), "values": own.rows.contiguous().numpy()})
 
 
-def take(values: Storage, installed: InstalledProgram, members: Membership) -> None:
+def take_values(values: Storage, installed: InstalledProgram, members: Membership) -> None:
     """Puts copies of all that a server holds into ``values``, of one moment between two steps."""
     with installed.quiesce.paused():
         values.tensors = {name: held.clone() for name, held in installed.slices.tensors()}

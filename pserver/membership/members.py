@@ -405,7 +405,7 @@ class Member:
         return any(each.taking > each.applied for each in self.watermarks.values())
 
     def watermark(self, lane: int) -> Watermark:
-        """How far it has come in a lane."""
+        """Its watermark in a lane."""
         return self.watermarks.setdefault(lane, Watermark())
 
     def step(self, lane: int) -> int:
@@ -414,7 +414,7 @@ class Member:
 
     @property
     def waiting(self) -> str:
-        """What it waits for ("step 12", "barrier 'epoch'"), "" while it computes."""
+        """The wait that it is in ("step 12", "barrier 'epoch'"), "" while it computes."""
         return " and ".join(wait.what for wait in self.waits.values())
 
 
@@ -863,7 +863,9 @@ VALUES = 64  # numbers of a script
 LANES = 256
 
 
-def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.TrainerReport]:
+def bounded_report(
+    request: wire.HeartbeatRequest, limits: Limits
+) -> tuple[str, wire.TrainerReport]:
     """A heartbeat's activity and report, cut to what is kept: the first 64 values by name, each
     name to the bytes that a name may have.
     """
@@ -888,7 +890,7 @@ def kept(request: wire.HeartbeatRequest, limits: Limits) -> tuple[str, wire.Trai
     return request.activity[:ACTIVITY_LENGTH], report
 
 
-def reply(
+def heartbeat_reply(
     failure: PServerError | None,
     members: Membership,
     position_asked: int = 0,

@@ -39,8 +39,7 @@ from pserver.job_log.leader import CoordinatorLinks
 from pserver.membership.decisions import Decisions, Link
 from pserver.running_clock import RUNNING
 from pserver.security.access import Access
-from pserver.service import handler as stream_handler
-from pserver.service.handler import DrainingStreams
+from pserver.service.handler import DrainingStreams, handle
 from pserver.service.server_metrics import ServerMetrics
 from pserver.service.streams import WorkingStreams
 from pserver.telemetry.logs import JSON_LINES
@@ -369,7 +368,7 @@ class Server:
 
     def _serve_stream(self, stream: Stream) -> None:
         self._ready.wait(GRACE_SECONDS)  # a peer may find the port before the job exists
-        stream_handler.handle(stream, self.job, self._working, self._control.guard)
+        handle(stream, self.job, self._working, self._control.guard)
 
     def _tick(self) -> None:
         with RUNNING.ticking():

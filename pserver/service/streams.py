@@ -27,9 +27,9 @@ from pserver.security.access import Guard, role_for_frame
 from pserver.security.tokens import Proof, Role, Stale, hello_bytes
 from pserver.table.gradient import RowGradient
 from pserver.telemetry.trace import Fact, Spans, now
-from pserver.transport import frames as codec
 from pserver.transport.arrays import MOST_ROWS
 from pserver.transport.arrays import PushNorm as Norm
+from pserver.transport.frames import Packed, Packer
 from pserver.transport.memory import IN_ORDER, Segment
 from pserver.transport.stream import Land, SequencedStream, Stream
 from pserver.wire_pb2 import (
@@ -288,11 +288,9 @@ class ValueFrames:
             return False
         return self._shared.address(name) == tensor.data_ptr()
 
-    def frames(
-        self, step: int, tensors: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[codec.Packed]:
+    def frames(self, step: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Packed]:
         """All frames of these values, each as soon as it is full."""
-        named, whole = codec.Packer(2**62, NAMED_BYTES, NAMED_BYTES), codec.Packer()
+        named, whole = Packer(2**62, NAMED_BYTES, NAMED_BYTES), Packer()
         for name, tensor in tensors:
             packer = named if self._lies(name, tensor) else whole
             yield from packer.add(Kind.VALUE, step, [(name, tensor)])

@@ -12,7 +12,7 @@ from pserver.errors import Refused
 from pserver.job.job import Job
 from pserver.limits import Limits
 from pserver.membership.lifecycle import KEPT, EventLog, Events
-from pserver.membership.members import VALUES, kept
+from pserver.membership.members import VALUES, bounded_report
 from pserver.transport import inprocess
 from tests.support.job_frames import DEADLINE, Clock, Trainer, plan_of
 
@@ -27,7 +27,9 @@ def said(**more: object) -> wire.HeartbeatRequest:
 def test_a_report_is_kept_within_limits() -> None:
     """The first 64 values by name, with names of as many bytes as a name may have."""
     values = {f"{number:03}{chr(228) * 9}": float(number) for number in range(100)}
-    activity, report = kept(said(samples=7, values=values, bytes_in=3), Limits(name_bytes=6))
+    activity, report = bounded_report(
+        said(samples=7, values=values, bytes_in=3), Limits(name_bytes=6)
+    )
 
     assert (activity, report.samples, report.bytes_in) == ("step 2", 7, 3)
     # the byte behind the first letter is half of the next one
