@@ -33,7 +33,7 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
                                             TensorService
                                                |  GRADIENT: bytes into warm buffers
                                                |  COMMIT: a Contribution
-                                            job/         v
+                                            lane/        v
                                             LaneExecutor
                                                |  staged, until the job's log has its record
                                                |  a sync round, or an update of its own
@@ -56,13 +56,12 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
 3.  ``transport/stream.py`` numbers each frame.  ``tcp.py``, ``shm.py`` or ``grpc_stream.py``
     carries it.
 4.  On the server the transport runs a handler for each stream in a thread of its own:
-    ``transport/stream.py``, then ``service/handler.py`` and ``service/handler.py``, then
-    ``service/tensors.py``, which answers all frames of this stream.
+    ``transport/stream.py``, then ``service/handler.py``, then ``service/tensors.py``, which answers
+    all frames of this stream.
 5.  GRADIENT: ``service/tensors.py`` names the destination of each part, and
-    ``codec.scatter`` copies the bytes there, once (over shared memory a large part lies there
-    already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS) go to
-    ``transport/arrays.py``, what a script has written into its parameters (ASSIGN) to
-    ``transport/arrays.py``.
+    ``frames.scatter`` copies the bytes there, once (over shared memory a large part lies there
+    already: the trainer has copied it, see ``transport/zones.py``).  Row gradients (ROWS), and
+    external writes of a script's (ASSIGN), go to ``transport/arrays.py``.
 6.  COMMIT: the assemblers check that every gradient is whole, and decompress it
     (``dense/compression.py``).  The result is a ``Contribution``: gradients, row gradients,
     hyper-parameters, overflow, assignments.  A step that never comes to its COMMIT leaves no trace.
@@ -74,17 +73,16 @@ parameter on the same trainer.  The trainer's side up to the frames is told in `
       stands, or one that waits, begins the update, and the others wake when it has ended.  Where
       norms clip, that thread merges first, every stream sends NORMS to its trainer, and the
       trainers answer SCALE.
-    - *the other modes*: it is an update of its own, in the order of the log
-      (``lane/lane.py``).
+    - *the other modes*: it is an update of its own, in the order of the log.
 
     Either way it is staged first, and ``membership/decisions.py`` tells the job's log
     (``job_log/coordinator.py``, on server 0): a step counts on all servers or on none.
 
-8.  ``lane/tasks.py`` holds the update's batches.  ``lane/tasks.py`` runs them for a large
-    step, this thread for a small one.  ``membership/decisions.py`` keeps a save from running
+8.  ``lane/tasks.py`` holds the update's batches.  Its workers run them for a large step, this
+    thread for a small one.  ``membership/decisions.py`` keeps a save from running
     meanwhile.
 9.  A batch assigns what scripts have written, merges (``dense/update.py``: the mean in trainer
-    order) and runs the optimizer blocks (``dense/update.py``, ``dense/update.py``).
+    order) and runs the optimizer blocks.
     For tables it is ``lane/tables.py``, then ``table/table.py``.
 10. When the last batch is done, the watermarks move and the version counts up, under the job's
     lock.
@@ -115,18 +113,18 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     lane/            from COMMIT to the new value: the steps of one lane
     membership/      who takes part in a job, who waits for whom, what its log decides
     job_log/         which steps count, and who takes part, in order; messages between servers
-    leases/          who trains on which samples of an epoch; pure
+    leases/          leases of an epoch's samples; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
     transport/       frames over TCP, gRPC, shared memory
     checkpoint/      tensors and tables in a directory or behind a URL
     storage/         places for files, on disks and behind URLs; one writer at a time
-    telemetry/       what a process says of itself: metrics, traces, log lines, memory
+    telemetry/       metrics, traces, log lines, memory of a process
     cli/             flags and settings
-    security/        who may ask a server for what: roles, secrets, certificates
+    security/        rights of callers: roles, secrets, certificates
     table/           sparse tables: rows by id; pure but for the disk tier
     config limits errors finite onlookers half_open running_clock polling
-    side_business, and the generated messages
+    own_packages side_business, and the generated messages
 
 ``client`` imports no room of the server (service, job, lane, dense), and these do not import
 ``client``.
@@ -639,5 +637,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is imported late is listed too: ``help(pserver)`` shows it."""
+    """Lists late imports, too: ``help(pserver)`` shows it."""
     return sorted({*globals(), *__all__})

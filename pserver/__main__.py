@@ -76,7 +76,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
 
 
 def _behind_script(arguments: argparse.Namespace) -> str:
-    """What to say of flags of ``launch`` that stand behind SCRIPT, where they are the script's."""
+    """A hint about flags of ``launch`` behind SCRIPT, where they are the script's."""
     given = {word.partition("=")[0] for word in arguments.arguments}
     flags = [flag for flag in ("--nccl2", "--servers", "--trainers") if flag in given]
     if not flags:
@@ -172,7 +172,7 @@ def _cluster(arguments: argparse.Namespace) -> cluster.Cluster:
 
 
 def _store(arguments: argparse.Namespace) -> str | None:
-    """Where servers keep files: where the job saves by itself, unless another place is named."""
+    """The place of servers' files: that of the job's own saves, unless another one is named."""
     if arguments.store is not None or arguments.nccl2 or not arguments.checkpoint:
         return None if arguments.store is None else str(arguments.store)
     path = _whole_path(arguments.checkpoint)

@@ -216,7 +216,7 @@ class ServerConfig:
 
     @property
     def limits(self) -> Limits:
-        """What the server takes from its peers."""
+        """The limits on what the server takes from its peers."""
         return Limits(
             trainers=self.max_trainers,
             connections=self.max_connections,
@@ -324,7 +324,7 @@ def check_protected(name: str, endpoints: Iterable[str], keys: str | None, insec
 def metrics_place(
     name: str, text: str, host: str, keys: str | None, insecure: bool
 ) -> tuple[str, int]:
-    """Where a process serves its metrics: host and port.
+    """The host and port at which a process serves its metrics.
 
     Args:
         name: what the user has written it with.

@@ -1,4 +1,4 @@
-"""What has begun and has not said yet what it is: connections before their greeting, streams before
+"""Connections that have not completed their handshake, streams before
 HELLO, calls before their message.
 
 Anybody who reaches a port can begin as many of them as he likes.  So there are a certain number of

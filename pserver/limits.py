@@ -1,4 +1,4 @@
-"""What a server takes from its peers before it says no, as one frozen dataclass.
+"""The limits on what a server takes from its peers, as one frozen dataclass.
 
 Each limit is checked before memory is taken or a thread is given.  Those that a large job may need
 to raise are settings of ``pserver serve``, and an error that comes of one names its flag.

@@ -60,7 +60,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _name(name: str) -> str:
-    """What a module of ours is called in this process."""
+    """The name of a module of ours in this process."""
     return f"{_OWN}.{name}" if name.partition(".")[0] in _hidden else name
 
 

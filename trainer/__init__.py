@@ -47,9 +47,9 @@ Which class runs where
 =================  =============================================  ==================================
 mode               on the trainer                                 who steps
 =================  =============================================  ==================================
-sync               ``communicator.SyncSender``                    servers, once for all trainers
-async, half-async  ``communicator.AsyncSender``, with a queue     servers, for each message
-geo, diloco        ``communicator.GeoSender``, ``DiLoCoSender``   this trainer; every k steps its
+sync               ``senders.SyncSender``                         servers, once for all trainers
+async, half-async  ``senders.AsyncSender``, with a queue          servers, for each message
+geo, diloco        ``senders.GeoSender``, ``DiLoCoSender``        this trainer; every k steps its
 (k-step)                                                          changes go to the servers
 collective beside  ``collective.DenseSteps``                      this trainer
 servers (mixed)
@@ -59,11 +59,11 @@ hybrid, sharded    ``hybrid.hybrid_parallel``,                    this trainer i
                    ``sharding.group_sharded_parallel``            ``sharding.ShardedOptimizer``
 programs           ``Executor`` or ``ParallelExecutor``, with     servers by ``send`` and ``recv``;
                    ``executor.PServerRuntime`` or                 or this trainer, by
-                   ``CollectiveRuntime``                          ``executor.optimizer_segment``
+                   ``CollectiveRuntime``                          ``executor.OptimizerSegment``
 tables             ``DistributedEmbedding``, whose rows are       servers; in geo, diloco and alone
                    ``embedding.LocalRows``, those of              this trainer
-                   ``communicator.Lookups``,
-                   ``communicator.GeoRows`` or ``DiLoCoRows``
+                   ``senders.Lookups``,
+                   ``senders.GeoRows`` or ``DiLoCoRows``
 =================  =============================================  ==================================
 
 The rooms

@@ -66,7 +66,7 @@ def page(module: str, found: Object | Alias, about: str) -> str:
 
 
 def target_of(found: Object | Alias) -> Object:
-    """Where a name that is imported is defined."""
+    """The definition behind an imported name."""
     return found.final_target if isinstance(found, Alias) else found
 
 

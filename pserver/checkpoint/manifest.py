@@ -250,7 +250,7 @@ def is_whole(pieces: list[Piece], size: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
-    """Where the slices of a tensor are.
+    """The places of a tensor's slices.
 
     Attributes:
         shape: of the whole.
@@ -272,7 +272,7 @@ class WholeTensor:
 
     @classmethod
     def of(cls, plain: Any, parts: int) -> WholeTensor:
-        """What :meth:`plain` gave.
+        """Restores from :meth:`plain`.
 
         Args:
             parts: how many there are.
@@ -453,7 +453,7 @@ def everything(manifest: Manifest) -> Iterator[Manifest]:
 
 
 def part_places(manifest: Manifest) -> list[Place]:
-    """Where the parts of a checkpoint are."""
+    """The places of a checkpoint's parts."""
     parts = () if manifest.parts is None else manifest.parts.places
     return [
         place_at(part.path) if is_url(part.path) else manifest.place.at(part.path) for part in parts

@@ -1,4 +1,4 @@
-"""What the user types: the flags of ``pserver``, and a server's settings from flags, file and
+"""The command line: the flags of ``pserver``, and a server's settings from flags, file and
 environment.
 
 In reading order::

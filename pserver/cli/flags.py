@@ -266,7 +266,7 @@ def _add_settings(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_fates(sub: argparse.ArgumentParser) -> None:
-    """What becomes of trainers that are taken away, or slow."""
+    """Adds the flags about trainers that are taken away, or slow."""
     add = sub.add_argument
     add(
         "--grace",
@@ -286,7 +286,7 @@ def _add_fates(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_shown(sub: argparse.ArgumentParser) -> None:
-    """What a job lets others see."""
+    """Adds the flags about metrics, pages and logs."""
     add = sub.add_argument
     add("--job", metavar="NAME", help="names the job in metrics (default: the script's name)")
     add("--log-json", action="store_true", help="log lines of all processes as JSON")
@@ -486,7 +486,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def meant(self, unknown: Sequence[str]) -> str:
-        """What to say of the flags that are near to those that nobody knows."""
+        """A hint: the flags that are near to unknown ones."""
         flags = list(self.flags())
         near: dict[str, None] = {}
         for word in (each.partition("=")[0] for each in unknown if each.startswith("--")):
@@ -687,7 +687,7 @@ def _add_serving(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_files(sub: argparse.ArgumentParser) -> None:
-    """Where a server keeps files."""
+    """Adds the flags about a server's files."""
     add = sub.add_argument
     add(
         "--data-dir",

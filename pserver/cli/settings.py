@@ -119,7 +119,7 @@ USAGE = "wrong usage"
 
 @dataclass(frozen=True, slots=True)
 class ExitStatuses:
-    """What the statuses of one process mean.
+    """The meanings of one process's exit statuses.
 
     Attributes:
         of: "pserver serve --once", "a trainer's script".
@@ -204,7 +204,7 @@ EVERY = (
 
 
 def said(command: str) -> str:
-    """What a command's help says of its exit statuses; backticks are the page's.
+    """The sentence about exit statuses in a command's help; backticks are the page's.
 
     Example:
         >>> print(said("drain"))
@@ -347,7 +347,7 @@ class UsageError(Exception):
 
 
 def checked(make: Callable[[], T]) -> T:
-    """What ``make`` returns; a ValueError or TypeError of it is the user's mistake.
+    """Calls ``make``; a ValueError or TypeError of it is the user's mistake.
 
     Raises:
         UsageError: ``make`` raised one of the two.

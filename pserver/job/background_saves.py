@@ -21,7 +21,7 @@ BEGIN_SECONDS = 20.0  # that a save waits for one that has not begun everywhere
 
 @dataclass(slots=True)
 class SaveProgress:
-    """How far a save is.  The job's lock guards it.
+    """The progress of a save.  The job's lock guards it.
 
     Attributes:
         number: of the call that began it, in its session; 0: that call waits for it.

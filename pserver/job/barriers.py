@@ -204,7 +204,7 @@ class Barriers:
             self._texts.add(trainer, name, text, checked=False)
 
     def past(self, member: Member, name: str, text: str) -> dict[int, str]:
-        """What was told at a barrier that all but this trainer have passed.  See [Note: barriers of
+        """The texts of a barrier that all but this trainer have passed.  See [Note: barriers of
         the past].
         """
         with self._job.condition:

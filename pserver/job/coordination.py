@@ -1,4 +1,4 @@
-"""What server 0 alone knows of its job, as a file has it: its log, its lease table, the barriers
+"""The state that server 0 alone has of its job, in a file: its log, its lease table, the barriers
 that all have passed, and what trainers have agreed on.
 
 [Note: a coordinator that comes back]  in pserver/job_log/coordinator.py says why.  Each part writes

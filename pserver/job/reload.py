@@ -21,7 +21,7 @@ from pserver.membership.members import Watermarks
 
 @dataclass(slots=True)
 class Reload:
-    """How far it is.  The caller holds the job's lock.
+    """The state of a reload.  The caller holds the job's lock.
 
     Attributes:
         path: of the save that it goes on from.

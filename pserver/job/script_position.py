@@ -1,4 +1,4 @@
-"""Where the script of a job is, for a trainer that has joined late.  Server 0 has it.
+"""The position of a job's script, for a trainer that has joined late.  Server 0 has it.
 
 [Note: where the others are]  A trainer that joins a running job has the job's values, and its
 script begins with the first line.  So it asks where the others are: the states of their schedulers,

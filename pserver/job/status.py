@@ -151,7 +151,7 @@ def recording_status(installed: InstalledProgram) -> wire.RecordingStatus | None
 
 
 def observed(installed: InstalledProgram, members: Membership) -> wire.ObserveReply:
-    """How far the job is, for an observer."""
+    """The progress of the job, for an observer."""
     applied = [
         member.step(lane)
         for member in members.by_trainer.values()

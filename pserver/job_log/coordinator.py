@@ -206,7 +206,7 @@ class Coordinator:
             ready.discard(server)
 
     def standing(self, server: int) -> Standing:
-        """Where the log stands, for a server that comes back."""
+        """The state of the log, for a server that comes back."""
         lanes = range(len(self._rounds))
         none = [0] * self._servers
         return Standing(

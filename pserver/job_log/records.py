@@ -168,7 +168,7 @@ def notices_bytes(notices: Iterable[Notice]) -> bytes:
 
 
 def notices_of(data: bytes) -> list[Notice]:
-    """What :func:`notices_bytes` wrote.
+    """Reads the bytes of :func:`notices_bytes`.
 
     Raises:
         ValueError: it is something else.
@@ -215,7 +215,7 @@ def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
 
 
 def records_of(data: bytes) -> list[Record]:
-    """What :func:`records_bytes` wrote.
+    """Reads the bytes of :func:`records_bytes`.
 
     Raises:
         ValueError: it is something else.
@@ -335,7 +335,7 @@ class ProcessStanding:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the log stands.
+    """The state of the log.
 
     Attributes:
         last: the number of the last record.
@@ -365,7 +365,7 @@ class Standing:
 
     @classmethod
     def of(cls, data: bytes) -> Standing | None:
-        """What :meth:`to_bytes` wrote; None where it is something else."""
+        """Reads the bytes of :meth:`to_bytes`; None where they are something else."""
         found = message.Records()
         try:
             found.ParseFromString(data)

@@ -117,7 +117,7 @@ def arrays_of(entry: Entry, payload: memoryview) -> Iterator[Named]:
 
 
 def steps_of(entry: Entry, payload: memoryview) -> DecidedSteps:
-    """What :meth:`StepEntries.entry` made an entry of.
+    """The steps in an entry of :meth:`StepEntries.entry`.
 
     Raises:
         Damaged: the entry's parts do not fit one another.
@@ -162,7 +162,7 @@ def hparams_message(hparams: Hparams) -> list[RecordedHparams]:
 
 
 def hparams_of(message: Sequence[RecordedHparams]) -> Hparams:
-    """What :func:`hparams_message` wrote.
+    """Reads a message of :func:`hparams_message`.
 
     Raises:
         ValueError: one has no value.

@@ -176,7 +176,7 @@ Hparams = Mapping[int, Mapping[str, Hparam]]  # by parameter group, by name
 
 
 class Phase(enum.Enum):
-    """How far a sync round has come; the module's docstring draws the transitions."""
+    """The phase of a sync round; the module's docstring draws the transitions."""
 
     COLLECTING = enum.auto()
     MERGING = enum.auto()

@@ -44,7 +44,7 @@ Server = Mapping[str, Any]  # what ``watch.said`` makes of a server's answer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the trainer that is least far has come in the data.
+    """The progress of the slowest trainer in the data.
 
     Attributes:
         number: of the pass, from 1.

@@ -144,7 +144,7 @@ class Terminal:
             self._out.flush()
 
     def _erased(self) -> str:
-        """What removes the panel: a terminal that has become narrower has wrapped its rows."""
+        """The codes that erase the panel; a narrower terminal has wrapped its rows."""
         if not self._drawn:
             return ""
         _, columns = self.size()

@@ -225,7 +225,7 @@ def cells(reply: StatusReply) -> tuple[str, ...]:
 
 
 def failure_line(reply: StatusReply) -> str:
-    """What has ended a server's job, since when, and for how long it keeps what it holds."""
+    """The error that ended a server's job, since when, and for how long its values are kept."""
     text = f"failed {reply.failed_seconds:.0f} s ago: {reply.failure}"
     if reply.kept_seconds:
         text += f"; kept from other jobs for another {reply.kept_seconds:.0f} s (`pserver save`)"

@@ -101,7 +101,7 @@ class EndedTrainers:
         return patience(self._started.cluster.heartbeat_timeout_seconds)
 
     def _command(self, ended: Sequence[Process]) -> list[str]:
-        """What tells the servers; nothing where there is nobody to tell, or of nobody."""
+        """The command that tells the servers; none without servers or ended trainers."""
         words = [
             f"{number}=its process ended with status {trainer.status}"
             for number, trainer in self._started.trainers.items()

@@ -1,4 +1,4 @@
-"""Who trains on which samples: the lease table of a job.  Pure state: no clock, thread or socket.
+"""The lease table of a job: which trainer has which samples.  No clock, thread or socket.
 
 In reading order::
 

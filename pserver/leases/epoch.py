@@ -1,4 +1,4 @@
-"""What an epoch is, what a trainer gets of it, and what has become of it."""
+"""An epoch, a trainer's lease of it, and the account of its samples."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ class Stripes:
         return self._starts[trainer], self._starts[trainer + 1]
 
     def places(self, start: int, stop: int) -> Iterator[Range]:
-        """Where positions lie in the permutation: ranges, in the order of the positions."""
+        """The places of positions in the permutation: ranges, in the order of the positions."""
         while start < stop:
             trainer = bisect_right(self._starts, start) - 1
             while self._starts[trainer + 1] <= start:
@@ -501,7 +501,7 @@ class LeasedBatches:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What has become of an epoch's samples.
+    """The account of an epoch's samples.
 
     Attributes:
         samples: of the data set; 0: nobody has met its end yet.
@@ -848,7 +848,7 @@ class EpochLeases:
 
     @property
     def account(self) -> Account:
-        """What has become of its samples."""
+        """The account of its samples."""
         samples = self.epoch.positions or self.epoch.samples
         if self._segments is not None and self._segments.known:
             samples = self._segments.positions + self._segments.left_out

@@ -49,14 +49,14 @@ class LeaseAsked:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> LeaseAsked:
-        """What :meth:`plain` gave, also when JSON has held it."""
+        """Restores from :meth:`plain`, also by way of JSON."""
         said = {name: _tuple(each) for name, each in plain.items()}
         epoch = plain["epoch"]
         return cls(**(said | {"epoch": None if epoch is None else Epoch(**epoch)}))
 
 
 class LeaseTable:
-    """Who trains on which samples.  One thread at a time calls it.
+    """The leases of all trainers.  One thread at a time calls it.
 
     Args:
         trainers: how many numbers the job has; each is awaited until it is said to be gone.
@@ -279,7 +279,7 @@ class LeaseTable:
 
     @property
     def accounts(self) -> dict[int, Account]:
-        """What has become of the samples, by epoch; of the last epochs that are closed, and of all
+        """The accounts of the samples, by epoch; of the last epochs that are closed, and of all
         that are not.
         """
         return self._closed | {number: each.account for number, each in self._epochs.items()}
@@ -305,7 +305,7 @@ class LeaseTable:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any], trainers: int) -> LeaseTable:
-        """What :meth:`plain` gave, for trainers that all start again.
+        """Restores from :meth:`plain`, for trainers that all start again.
 
         Args:
             trainers: there may be more of them than before, or fewer.
@@ -360,7 +360,7 @@ class LeaseTable:
 
     @classmethod
     def of_whole(cls, whole: Mapping[str, Any]) -> LeaseTable:
-        """What :meth:`whole` gave, also when JSON has held it.
+        """Restores from :meth:`whole`, also by way of JSON.
 
         Raises:
             ValueError, KeyError, TypeError: it is none.

@@ -501,8 +501,8 @@ def process_of(member: Member) -> Process:
 
 
 class Decisions:
-    """What this server has told the coordinator, and what the log says.  The caller holds the job's
-    lock, but for :meth:`received`.
+    """This server's notices to the coordinator, and the log's decisions.  The caller holds the
+    job's lock, but for :meth:`received`.
 
     Args:
         servers: of the plan.

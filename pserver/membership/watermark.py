@@ -1,4 +1,4 @@
-"""How far a trainer has come in one lane of a server, what its steps led to, and how large they
+"""A trainer's progress in one lane of a server, the outcomes of its steps, and how large they
 were.
 
 [Note: far beyond its history]  Norms are compared by their logarithms x, because they change by
@@ -152,7 +152,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Watermark:
-    """How far a trainer has come in one lane.  There is one for each trainer and lane, however many
+    """A trainer's progress in one lane.  There is one for each trainer and lane, however many
     steps they take.
 
     [Note: exactly once]  A trainer numbers its steps from 1 and sends a step until the server has
@@ -261,7 +261,7 @@ class Watermark:
         return Outcome(version, self.committed, self.overflow, self.refused, *seen)
 
     def saved(self) -> list[int]:
-        """What a saved job keeps of it: applied, committed, overflow, rows."""
+        """The part that a saved job keeps: applied, committed, overflow, rows."""
         return [self.applied, self.committed, int(self.overflow), self.rows]
 
     def restore(self, saved: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What an operator does with a job that runs or has failed, and with a cluster's keys.
+"""An operator's actions on a job that runs or has failed, and on a cluster's keys.
 
 In reading order::
 

@@ -61,7 +61,7 @@ class _Said:
 
     @property
     def text(self) -> str:
-        """What was printed."""
+        """The printed text."""
         return "; ".join(line.strip() for line in self._lines.getvalue().splitlines() if line)
 
 

@@ -52,7 +52,7 @@ from transpiler.program import Program
 
 @dataclass(slots=True)
 class RecordedPart:
-    """What one process of a server has recorded.
+    """The recording of one process of a server.
 
     Attributes:
         path: of the file.
@@ -135,7 +135,7 @@ def looked_through(path: Path) -> RecordedPart | None:
 
 
 def standing_of(place: Place) -> Standing | None:
-    """Where the log stood when a server came back; None where an entry says something else."""
+    """The state of the log when a server came back; None for another kind of entry."""
     records = place.entry.records
     return Standing.of(records.SerializeToString()) if records.HasField("standing") else None
 
@@ -300,7 +300,7 @@ def _chains(folder: Path, parts: Sequence[RecordedPart]) -> list[list[RecordedPa
 
 
 class ReplayedServer:
-    """What one server of a job held.  One thread uses it.
+    """The replayed values of one server.  One thread uses it.
 
     It offers what :class:`~pserver.client.observer.Observer` does, so that what it holds is saved
     as that of a running server is.
@@ -412,7 +412,7 @@ class ReplayedServer:
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """The progress of the replay."""
         lanes = self.installed.lanes
         hparams = {group: held for lane in lanes for group, held in lane.hparams.items()}
         step = max(self._last.values(), default=0)
@@ -604,7 +604,7 @@ Told = Callable[[str, int], None]  # what is done, and how many bytes of the log
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where what comes out is written.
+    """The place for the result.
 
     Attributes:
         path: of the checkpoint, a directory or a URL.
@@ -708,8 +708,8 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
 def _replayed(
     log: RecordedLog, index: int, begin: StartingPoint | None, last: int, ended: bool, told: Told
 ) -> ReplayedServer:
-    """What one server held, in the end or as of a record.  See [Note: a server that comes back] in
-    replay.py.
+    """The values of one server, in the end or as of a record.  See [Note: a server that comes back]
+    in replay.py.
     """
     at, entry, begun = log.at(index, last, ended), 0, -1
     if begin is not None:

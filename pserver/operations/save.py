@@ -127,7 +127,7 @@ class Held(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """How far its job is."""
+        """The progress of its job."""
 
     def pause(self, pausing: bool) -> None:
         """From here on no step changes a value, or steps go on."""
@@ -140,7 +140,7 @@ class Held(Protocol):
 
 
 class HeldJob:
-    """What the servers of one job hold.  One thread uses it, inside :func:`holding`.
+    """The values of one job's servers.  One thread uses it, inside :func:`holding`.
 
     Attributes:
         observers: of its servers, in their order.
@@ -158,7 +158,7 @@ class HeldJob:
 
     @property
     def failure(self) -> str:
-        """What has ended the job; "" while it runs."""
+        """The error that ended the job; "" while it runs."""
         failures = (observer.progress.failure for observer in self.observers)
         return next((failure for failure in failures if failure), "")
 
@@ -265,7 +265,7 @@ class HeldJob:
         return places if all(places) else []
 
     def unknown(self) -> list[str]:
-        """What a job has that its servers do not know, for whoever loads the file."""
+        """The parts of a job that its servers do not know, for a reader of the file."""
         found = [
             "the scheduler's state",
             "how many passes over the data had begun",

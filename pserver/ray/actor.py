@@ -122,7 +122,7 @@ def ray_library() -> Any:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor is.
+    """The place of an actor.
 
     Attributes:
         address: of its node, as other nodes reach it.
@@ -155,7 +155,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class News:
-    """What has happened since an actor was last asked.
+    """The events since an actor was last asked.
 
     Attributes:
         lines: of output.
@@ -177,7 +177,7 @@ class News:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the process proves its role with; the actor writes it into files of its own.
+    """The credentials of a process; the actor writes them into files of its own.
 
     Attributes:
         token: of the job's secret, as a token file holds it.
@@ -191,7 +191,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Order:
-    """What a server, or the script of a trainer, is started with.
+    """The start of a server, or of a trainer's script.
 
     Attributes:
         variables: its environment besides the node's.
@@ -245,11 +245,11 @@ class JobKeys:
         self._authority = None if self._local or given else Authority.new(self._now)
 
     def host(self, address: str) -> str:
-        """Where a server listens on a node of this address."""
+        """The host on which a server listens, on a node of this address."""
         return LOOPBACK if self._local else address
 
     def credentials(self, kind: str, address: str, public_key: bytes) -> Credentials:
-        """What a process gets.
+        """The credentials of a process.
 
         Args:
             kind: "server" or "trainer".
@@ -377,13 +377,13 @@ class JobRequest:
 
     @property
     def name(self) -> str:
-        """What the job is called in metrics."""
+        """The job's name in metrics."""
         if self.is_function:
             return getattr(self.target, "__name__", "function")[:MOST_JOB_NAME]
         return Path(self.script).stem[:MOST_JOB_NAME]
 
     def resources(self, kind: str) -> dict[str, float]:
-        """What each process of a kind needs: "CPU", "GPU", "memory" (bytes), or any other name.
+        """The resources of each process of a kind: "CPU", "GPU", "memory" (bytes), or others.
 
         Args:
             kind: "server" or "trainer".
@@ -538,7 +538,7 @@ DROPPED = (
 def own_variables(
     request: JobRequest, kind: str, number: int, endpoints: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What a process finds in its environment besides what its node has.
+    """The variables of a process, besides those of its node.
 
     Args:
         kind: "server" or "trainer".
@@ -602,11 +602,11 @@ class RoleActor:
         self._process: Process | None = None
 
     def __repr__(self) -> str:
-        """What Ray calls it in its own lines."""
+        """Its name in Ray's own lines."""
         return self.name
 
     def place(self) -> Place:
-        """Where it is."""
+        """Its place."""
         ray = ray_library()
         node = ray.get_runtime_context().get_node_id()
         return Place(ray.util.get_node_ip_address(), node, public_bytes(self._key))
@@ -652,7 +652,7 @@ class RoleActor:
         ).start()
 
     def news(self, seconds: float) -> News:
-        """What has happened since the last call; waits until something has, or the time is over."""
+        """The events since the last call; waits until there is one, or the time is over."""
         return self._spoken.news(seconds)
 
     def stop(self, number: int) -> None:

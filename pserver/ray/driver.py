@@ -164,7 +164,7 @@ def wait_for(group: Any, request: JobRequest) -> None:
 
 
 def actor_options(request: JobRequest, group: Any, kind: str, bundle: int) -> dict[str, Any]:
-    """What Ray is told of an actor: all of its bundle, and no restart by itself.
+    """Ray's options of an actor: all of its bundle, and no restart by itself.
 
     Args:
         kind: "server" or "trainer".
@@ -332,7 +332,7 @@ class Company:
     def answers(
         self, members: Sequence[Member], ask: Callable[[Member], Any], seconds: float
     ) -> dict[Member, Any]:
-        """What they answer to a call; of one whose actor is gone nothing.
+        """Their answers to a call; none of one whose actor is gone.
 
         Args:
             ask: makes the call.
@@ -407,7 +407,7 @@ class Company:
 
 
 def _words(error: Exception) -> str:
-    """What Ray says, on one line."""
+    """Ray's message, on one line."""
     said = " ".join(str(error).split())
     return said if len(said) <= MOST_WORDS else f"{said[:MOST_WORDS]} ..."
 

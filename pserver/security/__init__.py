@@ -1,4 +1,4 @@
-"""Who may ask a server for what, and how both ends prove who they are.
+"""The rights of a server's callers, and the proofs of both ends.
 
 In reading order::
 

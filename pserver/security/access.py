@@ -1,4 +1,4 @@
-"""What a process has to prove with, and asks of others: nothing, a job's secret, keys, or both."""
+"""The credentials of a process, and those that it asks for: none, a job's secret, keys, or both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pserver.security.tokens import (
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a server asks of its clients, and what a client gives and asks of a server.
+    """The credentials that a server asks for, and that a client gives and asks for.
 
     Example::
 
@@ -77,7 +77,7 @@ class Access:
 
     @property
     def role(self) -> Role:
-        """What the holder of the secret may do at a server of the job: all, where there is none."""
+        """The rights of the secret's holder at a server of the job: all, where there is none."""
         return Role.OPERATOR if self.secret is None else self.secret.role
 
 

@@ -83,7 +83,7 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """What a certificate says of who has its key.
+    """The holder of a key, as its certificate names it.
 
     Attributes:
         role: "server", "trainer" or "operator"; "" in a certificate that is not ours.
@@ -100,7 +100,7 @@ class Bearer:
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> Bearer:
-        """What this certificate says.  Nothing is checked."""
+        """The bearer in this certificate, unchecked."""
         uris: list[str] = []
         for extension in certificate.extensions:
             if isinstance(extension.value, x509.SubjectAlternativeName):
@@ -114,7 +114,7 @@ class Bearer:
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Bearer:
-        """What a certificate in PEM says.
+        """The bearer in a certificate in PEM.
 
         Raises:
             ValueError: it is none.
@@ -567,7 +567,7 @@ Stamp = tuple[tuple[int, int, int], ...]  # of each file: its time, size and ino
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the files hold, at one moment."""
+    """The contents of the files, at one moment."""
 
     stamp: Stamp
     authority: bytes
@@ -631,7 +631,7 @@ class Keys:
 
     @property
     def bearer(self) -> Bearer:
-        """Who this process is."""
+        """The bearer that this process is."""
         return self._present().bearer
 
     @property
@@ -869,7 +869,7 @@ def _checked(secured: ssl.SSLSocket, keys: Keys, *roles: str) -> Bearer:
 
 
 def bearer_of(secured: socket.socket) -> Bearer:
-    """Who is at the other end of a connection, after its handshake."""
+    """The peer of a connection, after its handshake."""
     assert isinstance(secured, ssl.SSLSocket), "after the handshake"
     return Bearer.of(_certificate(secured))
 

@@ -46,7 +46,7 @@ from pserver.errors import NotAllowed, Refused
 
 
 class Role(enum.IntEnum):
-    """What somebody may do; each role may do what those before it may.
+    """The rights of a caller; each role includes those before it.
 
     Attributes:
         NOBODY: holds no key.
@@ -96,7 +96,7 @@ class Secret:
 
     @classmethod
     def parse(cls, text: str) -> Secret:
-        """What a token file holds: ``operator:HEX``, or ``trainer:HEX``.
+        """Reads a token file: ``operator:HEX``, or ``trainer:HEX``.
 
         Raises:
             ValueError: it holds something else; the message does not repeat it.
@@ -156,7 +156,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What both codes of one exchange are over.
+    """The message that both codes of one exchange authenticate.
 
     Attributes:
         role: whose key proves.
@@ -172,7 +172,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a client shows with a call, or with HELLO.
+    """A client's proof with a call, or with HELLO.
 
     Attributes:
         role: the word of the key's role.
@@ -208,7 +208,7 @@ def client_code(secret: Secret, challenge: Challenge, name: str, request: bytes)
 
 
 def hello_bytes(session: str, trainer_id: int, lane: int, stream: int, tables: bool) -> bytes:
-    """What is proved of HELLO: its fields, as text, with a line end behind each."""
+    """The authenticated bytes of HELLO: its fields, as text, with a line end behind each."""
     fields = session, trainer_id, lane, stream, int(tables)
     return "".join(f"{field}\n" for field in fields).encode()
 
@@ -241,7 +241,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def to_metadata(proof: Proof) -> Metadata:
-    """What travels beside the call's request."""
+    """The metadata beside the call's request."""
     return (
         (ROLE, proof.role),
         (CLIENT_NONCE, proof.client_nonce),
@@ -391,7 +391,7 @@ class Question:
         self._challenge = challenge
 
     def proof(self, name: str, request: bytes) -> Proof:
-        """What is shown with the request, after :meth:`answered`.
+        """The proof with the request, after :meth:`answered`.
 
         Args:
             name: of the call.
@@ -405,7 +405,7 @@ class Question:
     def hello_code(
         self, session: str, trainer_id: int, lane: int, stream: int, tables: bool
     ) -> bytes:
-        """What HELLO shows, after :meth:`answered`."""
+        """The code in HELLO, after :meth:`answered`."""
         return self.proof("HELLO", hello_bytes(session, trainer_id, lane, stream, tables)).code
 
 

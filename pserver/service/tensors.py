@@ -211,7 +211,7 @@ class GradientAssembler:
         return self._buffers[part.name]
 
     def land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
-        """Where a frame's payload goes before it has been read; None where it is out of place."""
+        """The memory for a frame's payload, before it is read; None where it is out of place."""
         if self._received and header.step != self._step:
             return None
         group = self._group(header)

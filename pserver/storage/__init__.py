@@ -1,4 +1,4 @@
-"""Where files are kept: on this machine's disks, or behind a URL.
+"""The places of files: this machine's disks, or behind a URL.
 
 In reading order::
 

@@ -220,7 +220,7 @@ class RemotePlace:
         return f"{self._root}/{name}" if name else str(self._root)
 
     def _call(self, call: Callable[[], T]) -> T:
-        """What a call to the store gives; drivers have exceptions of their own."""
+        """Calls the store, and translates the exceptions of its driver."""
         try:
             return call()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What a table knows besides its rows, where several servers have a part of it."""
+"""The state of a table besides its rows, where several servers have a part of it."""
 
 from __future__ import annotations
 

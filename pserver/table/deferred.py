@@ -176,7 +176,7 @@ class HparamHistory:
             logs[1:, :2] = np.cumsum(logs[:-1, 2:] * lengths, axis=0)
 
     def arguments(self, segment: int) -> tuple[Array, ...]:
-        """What a deferred kernel takes of the history of one segment: ``firsts``, ``past``,
+        """The arguments of a deferred kernel from the history of one segment: ``firsts``, ``past``,
         ``least``, ``most`` and ``logs``.
         """
         count = self._count
@@ -396,7 +396,7 @@ Kernel = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class DeferredUpdate:
-    """What a step does to the rows that it does not touch, under one rule.
+    """The effect of a step on the rows that it does not touch, under one rule.
 
     Attributes:
         kernel: takes missed steps, in place; see the module's docstring.

@@ -38,7 +38,7 @@ Kernel = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
-    """What a step does to the rows that it touches, under one rule.
+    """The effect of a step on the rows that it touches, under one rule.
 
     Attributes:
         kernel: updates rows in place; see the module's docstring.

@@ -264,7 +264,7 @@ Chunk = dict[str, Array]
 
 
 class SlotCut:
-    """What an index and its records hold at the moment in which this is made.
+    """The contents of an index and its records at the moment of the call.
 
     One caller at a time, who is also the only one to change the index.
 
@@ -344,7 +344,7 @@ BLOCK = 65536  # removed ids of a chunk
 
 
 class TableCut:
-    """What a table holds at the moment in which this is made, as chunks: see snapshots.py.
+    """The contents of a table at the moment of the call, as chunks: see snapshots.py.
 
     One caller at a time, who is also the only one to change the table.  Memory holds copies of the
     rows that have changed since and were not read yet.

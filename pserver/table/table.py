@@ -62,7 +62,7 @@ class _Generation:
 
 
 class RowsRead:
-    """What trainers have read of one table.  See [Note: rows as they were read].
+    """The rows of one table that trainers have read.  See [Note: rows as they were read].
 
     One caller at a time.
 
@@ -209,7 +209,7 @@ class SparseTable:
         return self._rows.stored.columns * self._rows.records.itemsize + INDEX_BYTES
 
     def counters(self) -> dict[str, int]:
-        """What the table holds and has counted.
+        """The table's sizes and counters.
 
         Returns:
             "rows" and "waiting": how many rows and waiting ids there are; "lookups" and "pushes":
@@ -482,8 +482,8 @@ class SparseTable:
         self._chunks.load(chunk, self.server, self.servers)
 
     def metadata(self) -> dict[str, Any]:
-        """What is not in rows, JSON-able: the steps taken and their hparams, counters, the time of
-        the last push.
+        """The state outside of rows, JSON-able: the steps taken, their hparams, counters, the
+        time of the last push.
         """
         lifecycle = self._lifecycle
         looked_up = {"lookups": self._lookups, "lookups_new": self._lookups_new}

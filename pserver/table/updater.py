@@ -327,7 +327,7 @@ class RowUpdater:
     # ---- as data ----
 
     def metadata(self) -> dict[str, Any]:
-        """What is not in rows, JSON-able: the steps taken, their hparams and the history."""
+        """The state outside of rows, JSON-able: the steps taken, their hparams and the history."""
         # the first is a slot in checkpoints of old, which have no "swept"
         sweep = [0, self._sweep_began]
         history = self._history.plain()

@@ -1,4 +1,4 @@
-"""What a process says of itself: metrics, traces, lines of the log, memory.
+"""The reports of a process about itself: metrics, traces, lines of the log, memory.
 
 In reading order::
 

@@ -161,7 +161,7 @@ class LimitedLog:
 
 
 class SaidJustNow:
-    """What was said in the last minute, and is not to be said again: that somebody asks, who asks
+    """The lines of the last minute, which are not logged again: that somebody asks, who asks
     until there is an answer.  Any thread may call it.
 
     Args:

@@ -328,7 +328,7 @@ class LaneTotals:
 
 
 class LaneSteps:
-    """What a server measures of one lane's steps.  Times are of :func:`now`.  The caller holds the
+    """A server's measurements of one lane's steps.  Times are of :func:`now`.  The caller holds the
     job's lock.
 
     Args:
@@ -502,7 +502,7 @@ def job_labels(
 
 
 def build_info(torch: str) -> Metric:
-    """What a process runs.
+    """The versions that a process runs.
 
     Args:
         torch: its version.

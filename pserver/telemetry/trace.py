@@ -142,7 +142,7 @@ MOST_PARTS = 16  # of one recording: more than MOST_SPANS spans take
 
 @dataclass(slots=True)
 class Recording:
-    """What one process has done.
+    """The spans of one process.
 
     Attributes:
         kind: "trainer" or "server".
@@ -184,7 +184,7 @@ class Recording:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Recording:
-        """What :meth:`to_bytes` wrote.
+        """Reads the bytes of :meth:`to_bytes`.
 
         Raises:
             ValueError: it is something else.
@@ -236,7 +236,7 @@ def parts_of(data: bytes) -> list[bytes]:
 
 
 def whole(parts: Sequence[bytes]) -> bytes:
-    """What :func:`parts_of` has divided."""
+    """Joins the parts of :func:`parts_of`."""
     return b"".join(parts)
 
 

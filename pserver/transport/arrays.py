@@ -439,7 +439,7 @@ class OutlierPush:
 
 
 def listed(outliers: Collection[OutlierPush]) -> str:
-    """What is too large in a step, the first few."""
+    """The outliers of a step, the first few."""
     named = " and ".join(each.found for each in list(outliers)[:NAMED])
     more = len(outliers) - NAMED
     return named + (f" and {more} more" if more > 0 else "")

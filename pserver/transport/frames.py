@@ -253,7 +253,7 @@ def spread(source: memoryview, places: Iterable[memoryview]) -> None:
 def targets(
     header: Frame, payload_bytes: int, destination: Callable[[Part], Tensor]
 ) -> list[memoryview]:
-    """Where the parts of a frame go, those that are not empty: a piece of ``destination(part)``
+    """The memory for the parts of a frame that are not empty: a piece of ``destination(part)``
     each, which raises what it likes for a name that it does not know.
 
     Raises:

@@ -168,7 +168,7 @@ def attach(descriptor: int, size: int, writable: bool = True) -> memoryview:
 
 
 def address_of(memory: memoryview) -> int:
-    """Where a run of bytes begins in this process."""
+    """The address of a run of bytes in this process."""
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
@@ -199,7 +199,7 @@ IN_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """Where a tensor lies: bytes of the segment, and which count is its."""
+    """The place of a tensor: bytes of the segment, and the index of its count."""
 
     begin: int
     size: int
@@ -244,7 +244,7 @@ class Segment:
         return torch.frombuffer(view, dtype=dtype).view(tuple(shape))
 
     def address(self, name: str) -> int:
-        """Where a zone begins in this process."""
+        """The address of a zone in this process."""
         return self._begin + self.zones[name].begin
 
     @contextmanager

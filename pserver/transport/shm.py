@@ -142,7 +142,7 @@ class SocketReader:
 # tell each other how many slots were filled, how long they are, and how many were read.
 
 
-SLOT_BYTES = 2**21  # of the longest slot: a frame of codec.CHUNK_BYTES
+SLOT_BYTES = 2**21  # of the longest slot: a frame of frames.CHUNK_BYTES
 # slots of that length in each direction: one is filled while the other is read.  More were measured
 # no faster, and take memory of both ends
 SLOTS = 2
@@ -200,7 +200,7 @@ class Ring:
         return self._place(size)[1] <= self._left
 
     def _place(self, size: int) -> tuple[int, int]:
-        """Where the next slot, of this size, begins, and how many bytes it takes."""
+        """The offset of the next slot of this size, and the bytes that it takes."""
         taken = size + -size % ALIGNMENT
         if self._next + taken <= DIRECTION_BYTES:
             return self._next, taken

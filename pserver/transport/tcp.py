@@ -334,7 +334,7 @@ def _send(connection: socket.socket, said: bytes) -> None:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """What was said; b"" where its checksum is another."""
+    """The message; b"" where its checksum is another."""
     got = b""
     while len(got) < size + _CHECKSUM.size:
         more = connection.recv(size + _CHECKSUM.size - len(got))

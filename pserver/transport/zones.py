@@ -172,7 +172,7 @@ Zones = OfferedZones | FilledZones | ReadZones | UnmappedZones
 
 
 def _pieces(segment: Segment | PeerSegment, header: Frame, size: int) -> list[memoryview] | None:
-    """Where the parts of a frame lie in a segment; None: one of them fits no zone, or they are of
+    """The places of a frame's parts in a segment; None: one of them fits no zone, or they are of
     another size together.
     """
     pieces = []

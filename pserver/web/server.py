@@ -146,7 +146,7 @@ class Watched:
         self._run = ""
 
     def take(self, sighting: Sighting) -> None:
-        """What the servers have said at one moment, later than those before."""
+        """Adds the servers' states at one moment, later than those before."""
         before = self._sightings[-1] if self._sightings else Sighting(sighting.time)
         self._sightings.append(sighting)
         change = recent(self._sightings)
@@ -239,7 +239,7 @@ def _moved(before: Sighting, after: Sighting, endpoint: str) -> bool:
 def _values(
     sighting: Sighting, change: Change, times: Sequence[LaneTimes], seen: Sequence[Seen]
 ) -> dict[str, float]:
-    """What is drawn as curves."""
+    """The values to draw as curves."""
     found: dict[str, float] = {}
     for each in seen:
         if each.state != "joined":
@@ -403,7 +403,7 @@ class Visitors:
 
     @property
     def url(self) -> str:
-        """What the user opens."""
+        """The address that the user opens."""
         host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
         host = f"[{host}]" if ":" in host else host
         return f"{self._scheme}://{host}:{self._port}/?{TOKEN}={self.token}"
@@ -536,7 +536,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """What the user opens."""
+        """The address that the user opens."""
         return self.visitors.url
 
     def close(self) -> None:
@@ -561,7 +561,7 @@ class _Refused(Exception):
 
 
 class _Answers:
-    """What is answered to whom; no HTTP."""
+    """The answers to requests; no HTTP."""
 
     def __init__(self, visitors: Visitors, page: Page, logs: LogFiles, acts: Acts) -> None:
         self.visitors, self._page, self._logs, self._acts = visitors, page, logs, acts
@@ -749,7 +749,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"expected up to {MOST_OPEN} pages")
 
     def version_string(self) -> str:
-        """What it says of itself."""
+        """The value of the header Server."""
         return "pserver"
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -443,7 +443,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the answers are made from.
+    """The facts that the answers are made from.
 
     Attributes:
         endpoints: of all servers that should be there.
@@ -472,7 +472,7 @@ class Facts:
 
     @property
     def failure(self) -> str:
-        """What has ended the job, if something did."""
+        """The error that ended the job, if there is one."""
         replies = self.sighting.replies.values()
         return next((reply.failure for reply in replies if reply.failure), "")
 

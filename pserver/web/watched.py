@@ -1,4 +1,4 @@
-"""What servers have said of a job: at one moment, since the last one, and in their logs."""
+"""The states of a job's servers: at one moment, the changes since the last one, and their logs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def started(reply: StatusReply) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has changed between two moments, at the servers that have answered at both.
+    """The changes between two moments, of the servers that have answered at both.
 
     Attributes:
         before, after: by endpoint.
@@ -86,12 +86,12 @@ class Change:
         }
 
     def lanes(self, endpoint: str) -> list[LaneStatus]:
-        """What one server has measured meanwhile, by lane."""
+        """One server's measurements meanwhile, by lane."""
         pairs = zip(self.before[endpoint].lanes, self.after[endpoint].lanes, strict=False)
         return [_lane_between(*pair) for pair in pairs]
 
     def reports(self, endpoint: str, lane: int) -> dict[int, LaneReport]:
-        """What trainers have measured meanwhile of one lane and this server, by trainer."""
+        """Trainers' measurements meanwhile of one lane and this server, by trainer."""
         earlier = {each.trainer_id: each for each in self.before[endpoint].trainers}
         found = {}
         for each in self.after[endpoint].trainers:
@@ -157,7 +157,7 @@ class Change:
 
 
 def recent(sightings: Sequence[Sighting], seconds: float = RECENT_SECONDS) -> Change:
-    """What has changed in the last seconds: between the last moment and the first that is no older.
+    """The changes of the last seconds: between the last moment and the first that is no older.
 
     Args:
         sightings: in order; one or more.

@@ -157,7 +157,7 @@ def between(probes: Mapping[int, Measured], servers: int) -> Measured:
 
 
 def _over(measured: Measured, servers: int) -> Measured:
-    """What was measured on some servers, spread over others."""
+    """Measurements on some servers, spread over others."""
 
     def even(parts: Sequence[float]) -> tuple[float, ...]:
         return (sum(parts) / servers,) * servers
@@ -227,7 +227,7 @@ class Choice:
 
     @staticmethod
     def beside(script: str) -> Path:
-        """Where the file of a script is.
+        """The place of a script's file.
 
         Example:
             >>> Choice.beside("jobs/train.py").name
