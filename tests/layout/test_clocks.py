@@ -51,8 +51,10 @@ def test_the_wall_clock_shows_and_decides_nothing() -> None:
 
 # functions of the system's monotonic clock for what is no silence of others
 WHY_MONOTONIC = {
-    "pserver/client/client.py": "when a heartbeat is due: who was away sends one at once",
-    "pserver/client/stream.py": "when a frame arrived, to be held against one's own last pause",
+    "pserver/client/client.py": (
+        "when a heartbeat is due: who was away sends one at once; how long it was silent, with "
+        "its own pause"
+    ),
     "pserver/job/job.py": (
         "answers within a second; how long a server that ends waits for its own disk"
     ),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
@@ -76,7 +77,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it has not ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its server has not said so yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it."""

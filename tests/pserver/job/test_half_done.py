@@ -140,7 +140,7 @@ class Scripted:
     def __init__(self, job: Job, port: int, mode: str, incarnation: str) -> None:
         self.job, self.port, self.plan = job, port, plan_of(mode)
         self.incarnation, self.session = incarnation, ""
-        self.numbers = 0  # of requests
+        self.numbers = self.streams = 0  # of requests, and of streams
 
     def run(self) -> None:
         """All of it."""
@@ -185,7 +185,9 @@ class Scripted:
 
     def hello(self, tables: bool = False) -> inprocess.InprocessStream:
         stream = inprocess.connect("127.0.0.1", self.port, timeout_seconds=SECONDS)
-        stream.send(Frame(kind=Kind.HELLO, hello=Hello(session=self.session, tables=tables)))
+        self.streams += 1  # without a number one that is served late would replace a later one
+        hello = Hello(session=self.session, stream=self.streams, tables=tables)
+        stream.send(Frame(kind=Kind.HELLO, hello=hello))
         return stream
 
     def ask(self, stream: Any, header: Frame) -> None:

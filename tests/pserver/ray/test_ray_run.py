@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
+from tests.support.load import scaled
 from tests.support.pages import ROOT
 from tests.support.processes import Processes, Started
 from tests.support.waiting import eventually
@@ -95,7 +96,12 @@ class Site:
             (path / "train.py").write_text(target, encoding="utf-8")
             target = str(path / "train.py")
         environment = {MARK: str(path), "OMP_NUM_THREADS": "1", **said.pop("environment", {})}
-        shape = {"servers": 2, "trainers": 2, "start_timeout": 100.0, "environment": environment}
+        shape = {
+            "servers": 2,
+            "trainers": 2,
+            "start_timeout": scaled(100.0),
+            "environment": environment,
+        }
         program = str(Path(__file__).with_name("ray_driver.py"))
         request = json.dumps({**shape, **said})
         return self.processes.python("driver", program, address, target, request, **self.own)
