@@ -135,7 +135,7 @@ def test_no_early_setting_is_taken_after_the_optimizer(own: bool) -> None:
     for each in (first, further) if own else (first,):
         for name in EARLY:
             setting = dict(every_setting())[name]
-            with pytest.raises(ValueError, match=f"strategy.{name}: acts as fleet.init's"):
+            with pytest.raises(ValueError, match=f"strategy.{name}: acts as in the strategy given"):
                 assign(each, name, other(name, setting))
             assert not each.is_set(name)
         each.amp = False

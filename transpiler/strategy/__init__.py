@@ -1,24 +1,24 @@
-"""``DistributedStrategy``: the settings of a job as a user writes them, and the lanes they mean.
+"""``DistributedStrategy``: the settings of a job as a user writes them, and the resulting lanes.
 
 Reading order::
 
     strategy           the object that keeps assigned values; every switch and key: one row each,
-                       from the tables of settings; a strategy as protobuf text, and what is only
-                       kept of it
-    compute_settings   rows about what a step computes
+                       from the tables of settings; a strategy as protobuf text, and fields that are
+                       only kept
+    compute_settings   rows about the computation of a step
     parallel_settings  rows about trainers without servers
     from_strategy      the lanes that a strategy asks for
     run_strategies     ExecutionStrategy and BuildStrategy, dictionaries of it as objects
-    execution          how a process computes, as a strategy says
+    execution          the execution settings of a process, from a strategy
     parallel_degrees   the ranks in each direction of a job that divides a model
-    local_sgd          what contradicts local SGD
+    local_sgd          settings that contradict local SGD
     collective_plan    the plan of trainers without servers
-    needs              settings that say nothing alone
+    needs              settings that have no effect alone
     exchange           how trainers exchange gradients
-    refusals           why a setting is refused in a job
-    dgc                what does not go together with deep gradient compression, and why
+    refusals           the reasons for which a setting is refused in a job
+    dgc                settings that exclude deep gradient compression, and why
     from_config        from a transpiler's configuration, and a strategy where there is one, to the
                        lanes of a job
-    idle_keys          keys that another key of the same strategy makes meaningless, and why
+    idle_keys          keys that have no effect beside another key of the same strategy, and why
     update_rules       the optimizer that steps in the place of the script's
 """

@@ -1,4 +1,4 @@
-"""The plan of trainers without servers, as a configuration and a strategy say."""
+"""The plan of trainers without servers, from a configuration and a strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transpiler.strategy.local_sgd import local_sgd_of
 from transpiler.strategy.strategy import DistributedStrategy
 
 MB = 2**20
-# what sums of several gradients read
+# the settings that sums of several gradients read
 _IN_BUCKETS = (
     "fp16_allreduce",
     "fuse_all_reduce_ops",
@@ -31,7 +31,7 @@ def collective_of(
     endpoints: Sequence[str],
     strategy: DistributedStrategy | None = None,
 ) -> Collective:
-    """How trainers share their work, as a configuration says, and a strategy where there is one.
+    """How trainers share their work, by a configuration, and a strategy if there is one.
 
     Args:
         endpoints: of the trainers.
@@ -72,7 +72,7 @@ def collective_of(
 
 
 def _check_gradients_travel(strategy: DistributedStrategy, mode: str) -> None:
-    """Raises where a setting acts on gradients that trainers share, and they share parameters."""
+    """Raises ValueError for a setting about shared gradients, where trainers share parameters."""
     if strategy.gradient_scale_configs["scale_strategy"] != "avg":
         raise ValueError(
             "strategy.gradient_scale_configs.scale_strategy: has no effect with "
@@ -86,7 +86,7 @@ def _check_gradients_travel(strategy: DistributedStrategy, mode: str) -> None:
 
 
 def _averages(strategy: DistributedStrategy) -> dict[str, Any]:
-    """When parameters are averaged, where a strategy says so."""
+    """The fields about when parameters are averaged, if a strategy sets them."""
     if strategy.localsgd:
         steps, begin = (strategy.localsgd_configs[key] for key in ("k_steps", "begin_step"))
         return {"steps": steps, "begin": 0 if steps == 1 else begin}
@@ -99,7 +99,7 @@ def _averages(strategy: DistributedStrategy) -> dict[str, Any]:
 def agreed(
     config: DistributeTranspilerConfig, strategy: DistributedStrategy | None
 ) -> DistributeTranspilerConfig:
-    """The configuration, in a mode without servers with what a strategy adds to it.
+    """The configuration; in a mode without servers with the strategy's choices.
 
     Raises:
         ValueError: the two contradict each other; the message names both.
@@ -176,7 +176,7 @@ def _shards(strategy: DistributedStrategy, mode: str, inner: int, trainers: int)
 
 
 def _assigned(config: DistributeTranspilerConfig, strategy: DistributedStrategy) -> dict[str, Any]:
-    """The settings that both have, each from where it was assigned."""
+    """The settings that both have, each from the one that it was assigned to."""
     for name in _SHARED:
         own, other = getattr(config, name), strategy.value(name)
         if config.is_set(name) and strategy.is_set(name) and own != other:

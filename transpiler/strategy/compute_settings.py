@@ -1,4 +1,4 @@
-"""Settings of a strategy about what a step computes: precision, recomputation, optimizers."""
+"""Settings of a strategy about the computation of a step: precision, recomputation, optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not go together with deep gradient compression, and why."""
+"""The settings that exclude deep gradient compression, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from transpiler.strategy.parallel_settings import DGC_MODES
 from transpiler.strategy.strategy import DistributedStrategy
 
-# Settings that lead elsewhere than large gradients by their largest elements.
+# Settings that dgc excludes, with the reason.
 EXCLUDED: Mapping[str, str] = MappingProxyType(
     {
         "fp16_allreduce": "the few elements that it sends are exact",
@@ -43,11 +43,11 @@ EXCLUDED_AMONG_TRAINERS: Mapping[str, str] = MappingProxyType(
 
 
 def dgc_refusals(strategy: DistributedStrategy, modes: Sequence[str]) -> Iterator[str]:
-    """Why dgc cannot act in a job that reads it, or why what else a strategy asks for cannot act
-    beside it.
+    """The reasons why dgc has no effect in a job that reads it, or why other settings of the
+    strategy have none beside it.
 
     Args:
-        modes: the update modes of a job with servers; of others none.
+        modes: the update modes of a job with servers; none for other jobs.
 
     Returns:
         Sentences, each of which begins with a setting's full name.

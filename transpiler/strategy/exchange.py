@@ -1,5 +1,5 @@
-"""How trainers exchange gradients among themselves, as a strategy says: one value for every kind of
-job that does so.
+"""How trainers exchange gradients among themselves, by a strategy: one value for every kind of job
+that does so.
 
 Eager jobs without servers, the dense parameters of jobs with servers (mode "collective") and
 programs without servers read the same switches, here.
@@ -23,12 +23,12 @@ class Exchange:
     Attributes:
         size_mb: the most MB (2**20 bytes) of gradients that are reduced together; a single larger
             gradient is reduced by itself.
-        last_mb: the same for the last ones of a backward, which nothing hides.
+        last_mb: the same for the last gradients of a backward, which nothing hides.
         most: the most gradients that are reduced together; 0: any number.
         rings: process groups, which buckets use in turn.
         row: None: all trainers reduce at once.  Otherwise the number of trainers that reduce among
             themselves first; 0 and 1: those of each host.
-        dtype: what gradients of more than 16 bits travel as; "" as they are.
+        dtype: as which gradients of more than 16 bits travel; "" for their own.
         waits: the host waits for each reduction as soon as it has begun.
         unused: a parameter may have no gradient in a step.
     """
@@ -44,7 +44,7 @@ class Exchange:
 
 
 def exchange_of(strategy: DistributedStrategy | None) -> Exchange:
-    """How gradients travel by a strategy; None: as without one."""
+    """How gradients travel by a strategy; the defaults for None."""
     if strategy is None:
         return Exchange()
     return Exchange(
@@ -62,7 +62,7 @@ def exchange_of(strategy: DistributedStrategy | None) -> Exchange:
 
 
 def without_effect(strategy: DistributedStrategy, names: Collection[str]) -> Iterator[str]:
-    """A sentence for each of these settings that another switch makes meaningless.
+    """A sentence for each of these settings that has no effect because of another switch.
 
     Args:
         names: of settings that differ from their defaults.

@@ -1,11 +1,11 @@
-"""From a strategy to the way in which a process computes."""
+"""From a strategy to the execution settings of a process."""
 
 from __future__ import annotations
 
 from transpiler.plan.plan import DumpSettings, Execution
 from transpiler.strategy.strategy import DistributedStrategy
 
-# Each asks for what torch.compile does with all ops that it can fuse.
+# Each asks for fusion, which torch.compile does with all ops that it can fuse.
 FUSIONS = (
     "fuse_elewise_add_act_ops",
     "fuse_bn_act_ops",
@@ -15,7 +15,7 @@ FUSIONS = (
 
 
 def dump_of(strategy: DistributedStrategy | None) -> DumpSettings:
-    """What a strategy asks to dump; None asks for nothing."""
+    """The dump settings of a strategy; None asks for nothing."""
     if strategy is None:
         return DumpSettings()
     settings = strategy.trainer_desc_configs
@@ -28,7 +28,7 @@ def dump_of(strategy: DistributedStrategy | None) -> DumpSettings:
 
 
 def execution_of(strategy: DistributedStrategy | None) -> Execution:
-    """What a strategy says about how a process computes; None says nothing.
+    """The execution settings of a strategy; the defaults for None.
 
     Example:
         >>> strategy = DistributedStrategy()

@@ -1,8 +1,8 @@
 """From a transpiler's configuration, and a strategy where there is one, to the lanes of a job.
 
-A configuration without a strategy is read as the strategy that says the same, so that both are one
-way to a plan.  With a strategy the configuration says how programs are cut, and whatever it says
-about modes must agree.
+A configuration without a strategy is turned into the equivalent strategy, so that both lead to a
+plan in one way.  With a strategy the configuration decides how programs are cut, and its settings
+of modes must agree with the strategy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a configuration and a strategy choose of a job with servers.
+    """The choices of a configuration and a strategy for a job with servers.
 
     Attributes:
         lanes: of its parameters and tables.
@@ -42,11 +42,10 @@ def choices_of(
     sync_mode: bool | None = None,
     strategy: DistributedStrategy | None = None,
 ) -> Choices:
-    """What is chosen.
+    """The choices of a configuration, and a strategy if there is one.
 
     Args:
-        sync_mode: what ``transpile`` was given.
-        strategy: likewise.
+        sync_mode, strategy: the arguments of ``transpile``.
 
     Raises:
         TypeError: ``sync_mode`` or ``strategy`` has another type.
@@ -103,7 +102,7 @@ def _with_queue(lane: Lane, slots: int) -> Lane:
 
 
 def _strategy_of(config: DistributeTranspilerConfig, said: bool | None) -> DistributedStrategy:
-    """The strategy that says what a configuration says."""
+    """The strategy that is equivalent to a configuration."""
     keys = [key for key in LANE_FIELDS if key not in ("runtime_split_send_recv", "launch_barrier")]
     configs: dict[str, Any] = {key: getattr(config, key) for key in keys if config.is_set(key)}
     if config.geo_sgd_mode:
@@ -121,7 +120,7 @@ def _strategy_of(config: DistributeTranspilerConfig, said: bool | None) -> Distr
 
 
 def _of_configuration(sentence: str) -> str:
-    """What is said of a strategy, in the words of a configuration."""
+    """A sentence about a strategy, in the words of a configuration."""
     words = {
         "a_sync_configs: ": "",
         "a_sync=False": "sync_mode=True",
@@ -138,7 +137,7 @@ def _contradictions(
     strategy: DistributedStrategy,
     lanes: LanePlan,
 ) -> Iterator[str]:
-    """Where a field that was assigned says another thing than the strategy; both are named."""
+    """A sentence for each assigned field that contradicts the strategy; it names both."""
     settings = strategy.a_sync_configs
     sync = all(lane.kind.merges_gradients for _, lane in lanes.choices)
     decides = "a_sync_configs['modes']" if settings["modes"] else "a_sync"
@@ -161,7 +160,7 @@ def _contradictions(
     if config.geo_sgd_mode and config.geo_sgd_need_push_nums != settings["k_steps"]:
         yield differs("geo_sgd_need_push_nums", f"a_sync_configs['k_steps']={settings['k_steps']}")
     for key in LANE_FIELDS:
-        # a program may be cut at run time in modes where a strategy cannot say so
+        # a program may be cut at run time in modes where a strategy cannot choose that
         alike = key == "runtime_split_send_recv" and not settings[key]
         if config.is_set(key) and getattr(config, key) != settings[key] and not alike:
             yield differs(key, f"a_sync_configs[{key!r}]={settings[key]!r}")

@@ -1,4 +1,4 @@
-"""From a strategy to lanes: which update mode each parameter is in.
+"""From a strategy to lanes: the update mode of each parameter.
 
 ============================================  =====================================================
 strategy                                      the mode of all parameters
@@ -35,7 +35,7 @@ _K_STEPS = ("k_step", "k_steps")  # as a mode: geo, or diloco
 
 
 def _set_keys(strategy: DistributedStrategy) -> list[str]:
-    """The keys of ``a_sync_configs`` that are not as by default."""
+    """The keys of ``a_sync_configs`` that differ from their defaults."""
     return [
         name.removeprefix("a_sync_configs.")
         for name in strategy.unsupported(())
@@ -44,7 +44,7 @@ def _set_keys(strategy: DistributedStrategy) -> list[str]:
 
 
 def _own(strategy: DistributedStrategy) -> tuple[Mode, str]:
-    """The mode of parameters that no pattern names, and what chose it."""
+    """The mode of parameters that no pattern names, and the setting that chose it."""
     settings = strategy.a_sync_configs
     if not strategy.a_sync:
         return SYNC, "a_sync=False"
@@ -133,7 +133,7 @@ def _has_effect(key: str, modes: Sequence[Mode], own: Mode, settings: Mapping[st
 
 
 def _lacking(pattern: str, mode: Mode, settings: Mapping[str, Any]) -> str:
-    """What else a mode that ``modes`` gives needs, in words; "" where nothing is missing."""
+    """The error about a setting that a mode of ``modes`` needs; "" if nothing is missing."""
     word = settings["modes"].get(pattern)
     if word is None:
         return ""
@@ -171,7 +171,7 @@ def ineffective(strategy: DistributedStrategy) -> list[str]:
     if "outlier_factor" in _set_keys(strategy) and settings["outlier_push"] == "off":
         found.append(
             f"a_sync_configs: outlier_factor={settings['outlier_factor']!r} has no effect with "
-            "outlier_push='off', which looks at no norms; set 'refuse', 'apply' or 'stop'"
+            "outlier_push='off', which checks no norms; set 'refuse', 'apply' or 'stop'"
         )
     if strategy.gradient_scale_configs["scale_strategy"] != "avg" and COLLECTIVE in modes:
         found.append(

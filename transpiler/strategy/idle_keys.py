@@ -1,4 +1,4 @@
-"""Keys that another key of the same strategy makes meaningless, and why."""
+"""Keys that have no effect beside another key of the same strategy, and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def idle_keys(strategy: DistributedStrategy) -> dict[str, str]:
 
 
 def _idle(key: str, settings: Mapping[str, Any]) -> str:
-    """What makes a key of ``amp_configs`` meaningless; "" where nothing does."""
+    """The reason why a key of ``amp_configs`` has no effect; "" if it has one."""
     if key in _SCALES and settings["use_pure_bf16"]:
         return "with use_pure_bf16=True: bfloat16 gradients need no loss scale"
     if key in _MOVES and not settings["use_dynamic_loss_scaling"]:

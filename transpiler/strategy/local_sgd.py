@@ -1,6 +1,6 @@
-"""What a strategy says about local SGD: which settings contradict it, or need it.
+"""Local SGD in a strategy: the settings that contradict it, or need it.
 
-``adaptive_localsgd`` is local SGD, too; only the rule of its averages is another.
+``adaptive_localsgd`` is local SGD, too, with another rule for its averages.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 SWITCHES = ("localsgd", "adaptive_localsgd")
 
-# Settings about the all-reduce of gradients, which is not there, by kind of job.  In programs the
-# rings carry parameters.
+# Settings about the all-reduce of gradients, which local SGD does not have, by kind of job.  In
+# programs the rings carry parameters.
 _OF_GRADIENTS = ("dgc", "fp16_allreduce", "last_comm_group_size_MB", "find_unused_parameters")
 _IN_STEPS = (
     "gradient_scale_configs.scale_strategy",
@@ -33,7 +33,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def local_sgd_of(strategy: DistributedStrategy) -> str:
-    """The switch that asks for local SGD; "" where none does."""
+    """The switch that asks for local SGD; "" if none does."""
     return next((name for name in SWITCHES if strategy.value(name)), "")
 
 

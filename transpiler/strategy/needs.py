@@ -1,4 +1,4 @@
-"""Settings that say nothing alone: what else each needs."""
+"""Settings that have no effect alone, and the settings that each needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ACCOUNT = ("user", "passwd", "hadoop_bin")
 _DUMPED = ("dump_fields", "dump_param", "stat_var_names")
 
 # By the name of a setting, or of a dictionary for all of its keys: the settings of which one must
-# differ from its default.  A name may have the kind of job before it in which it is so.
+# differ from its default.  A name may begin with the kind of job to which this applies.
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         # without sums over trainers an Executor's own code runs in the program's order anyway
@@ -33,12 +33,12 @@ NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
-# Numbers that say as much with their default, where that is assigned: one step makes an update.
+# Numbers whose default counts, too, when it is assigned: one step makes an update.
 _COUNTS = ("gradient_merge_configs.k_steps",)
 
 
 def lonely(strategy: DistributedStrategy, kind: str) -> dict[str, str]:
-    """The settings that lack another one in a kind of job: by full name, what is said of each."""
+    """The settings that lack another one in a kind of job: by full name, a sentence about each."""
     asked = strategy.unsupported(())
     given = {*asked, *filter(strategy.is_set, _COUNTS)}
     found = {}

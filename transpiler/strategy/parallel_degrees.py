@@ -1,4 +1,4 @@
-"""How many ranks a strategy puts in each direction of parallelism, wherever it says so.
+"""The number of ranks in each direction of parallelism, from all settings of a strategy.
 
 =========  =============================================  ===================================
 direction  in ``hybrid_configs``                          and with the switch
@@ -12,8 +12,8 @@ sep        ``sep_degree``
 =========  =============================================  ===================================
 
 Two places may name one direction where they name the same number.  With ``sharding=True`` a
-``sharding_degree`` that is nowhere assigned is as many ranks as the other directions leave; an
-assigned one counts, also as 8, its default in ``sharding_configs``.
+``sharding_degree`` that is not assigned is as many ranks as the other directions leave; an assigned
+one counts, even if it is 8, its default in ``sharding_configs``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REST = -1  # a degree: the ranks that the other directions leave
 
 # the switches that divide a model, beside hybrid_configs
 DIVIDING = ("sharding", "pipeline", "tensor_parallel")
-# by direction: the settings that say its degree
+# by direction: the settings of its degree
 _SETTINGS = MappingProxyType(
     {
         "dp": ("hybrid_configs.dp_degree", "sharding_configs.dp_degree"),

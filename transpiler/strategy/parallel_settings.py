@@ -25,8 +25,8 @@ from transpiler.plan.settings import (
 )
 
 _HYBRID = ("hybrid",)
-# Who exchanges gradients among trainers: eager jobs and programs without servers, and the mode of
-# jobs with servers in which trainers average dense gradients.
+# The jobs in which trainers exchange gradients: eager jobs and programs without servers, and the
+# mode of jobs with servers in which trainers average dense gradients.
 _WITHOUT = ("collective", "collective_program")
 _AMONG = (COLLECTIVE.name,)
 _COLLECTIVE = ("collective",)

@@ -1,8 +1,8 @@
-"""Why a setting of a strategy is refused in a job: where it acts instead, or what to write.
+"""The reasons for which a setting of a strategy is refused in a job, and what to write instead.
 
 A reason is one of these, and nothing else: the setting acts in jobs of another kind; no job reads
-it in this version; another setting makes it meaningless (needs.py, idle_keys.py), or chooses a mode
-that does not read it (from_strategy.py), or does not go with it (update_rules.py).  One error names
+it in this version; another setting leaves it without effect (needs.py, idle_keys.py), chooses a
+mode that does not read it (from_strategy.py), or excludes it (update_rules.py).  One error names
 all settings that are refused.
 """
 
@@ -81,7 +81,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 )
 
 
-# Why no job reads a setting, where it is more than that nobody has written it.
+# The reason why no job reads a setting, if it is more than a missing implementation.
 BECAUSE: Mapping[str, str] = MappingProxyType(
     {
         "cudnn_batchnorm_spatial_persistent": "torch chooses cuDNN's batch norm by itself",
@@ -104,7 +104,7 @@ _STREAMS = "FSDP2 has its own groups and streams, and overlaps what it can"
 _HSDP = "a sharding_degree beside a dp_degree reduces within shards first, then between replicas"
 _AT_ONCE = "the gradients that such a program averages are one sum, which nothing hides"
 _NO_SERVER = (
-    "an all-reduce sums what trainers send, and nobody sees one trainer's part; clip the sum "
+    "an all-reduce sums what trainers send, and no process sees one trainer's part; clip the sum "
     "(grad_clip of fleet.distributed_optimizer)"
 )
 _OUTLIERS = dict.fromkeys(
@@ -144,7 +144,7 @@ INSTEAD_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 
 def refusals(strategy: DistributedStrategy, kind: str) -> list[str]:
-    """Why each setting that differs from its default cannot act in a job.
+    """The reasons why settings that differ from their defaults have no effect in a job.
 
     Args:
         kind: of the job: one of ``KINDS``.
@@ -180,13 +180,13 @@ def refusals(strategy: DistributedStrategy, kind: str) -> list[str]:
 
 
 def check(strategy: DistributedStrategy | None, kind: str, also: Sequence[str] = ()) -> None:
-    """Refuses a strategy with settings that cannot act in a job.
+    """Checks that all settings of a strategy have an effect in a job.
 
     Args:
-        also: what else is wrong with it, in sentences like those of :func:`refusals`.
+        also: further errors, in sentences like those of :func:`refusals`.
 
     Raises:
-        TypeError: it is no strategy.
+        TypeError: it is not a strategy.
         ValueError: the message names all of these settings, and the reason of each.
     """
     if strategy is None:
@@ -212,18 +212,18 @@ def in_one(refused: Sequence[str]) -> str:
 
 
 def too_late(strategy: DistributedStrategy, first: DistributedStrategy) -> list[str]:
-    """Why settings of an optimizer's strategy come too late: they act before there is an optimizer.
+    """The settings of an optimizer's strategy that act before there is an optimizer: too late.
 
     Args:
-        first: ``fleet.init``'s strategy, as it was there.
+        first: ``fleet.init``'s strategy, as it was in that call.
 
     Returns:
         A sentence for each setting that ``first`` does not have with the same value.
     """
     return [
         f"strategy.{name}: {'fleet.shard' if name == 'elastic' else 'fleet.distributed_model'} "
-        "reads it, from the strategy of fleet.init as it was there, and that one says another "
-        "thing; give the strategy to fleet.init(strategy=...), as it is to be"
+        "reads it, from the strategy as it was given to fleet.init, where it has another value; "
+        "give the final strategy to fleet.init(strategy=...)"
         for name in strategy.early_changes(first)
     ]
 
@@ -248,7 +248,7 @@ def _places(name: str, setting: Setting) -> list[str]:
 
 
 def _said(of: Mapping[str, str], name: str) -> str:
-    """What is said of a setting, by its own or its dictionary's name."""
+    """The text about a setting, by its own or its dictionary's name."""
     return of.get(name) or of.get(name.partition(".")[0], "")
 
 

@@ -64,7 +64,7 @@ class _Attributes(Mapping[str, Any]):
 
 
 def _made(kind: type[_Attributes], values: Mapping[str, Any]) -> _Attributes:
-    """A copy."""
+    """Makes a copy from its class and values."""
     found = kind()
     for name, value in values.items():
         setattr(found, name, value)
@@ -72,7 +72,7 @@ def _made(kind: type[_Attributes], values: Mapping[str, Any]) -> _Attributes:
 
 
 class ExecutionStrategy(_Attributes):
-    """How an Executor runs a program: threads, steps of a run, when it gives memory back.
+    """Settings of an Executor that runs a program: threads, steps of a run, when memory is freed.
 
     docs/execution.md says what each attribute does.
 
@@ -88,7 +88,7 @@ class ExecutionStrategy(_Attributes):
 
 
 class BuildStrategy(_Attributes):
-    """What becomes of a program before it runs: fusing, order, reuse of memory.
+    """Settings for a program before it runs: fusing, order, reuse of memory.
 
     docs/execution.md says what each attribute does.
 

@@ -7,8 +7,8 @@ Assignment checks name, type and range, and nothing else, so the order of assign
 [Note: defaults]  Where the documentation of this strategy and the code that it described differed,
 the documentation's default holds: ``amp_configs["decr_ratio"]`` 0.5, ``dgc_configs["sparsity"]``
 [0.999], ``lars_configs["lars_coeff"]`` 0.001 (one page's example writes 0.01, the other page names
-the default), an ``order`` without "cp".  A default that would say about torch what is not so says
-what is: ``cudnn_exhaustive_search``, ``cudnn_batchnorm_spatial_persistent`` and
+the default), an ``order`` without "cp".  A default that would be wrong about torch is replaced by
+torch's behaviour: ``cudnn_exhaustive_search``, ``cudnn_batchnorm_spatial_persistent`` and
 ``sync_nccl_allreduce`` are False, ``conv_workspace_size_limit`` is 0 (no limit), and
 ``num_iteration_per_drop_scope`` 0 (never).  The number of
 ranks of a hierarchical all-reduce is documented as the machine's number of GPUs, which a strategy
@@ -274,7 +274,7 @@ class Row(NamedTuple):
         key: the full name: "a_sync_configs.k_steps".
         type: in words: "int".
         default: as Python prints it; lists as lists.
-        range: in words; "" where every value of the type is allowed.
+        range: in words; "" if every value of the type is allowed.
         modes: the update modes with servers that read it, then the kinds of jobs without servers;
             where there are none, another value than the default raises.
         sentence: what it does.
@@ -306,7 +306,7 @@ def _plain(value: Any) -> Any:
 
 # ---- strategy file ----
 #
-# A strategy as protobuf text: what a file says, and the fields in it that are only kept.
+# A strategy as protobuf text: the settings in a file, and the fields in it that are only kept.
 #
 # The original's files have fields that no page of its documentation names.  A field of such a name
 # has a number from ``KEPT`` on in protos/transpiler/strategy.proto: it is written again as it was
@@ -324,8 +324,8 @@ def parsed(content: bytes) -> pb.DistributedStrategy:
     """The message of a file.
 
     Raises:
-        ValueError: it is no protobuf text of a strategy; the message has the line, and nothing of
-            what ``fs_client_param`` has, which may be a password.
+        ValueError: it is not the protobuf text of a strategy; the message has the line, and nothing
+            from ``fs_client_param``, which may have a password.
     """
     try:
         text = content.decode()
@@ -334,7 +334,7 @@ def parsed(content: bytes) -> pb.DistributedStrategy:
         return message
     except UnicodeDecodeError as error:
         raise ValueError(
-            "expected a strategy as protobuf text, got bytes that are no UTF-8"
+            "expected a strategy as protobuf text, got bytes that are not UTF-8"
         ) from error
     except text_format.ParseError as error:
         line = "" if error.GetLine() is None else f"line {error.GetLine()}: "
@@ -344,7 +344,7 @@ def parsed(content: bytes) -> pb.DistributedStrategy:
 
 
 def _modernize(message: pb.DistributedStrategy) -> None:
-    """What the original has said, in the words of today."""
+    """Rewrites the original's settings in today's terms."""
     if message.a_sync_configs.k_steps == ORIGINAL_K_STEPS:
         message.a_sync_configs.ClearField("k_steps")
     if message.pipeline_configs.HasField("micro_batch"):
@@ -353,14 +353,14 @@ def _modernize(message: pb.DistributedStrategy) -> None:
 
 
 def _without_secrets(text: str) -> str:
-    """What is wrong with a file, told of its other parts only."""
+    """The error in a file, without the part that may have a password."""
     rest = _SECRETS.sub(lambda found: "\n" * found[0].count("\n"), text)
     if SECRET not in rest:
         try:
             text_format.Parse(rest, pb.DistributedStrategy())
         except text_format.ParseError as error:
             return str(error)
-    return "a line that it does not take"
+    return "an invalid line"
 
 
 def kept_fields(message: Message, prefix: str = "") -> Iterator[str]:
@@ -373,7 +373,7 @@ def kept_fields(message: Message, prefix: str = "") -> Iterator[str]:
 
 
 def copy_kept(source: Message, target: Message) -> None:
-    """Takes over the fields that are only kept."""
+    """Copies the fields that are only kept."""
     for field, value in source.ListFields():
         if field.number < KEPT:
             if isinstance(value, Message) and any(kept_fields(value)):
@@ -461,7 +461,7 @@ def _modes(entries: Iterable[pb.Mode]) -> dict[str, str]:
     """The mode of each pattern.
 
     Raises:
-        ValueError: a pattern comes twice.
+        ValueError: a pattern occurs twice.
     """
     found: dict[str, str] = {}
     for entry in entries:
@@ -514,7 +514,7 @@ class DistributedStrategy:
         self.note_reader("")
 
     def note_reader(self, reader: str) -> None:
-        """From here on an assignment warns that this has read the settings; "": it does not."""
+        """Makes later assignments warn that ``reader`` has read the settings; "": they do not."""
         object.__setattr__(self, "_reader", reader)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -523,15 +523,15 @@ class DistributedStrategy:
             changed._assign(name, value)
             if late := changed.early_changes(self):
                 raise ValueError(
-                    f"strategy.{', strategy.'.join(late)}: acts as fleet.init's strategy has it "
-                    f"there, and this comes after {self._reader}: assign it before fleet.init, or "
-                    "after fleet.finish for the next job"
+                    f"strategy.{', strategy.'.join(late)}: acts as in the strategy given to "
+                    f"fleet.init, and this assignment comes after {self._reader}: assign it before "
+                    "fleet.init, or after fleet.finish for the next job"
                 )
         self._assign(name, value)
         if self._reader:
             _log.warning(
-                "strategy.%s: assigned after %s has read the strategy: it acts in what reads the "
-                "strategy from now on",
+                "strategy.%s: assigned after %s has read the strategy: only later readers see the "
+                "new value",
                 name,
                 self._reader,
             )
@@ -578,10 +578,10 @@ class DistributedStrategy:
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *SWITCHES, *CONFIGS])
 
-    # ---- what was assigned, and what that asks for ----
+    # ---- assigned settings, and their effects ----
 
     def is_set(self, name: str) -> bool:
-        """Whether a setting was assigned, if only to its default.
+        """Whether a setting was assigned, even to its default.
 
         Args:
             name: its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
@@ -603,9 +603,7 @@ class DistributedStrategy:
         return present or name in self._message.emptied
 
     def _asked(self) -> Iterator[tuple[str, Any]]:
-        """The full name and the value of each setting that asks for something else than what is so
-        without it.
-        """
+        """The full name and the value of each setting that changes something."""
         for name, setting in SWITCHES.items():
             if getattr(self, name) != setting.default:
                 yield name, getattr(self, name)
@@ -635,7 +633,7 @@ class DistributedStrategy:
 
     def early_changes(self, first: DistributedStrategy) -> list[str]:
         """The full names of the assigned settings that act before there is an optimizer, and that
-        say another thing than they do in ``first``.
+        differ from those of ``first``.
         """
         return [
             name
@@ -655,8 +653,8 @@ class DistributedStrategy:
                 ``"a_sync_configs.k_steps"``.
 
         Returns:
-            The full names of all others that ask for something: that differ from their defaults,
-            or were assigned one that says another thing than their absence (``sharding_degree``).
+            The full names of all others that change something: that differ from their defaults, or
+            were assigned a default that differs from their absence (``sharding_degree``).
 
         Example:
             >>> strategy = DistributedStrategy()
@@ -686,7 +684,7 @@ class DistributedStrategy:
             (name, repr(_printable(name.rpartition(".")[2], value)))
             for name, value in self._asked()
         ]
-        found += [(name, "(kept, and read by nothing)") for name in kept_fields(self._message)]
+        found += [(name, "(kept, but not read)") for name in kept_fields(self._message)]
         if not found:
             return f"{type(self).__name__}: all defaults"
         width = max(len(name) for name, _ in found)
@@ -724,8 +722,8 @@ class DistributedStrategy:
             file.write_text(text_format.MessageToString(self._message), encoding="utf-8")
 
     def load_from_prototxt(self, pb_file: str | Path) -> None:
-        """Takes over the settings of a file; settings that it does not name return to their
-        defaults.  A file that is refused changes nothing.
+        """Loads the settings of a file; settings that it does not name return to their defaults.  A
+        file that is refused changes nothing.
 
         A file of the original may have fields that no page names: they are kept for
         :meth:`save_to_prototxt`, and one warning names them.
@@ -736,7 +734,7 @@ class DistributedStrategy:
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: an unknown field, a value of another type or out of range, or the path is a
-                URL; the message names the file, and the line that is no protobuf text of a
+                URL; the message names the file, and the line that is not the protobuf text of a
                 strategy.
         """
         path = local_path(pb_file, "load_from_prototxt")
@@ -747,7 +745,7 @@ class DistributedStrategy:
             raise ValueError(f"{str(pb_file)!r}: {error}") from error
         if kept := ", ".join(kept_fields(message)):
             _log.warning(
-                "%s: these fields are kept for save_to_prototxt, and nothing here reads them: %s",
+                "%s: these fields are kept for save_to_prototxt, but not read: %s",
                 pb_file,
                 kept,
             )
@@ -764,7 +762,7 @@ def _printable(key: str, value: Any) -> Any:
 
 
 def _may_be_empty(default: Any) -> bool:
-    """Whether a setting of this default may be assigned what no field of a message can hold."""
+    """Whether a setting of this default may be assigned a value that no message field can hold."""
     return default is None or (isinstance(default, tuple | Mapping) and not default)
 
 

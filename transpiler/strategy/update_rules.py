@@ -1,4 +1,4 @@
-"""The optimizer that steps in the place of the script's: ``lars``, ``lamb`` and ``adam_d2sum``.
+"""The optimizers that replace the script's: ``lars``, ``lamb`` and ``adam_d2sum``.
 
 ==============  =====================  ========================================================
 switch          in the place of        what it takes from it
@@ -8,9 +8,9 @@ switch          in the place of        what it takes from it
 ``adam_d2sum``  Adam                   the rate; its decays are its own
 ==============  =====================  ========================================================
 
-The two optimizers share their groups, so schedulers go on working.  A group of which some
-parameters only are excluded from weight decay is divided: those are a group of their own behind all
-others, which follows the first one's rate.
+The two optimizers share their groups, so schedulers keep working.  A group with some parameters
+excluded from weight decay is divided: the excluded ones are a group of their own behind all others,
+which follows the first one's rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 log = logging.getLogger(__name__)
 
-_BIASES = frozenset({".b", ".b_0"})  # what the original's names of biases end in
+_BIASES = frozenset({".b", ".b_0"})  # endings of the original's names of biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Replacement:
 
     Attributes:
         replaces: the class, and no subclass.
-        words: the optimizer that it takes the place of.
+        words: the replaced optimizer, for messages.
         cls: of the optimizer that steps.
-        follows: the hparams that it takes from the other.
+        follows: the hparams that it takes from the replaced one.
         settings: hparam -> key of the switch's configuration.
         unset: options of the replaced optimizer that have no meaning for the new one, and what they
             must be.
@@ -109,12 +109,12 @@ def replaced(
     types: Mapping[str, str],
     apart: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer that steps where a strategy replaces the script's; otherwise the given one.
+    """The optimizer that replaces the given one by a strategy; otherwise the given one.
 
     Args:
         names: of its parameters.
-        types: of the modules that they are of, as ``module_types`` gives them.
-        apart: the given optimizer goes on too, and keeps its groups as they are.
+        types: of the modules that have them, as ``module_types`` gives them.
+        apart: the given optimizer stays in use, too, and keeps its groups as they are.
 
     Raises:
         ValueError: it is of another class than the switch replaces, or has options that have no
@@ -190,7 +190,7 @@ def _check(optimizer: torch.optim.Optimizer, switch: str, how: Replacement) -> N
     if optimizer.state:
         raise ValueError(
             f"strategy.{switch}: expected an optimizer without states, because those of "
-            f"{how.cls.__name__} are others, got states of {len(optimizer.state)} parameters"
+            f"{how.cls.__name__} differ, got states of {len(optimizer.state)} parameters"
         )
 
 
@@ -200,7 +200,7 @@ def _groups(
     excluded: Mapping[Tensor, str],
     apart: bool,
 ) -> list[tuple[Group, Group]]:
-    """Each group with the one that it follows; what is excluded has groups of its own."""
+    """Each group with the one that it follows; excluded parameters have groups of their own."""
     pairs, divided = [], []
     for leader in optimizer.param_groups:
         group: Group = dict(leader) if apart else leader

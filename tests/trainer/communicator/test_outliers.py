@@ -360,7 +360,7 @@ def test_a_job_without_servers_says_why_it_has_no_such_key() -> None:
     """And a factor without its key says what it needs."""
     strategy = DistributedStrategy()
     strategy.a_sync_configs = {"outlier_push": "refuse"}
-    with pytest.raises(ValueError, match="nobody sees one trainer's part"):
+    with pytest.raises(ValueError, match="no process sees one trainer's part"):
         fleet.init(is_collective=True, strategy=strategy)
     strategy.a_sync_configs = {"outlier_push": "off", "outlier_factor": 9.0}
     with pytest.raises(ValueError, match="no effect with outlier_push='off'"):

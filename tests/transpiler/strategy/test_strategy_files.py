@@ -43,7 +43,7 @@ BAD_FILES = [
         b" modes { pattern: 'x*' mode: 'geo' } modes { pattern: 'x*' mode: 'sync' } }",
         r"a_sync_configs\['modes'\]: expected each pattern once, got 'x\*' twice",
     ),
-    (b"\xff\xfe", "no UTF-8"),
+    (b"\xff\xfe", "not UTF-8"),
 ]
 
 
@@ -70,7 +70,7 @@ def test_a_bad_file_is_refused_and_changes_nothing(
     [
         (None, TypeError, "expected a path as text, got None"),
         (b"file", TypeError, "expected a path as text, got b'file'"),
-        ("a\0b", ValueError, r"without a zero in it, got 'a\\x00b'"),
+        ("a\0b", ValueError, r"without a zero byte, got 'a\\x00b'"),
         ("", ValueError, "expected a path"),
     ],
 )
