@@ -209,7 +209,7 @@ def another_model(folder: Path) -> None:
         (begun_twice, "fleet.init() was called before"),
         (two_modes, "a_sync_configs: ... has no effect with"),
         (weight_of_a_table, "... has no 'weight'"),
-        (branch_on_a_size, "...: cannot capture this step: it takes another way"),
+        (branch_on_a_size, "...: cannot capture this step: it takes another path"),
         (branch_on_a_value, "control flow or a size depends on the values in a tensor"),
         (sparse_and_adam, "capture: ... has sparse=True"),
         (logits_as_predictions, "preds: expected probabilities from 0 to 1"),

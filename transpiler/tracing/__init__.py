@@ -2,20 +2,20 @@
 
 In reading order::
 
-    capture            what capture does, in order; checks what the caller gave
-    input_spec         which sizes of the inputs stay free
+    capture            capture, in its order of steps; the checks of its arguments
+    input_spec         the sizes of the inputs that stay free
     default_programs   the default programs; names of intermediate tensors
     tables             the tables of a model; a lookup as one op of the trace
     trace              the step as an fx graph, with free sizes and guards; a recurrent layer over a
                        free time as one op; ctc_loss as torch's two ops; composite ops, decomposed
                        as eager runs them
     py_func            Python code as one op
-    guards             the sizes at which a guard falls otherwise
+    guards             the sizes at which a guard's decision differs
     ragged_bags        offsets of bags at other sizes
     equivalence_check  runs the captured and the eager step, and compares bits
     smallest_batch     runs the check at every size that matters
-    emit               the graph as variables and ops; which variable has which name; which node is
-                       which op; the nodes of lookups
+    emit               the graph as variables and ops; the names of variables; the ops of nodes; the
+                       nodes of lookups
     autograd           gradients of results
     backward           adds a backward part to a forward program; tables in a program that gets a
                        backward part

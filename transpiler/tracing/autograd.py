@@ -1,4 +1,4 @@
-"""What autograd knows of a step's results: their gradients, and whose backward is Python code."""
+"""The gradients of a step's results, and the functions behind them with a backward in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gradients_of(targets: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Te
     """
     known = [target for target in targets if target.requires_grad]
     if not known:
-        raise ValueError("expected a target that depends on what is differentiated, got none")
+        raise ValueError("expected a target that requires a gradient, got none")
     ones = [None if not target.dim() else torch.ones_like(target) for target in known]
     return list(torch.autograd.grad(known, wanted, ones, allow_unused=True))
 

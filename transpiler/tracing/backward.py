@@ -28,8 +28,8 @@ from transpiler.tracing.input_spec import Inputs, InputSpec, made_inputs
 #
 # Tables in a program that gets a backward part: rows count as inputs while it is differentiated.
 #
-# What lookups read becomes inputs of the program; the gradients of these inputs, and the lookups'
-# ids, make the gradient of each table's rows.
+# The results of lookups become inputs of the program; the gradients of these inputs, and the
+# lookups' ids, make the gradient of each table's rows.
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Opened:
     """A program whose lookups have become inputs.
 
     Attributes:
-        program: without lookups; what they read is an input, their ids are outputs.
+        program: without lookups; their rows are inputs, their ids are outputs.
         rows: the inputs whose gradients are wanted.
         original: the program as it was.
         tables: those whose gradients are wanted, by name.
@@ -74,7 +74,7 @@ class Opened:
         yield from (op for op in self.original.main.ops if op.type == "sparse_table")
         made = {name for op in main.ops for name in op.outputs}
         last = self._last(main, lookups)
-        later = {op.outputs[0] for op in lookups} | made  # what nothing has written yet
+        later = {op.outputs[0] for op in lookups} | made  # the variables not written yet
         waiting = list(lookups)
         for op in (None, *main.ops):
             # a lookup waits for its ids, and the size of rows, which is read first of all, for them
@@ -118,7 +118,7 @@ class Opened:
 
 
 def _untrained(program: Program, lookup: Op) -> Argument:
-    """The id whose row gets no gradient; of torch's own embeddings their module knows it."""
+    """The id whose row gets no gradient; for torch's own embeddings that of their module."""
     held = {} if program.storage is None else program.storage.tables
     modules = held.get(table_name(lookup), ())
     module: nn.Module | None = next(iter(modules), None)
@@ -129,7 +129,7 @@ def _untrained(program: Program, lookup: Op) -> Argument:
 
 
 def opened(program: Program, wanted: Collection[str], what: str) -> Opened:
-    """The program with inputs in the place of what its lookups read.
+    """The program with inputs in place of the rows that its lookups read.
 
     Args:
         wanted: the names of parameters, inputs and tables whose gradients are wanted.
@@ -186,10 +186,10 @@ def append_backward(
     """A forward program with the gradients of a loss, each as ``PARAMETER@GRAD``.
 
     They are those of autograd over the program's ops, to the bit on the CPU.  Inputs, outputs and
-    what persists keep their names; other variables get new ones.
+    persistent variables keep their names; other variables get new ones.
 
     Args:
-        program: captured without an optimizer, or the clone of such a one.
+        program: captured without an optimizer, or a clone of such a program.
         loss: the name of a variable of one element.
         parameter_list: the parameters and tables whose gradients are wanted; None: all that are
             trained.
@@ -390,7 +390,7 @@ def _inputs(program: Program) -> Inputs:
 
 
 def _below(program: Program, inputs: Inputs, sizes: Sequence[Sequence[int | None]]) -> bool:
-    """Whether sizes are smaller than the program holds for."""
+    """Whether sizes are smaller than the program allows."""
     for name, extents in zip(inputs.names, sizes, strict=True):
         for size, extent in zip(program.main.variables[name].shape, extents, strict=True):
             least = size.partition(">=")[2] if isinstance(size, str) else ""
@@ -416,7 +416,7 @@ def _step(
 
 
 def _detached(main: Block, constant: Collection[str]) -> list[Op]:
-    """The ops, with what counts as constants detached where it is made."""
+    """The ops, with variables that count as constants detached where they are written."""
     ops: list[Op] = []
     other: dict[str, str] = {}
     for op in main.ops:
@@ -474,7 +474,7 @@ def _captured(
 def _joined(
     program: Program, made: Mapping[str, Variable], ops: Sequence[Op], wanted: Sequence[str]
 ) -> Program:
-    """The program of the ops that were emitted; what it had before has its role and its shape."""
+    """The program of the emitted ops; former variables keep their roles and shapes."""
     variables = {name: program.main.variables.get(name, each) for name, each in made.items()}
     for name in wanted:
         gradient = variables.get(f"{name}@GRAD")

@@ -2,8 +2,8 @@
 
 In order::
 
-    check_arguments        what the caller gave fits together         capture.py
-    made_inputs            which sizes stay free                      input_spec.py
+    check_arguments        the caller's arguments fit together        capture.py
+    made_inputs            the sizes that stay free                   input_spec.py
     trace                  the step becomes an fx graph               trace.py
     smallest_batch         the graph computes what eager computes     smallest_batch.py
     emit                   the graph becomes variables and ops        emit.py
@@ -34,7 +34,7 @@ from transpiler.tracing.tables import find_tables
 
 # ---- capture arguments ----
 #
-# What ``capture`` is given, checked; and the names that the step and the optimizer give to it.
+# Checks of the arguments of ``capture``; the names that the step and the optimizer give to them.
 
 
 Step = Callable[..., Any]
@@ -208,9 +208,9 @@ def capture(
             sizes are fixed to the example's.  An :class:`InputSpec` in a tensor's place says what
             stays free, and an example is made up for it.
         inputs: an :class:`InputSpec` for each tensor of ``example``, which says what stays free.
-        grad_clip: how gradients are clipped before the optimizer ops; None: not at all.
-        scheduler: a torch.optim.lr_scheduler of this optimizer.  The caller goes on calling
-            ``scheduler.step()``, and each run of the program reads the hyper-parameters it left.
+        grad_clip: how gradients are clipped before the optimizer ops; None: they are not.
+        scheduler: a torch.optim.lr_scheduler of this optimizer.  The caller keeps calling
+            ``scheduler.step()``, and each run of the program reads the present hyper-parameters.
 
     Returns:
         The main program (forward, backward, clipping, optimizer ops), and the startup program,
@@ -259,7 +259,7 @@ def _captured(
     inputs: Inputs,
     grad_clip: GradClip | None = None,
 ) -> tuple[Program, Program]:
-    """What :func:`capture` does with arguments that are checked."""
+    """:func:`capture` with checked arguments."""
     # Tracing loads torch's compiler front end, which a process that only runs programs or serves
     # does not need: so these three stay function-level imports.
     from transpiler.tracing.emit import emit
@@ -301,7 +301,7 @@ def _again(
 def _evaluation(
     main: Block, storage: Storage, model: nn.Module, step: Step, alone: str, inputs: Inputs
 ) -> Block:
-    """The step as the module evaluates it: block 0 of a forward program.
+    """The step in the module's evaluation mode: block 0 of a forward program.
 
     Args:
         main, storage: of the program that was captured first.
@@ -350,7 +350,7 @@ def _without_onednn_lstm(model: nn.Module) -> Iterator[None]:
 
 
 def _at_least_two(inputs: Inputs) -> Inputs:
-    """The inputs to trace with: where an example has an extent of 1 in a free dimension, those are
+    """The inputs to trace with: if a free dimension has an extent of 1, all free extents are
     doubled, because torch takes an extent of 1 for a constant.
     """
     if not any(extent == 1 for extents in inputs.extents() for extent in extents):

@@ -17,7 +17,8 @@ class _Defaults:
     Attributes:
         main: None before anything is captured.
         startup: None before anything is captured.
-        trainer: what ``transpile`` made of ``main`` in a mode without servers; None otherwise.
+        trainer: the program that ``transpile`` made from ``main`` in a mode without servers; None
+            otherwise.
     """
 
     def __init__(self, main: Program | None = None, startup: Program | None = None) -> None:
@@ -84,15 +85,15 @@ def set_defaults(main: Program, startup: Program) -> None:
 
 
 def set_default_trainer(program: Program) -> None:
-    """Records what ``transpile`` made of the default main program, for ``ParallelExecutor``; the
-    default programs stay as they are.
+    """Records the program that ``transpile`` made from the default main program, for
+    ``ParallelExecutor``; the default programs stay as they are.
     """
     _defaults[-1].trainer = program
 
 
 def default_trainer_program() -> Program:
-    """What ``transpile`` made of the default main program in a mode without servers; if it made
-    nothing, the default itself.
+    """The program that ``transpile`` made from the default main program in a mode without servers;
+    without one, the default itself.
 
     Raises:
         ValueError: nothing has been captured yet.
@@ -111,7 +112,7 @@ def program_guard(main: Program, startup: Program | None = None) -> Iterator[Non
         startup: the default startup program inside; None: the present one.
 
     Raises:
-        TypeError: an argument is no program.
+        TypeError: an argument is not a program.
 
     Example:
         >>> from pserver import Program, default_main_program, program_guard

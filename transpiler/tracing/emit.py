@@ -1,7 +1,6 @@
 """Emits a traced graph as the variables and ops of block 0, before clipping and updates.
 
-Node by node, in the order of the graph: what a node is called is in ``emit.py``, which op
-and arguments it becomes in ``emit.py``, lookups of tables in ``emit.py``.
+Node by node, in the order of the graph.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def aten_call(
     defaults = {
         each.name: each.default_value for each in schema.arguments if each.has_default_value()
     }
-    # pin_memory is about where host memory lies, and means nothing to a program
+    # pin_memory concerns host memory, and has no meaning in a program
     kept = {
         key: value
         for key, value in given.items()
@@ -143,7 +142,7 @@ def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 
 # ---- emit tables ----
 #
-# The lookups of a traced graph, and the gradients of what they read, as ops of a program.
+# The lookups of a traced graph, and the gradients of their rows, as ops of a program.
 #
 # autograd adds the gradients of a table's lookups up in the table's proxy parameter.  In the graph
 # these are additions of placeholders.  They are dropped: one op over all lookups takes their place,
@@ -179,7 +178,7 @@ class TableNodes:
     Attributes:
         proxies: the tables, by the names of their proxy parameters.
         looked_up: the names of the tables that the step looks up.
-        skipped: nodes that become no op of their own.
+        skipped: nodes that do not become ops of their own.
 
     Raises:
         ValueError: the gradient of a proxy parameter is not a sum of gradients of lookups: the step
@@ -265,7 +264,7 @@ def _tied(table: CapturedTable) -> ValueError:
 
 
 class VariableNames:
-    """Which name the variable of each graph node gets.
+    """The name of each graph node's variable.
 
     Inputs, outputs, gradients and tensors named with ``name()`` have the names that the user asked
     for; every other variable has its node's name, made unique.
@@ -274,12 +273,12 @@ class VariableNames:
         found: the trace.
         model: whose parameters and buffers keep their names.
         inputs: the names of the inputs.
-        above_one: the free sizes for which the graph holds from 2 on.
+        above_one: the free sizes that must be 2 or more.
         tables: the lookups of the trace.
 
     Attributes:
         inputs: the names of the inputs.
-        targets: the nodes that are wanted, by wanted name: outputs, gradients, named tensors.
+        targets: the wanted nodes, by wanted name: outputs, gradients, named tensors.
 
     Raises:
         ValueError: two variables have the same name.
@@ -341,8 +340,8 @@ class VariableNames:
         return free
 
     def extent(self, size: int | torch.SymInt, of_input: bool) -> int | str:
-        """A size as a program holds it: ``"batch"``, or ``"batch>=2"`` at an input where one row is
-        not enough.
+        """A size as a program holds it: ``"batch"``, or ``"batch>=2"`` at an input for which one
+        row is not enough.
         """
         if isinstance(size, int):
             return size
@@ -385,8 +384,8 @@ class VariableNames:
 # ---- emit ----
 
 
-# Tracing leaves these behind where eager code needs them and a program does not.  Only ops without
-# any effect may stand here.
+# Tracing leaves these behind where eager code needs them and a program does not.  All of them must
+# be ops without any effect.
 _DROPPABLE = (
     *ALIASES,
     "aten::empty",
@@ -419,7 +418,7 @@ def emit(
     Args:
         names: of the inputs.
         trained: the parameters that are trained; the others are buffers to the program.
-        above_one: the free sizes for which the graph holds from 2 on.
+        above_one: the free sizes that must be 2 or more.
         tables: of the model.
 
     Raises:
@@ -531,8 +530,8 @@ class _Emitter:
         constant = self._found.constants[str(node.target)].detach()
         if constant.numel() and constant.untyped_storage().data_ptr() in self._storages:
             raise ValueError(
-                "cannot capture this step: it reaches a parameter or buffer of the model by a way "
-                "that tracing cannot follow, so its present value would be used for ever"
+                "cannot capture this step: it reaches a parameter or buffer of the model in a way "
+                "that tracing cannot follow, so its present value would be used forever"
             )
         tensor = constant.cpu().contiguous()
         name = self._names.fresh("constant")
@@ -570,7 +569,7 @@ class _Emitter:
         return not table and bool(node.meta["val"].is_floating_point())
 
     def _is_constant(self, node: fx.Node) -> bool:
-        """Whether a node of a forward trace gives what autograd must not follow."""
+        """Whether a node of a forward trace gives a result that autograd must not follow."""
         return (
             not self._found.gradients
             and node.name in self._found.constant
@@ -613,8 +612,8 @@ class _Emitter:
         return aten_call(node, self._argument)
 
     def _results(self, node: fx.Node) -> tuple[str, ...]:
-        """Defines the variables of a node's results, and gives their names; "" for one that nothing
-        reads.
+        """Defines the variables of a node's results, and returns their names; "" for one that
+        nothing reads.
         """
         value = node.meta.get("val")
         if isinstance(node.target, OpOverload) and not node.target._schema.returns:
@@ -643,7 +642,7 @@ class _Emitter:
         return iter(sorted(users, key=lambda user: not self._names.is_wanted(user)))
 
     def _second_names(self) -> None:
-        """Gives further names, by ``assign``, to nodes that are wanted under more than one."""
+        """Gives further names, by ``assign``, to nodes with more than one wanted name."""
         for name, node in self._names.targets.items():
             if name in self._emitted.variables:
                 continue

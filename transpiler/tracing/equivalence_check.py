@@ -29,7 +29,7 @@ CLOSE_ON_A_GPU = 1e-4  # the same on a GPU, which adds sums up in no fixed order
 
 @dataclass(frozen=True)
 class Result:
-    """What one step gave.
+    """The results of one step.
 
     Attributes:
         values: outputs and gradients, then the buffers after the step, by name and in the order in
@@ -57,10 +57,10 @@ def resized(batch: Sequence[Tensor], sizes: Sequence[Sequence[int | None]]) -> l
 
 
 def results_of(result: Any) -> dict[str, Tensor]:
-    """What a step that trains nothing returned, by name: "output" for a tensor alone.
+    """The results of a step that trains nothing, by name: "output" for a tensor alone.
 
     Raises:
-        TypeError, ValueError: it is no tensor and no dict of tensors.
+        TypeError, ValueError: it is neither a tensor nor a dict of tensors.
     """
     found = {"output": result} if isinstance(result, Tensor) else result
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
@@ -78,10 +78,10 @@ def results_of(result: Any) -> dict[str, Tensor]:
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:
-    """What a step returned, as a dict with ``"loss"`` first.
+    """The results of a step, as a dict with ``"loss"`` first.
 
     Raises:
-        TypeError, ValueError: it is no tensor and no dict of tensors with a scalar ``"loss"``.
+        TypeError, ValueError: it is neither a tensor nor a dict of tensors with a scalar "loss".
     """
     found = {"loss": result} if isinstance(result, Tensor) else result
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
@@ -210,14 +210,14 @@ def eager(
 
 
 def _python_generators() -> tuple[object, ...]:
-    """The states of ``random`` and of numpy's global generator, as something that compares."""
+    """The states of ``random`` and of numpy's global generator, in a form that can be compared."""
     state = np.random.get_state(legacy=False)
     assert isinstance(state, dict), "asked for as a dict"
     return (random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"])
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the buffers and frozen parameters: what a step may change without training it."""
+    """Copies of the buffers and frozen parameters, which a step may change without training."""
     frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
     return {
         name: value.detach().clone()
@@ -298,7 +298,7 @@ def check_equivalence(
     The parameters change a little in between.
 
     Args:
-        restore: puts the module and the random generators back, as :func:`unchanged` gives it.
+        restore: restores the module and the random generators, as given by :func:`unchanged`.
         eagerly: the eager step, as a function of a batch.
         captured: the captured step, as a function of a batch.
 

@@ -1,4 +1,4 @@
-"""The decisions about sizes that tracing took, and the sizes at which they fall otherwise.
+"""The decisions about sizes that tracing took, and the sizes at which they differ.
 
 See [Note: what stays free] in ``trace.py``.  The equivalence check runs at these sizes.
 """
@@ -34,7 +34,7 @@ class Variant:
 
     Attributes:
         values: of the free sizes.
-        guard: the decision that falls otherwise at these values; None: only another size.
+        guard: the decision that differs at these values; None: only another size.
     """
 
     values: Values
@@ -46,7 +46,7 @@ def _at(expression: sympy.Basic, values: Values) -> sympy.Basic:
 
 
 def sizes_at(trace: Trace, values: Values) -> list[list[int | None]] | None:
-    """The extents of every input (None: a fixed one); None if these values make no whole sizes of 1
+    """The extents of every input (None: a fixed one); None if these values give no whole sizes of 1
     or more.
     """
     found: list[list[int | None]] = []
@@ -110,7 +110,7 @@ def _one_more(trace: Trace) -> Variant:
 def branch_error(guard: Guard) -> ValueError:
     """The error for a decision of the model's code that depends on a free size."""
     return ValueError(
-        f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another way "
+        f"{guard.line or 'in the backward pass'}: cannot capture this step: it takes another path "
         "for other sizes (a branch on the size of dimension 0, or of another that stays free); a "
-        "program has one way for all"
+        "program has one path for all"
     )

@@ -1,6 +1,6 @@
-"""What a step's inputs are: shapes with sizes that stay free, said by the user instead of guessed.
+"""The inputs of a step: shapes with sizes that stay free, given by the user instead of guessed.
 
-Where nothing is said, dimension 0 of every input stays free and every other size is the example's.
+Without a specification dimension 0 of an input stays free and every other size is the example's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from transpiler.ir.schema import DTYPES
 
 Size = int | str | None
-# extents of the free dimensions of an example that is made up: no two alike, none of them 1
+# extents of the free dimensions of an example that is made up: all different, none of them 1
 _MADE = (4, 6, 9, 10, 14, 15, 21, 22)
 
 
 @dataclass(frozen=True, init=False)
 class InputSpec:
-    """One input of a step: which of its sizes are fixed and which stay free.
+    """One input of a step: its sizes that are fixed and those that stay free.
 
     Attributes:
         shape: for each dimension a whole number, which is fixed; None (or -1), which stays free; or
@@ -42,11 +42,11 @@ class InputSpec:
     def __init__(
         self, shape: Sequence[Size], dtype: str | torch.dtype = "float32", name: str | None = None
     ) -> None:
-        """Checks what is said.
+        """Checks the arguments.
 
         Raises:
-            TypeError: the shape is no list of whole numbers, names and None, or the name no text.
-            ValueError: a size is below 0 (and not -1), a name is no identifier, or there is no such
+            TypeError: the shape is not a list of whole numbers, names and None.
+            ValueError: a size is below 0 (and not -1), a name is not valid, or there is no such
                 dtype.
         """
         if isinstance(shape, str) or not isinstance(shape, Sequence):
@@ -121,13 +121,13 @@ def data(name: str, shape: Sequence[Size], dtype: str | torch.dtype = "float32")
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a step that is captured.
+    """The inputs of a captured step.
 
     Attributes:
         names: in the program.
         batch: an example of each.
-        free: for each input and dimension the name of the free size; "" for one that has no name
-            of its own yet, None for a fixed size.
+        free: for each input and dimension the name of the free size; "" for one without a name of
+            its own, None for a fixed size.
     """
 
     names: tuple[str, ...]
@@ -148,7 +148,7 @@ class Inputs:
 def made_inputs(
     names: Sequence[str], given: Sequence[Tensor | InputSpec], said: Sequence[InputSpec] | None
 ) -> Inputs:
-    """The inputs, from examples and from what is said about them.
+    """The inputs, from examples and specifications.
 
     An example is made up where only a specification is given: zeros for whole numbers, small
     numbers otherwise.
@@ -156,7 +156,7 @@ def made_inputs(
     Args:
         names: those of the step's parameters.
         given: a tensor or a specification for each.
-        said: a specification for each; None: nothing more is said.
+        said: a specification for each; None: there are no others.
 
     Raises:
         ValueError: there are more or fewer specifications than inputs, an example does not fit, or
@@ -202,7 +202,7 @@ def _example(spec: InputSpec, extents: dict[str, int]) -> Tensor:
         if isinstance(size, int):
             shape.append(size)
         else:
-            # what has no name has one size at each place: the rows of all inputs are as many
+            # sizes without a name are equal at each place: all inputs have as many rows
             key = size or f"{place}"
             shape.append(extents.setdefault(key, _MADE[len(extents) % len(_MADE)]))
     dtype = DTYPES[spec.dtype]

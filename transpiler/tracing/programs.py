@@ -36,7 +36,7 @@ def single_node_programs(
     Args:
         emitted: forward and backward of the step.
         groups: the index of each trained parameter's group; none without an optimizer.
-        grad_clip: how gradients are clipped; None: not at all.
+        grad_clip: how gradients are clipped; None: they are not.
         tables: of the model.
         own: the optimizers that belong to single tables.
     """
@@ -84,7 +84,7 @@ def single_node_programs(
 def _clip(
     clip: Clip, names: Sequence[str], variables: dict[str, Variable], ops: list[Op]
 ) -> dict[str, str]:
-    """Adds the clip ops, and gives the name of each clipped gradient by parameter.
+    """Adds the clip ops, and returns the name of each clipped gradient by parameter.
 
     They stand in the order of the module's parameters, in which
     ``clip_grad_norm_(model.parameters())`` sums the norms.

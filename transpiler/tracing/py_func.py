@@ -43,8 +43,8 @@ def py_func(
 
     Args:
         func: takes the tensors of ``x``, detached, and returns a tensor or an array, or a tuple of
-            them.  It must not change what it is given, and give the same for the same.  One at the
-            top level of a module has the same name in every process.
+            them.  It must not change its arguments, and must return the same for the same
+            arguments.  One at the top level of a module has the same name in every process.
         x: tensors of the step.
         out: tensors with the shapes and dtypes of the results; their values do not matter.
         backward_func: takes the tensors of ``x``, the results and the gradients of the results;
@@ -110,7 +110,7 @@ class PyFunc(torch.autograd.Function):
 
 
 def _run(func: Function, x: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results; in a trace the op is put into it instead."""
+    """The results; inside a trace the op is added to it instead."""
     if any(isinstance(each, FakeTensor) for each in (*x, *like)):
         return tuple(torch.ops.pserver.py_func(register(func), list(x), list(like)))
     name = str(getattr(func, "__qualname__", type(func).__qualname__))

@@ -1,8 +1,8 @@
-"""Inputs that say where bags of ids, or sequences, begin: how they change when a batch gets another
-size.
+"""Inputs that are offsets of bags of ids, or of sequences: how they change when a batch gets
+another size.
 
 The equivalence check runs at sizes that are not the example's, and repeats or leaves out rows of
-inputs for that.  Offsets made so would be none: they go down.  So they are made anew.
+inputs for that.  Offsets made so would be invalid, as they would decrease.  So they are made anew.
 
 An input is known as offsets by the op that reads it: a bag of embeddings, or a search for the
 places 0, 1, 2, ... among them, by which ``trainer.nn`` finds the sequence of each value.
@@ -26,26 +26,26 @@ _SAME = ("aten::_to_copy", "aten::alias", "aten::clone", "aten::detach", "aten::
 
 @dataclass(frozen=True)
 class Offsets:
-    """An input that says where bags begin.
+    """An input of the offsets at which bags begin.
 
     Attributes:
-        ids: how many ids there are in all bags.
-        ends: the last offset is the end of the last bag, and no bag's begin.
+        ids: the number of ids in all bags.
+        ends: whether the last offset is the end of the last bag, not the beginning of one.
     """
 
     ids: sympy.Basic
     ends: bool
 
     def regular(self, count: int, values: Mapping[sympy.Symbol, int], like: Tensor) -> Tensor:
-        """Offsets of bags that are as large as each other, but for one.
+        """Offsets of bags of equal size, up to rounding.
 
         Args:
-            count: how many offsets.
+            count: the number of offsets.
             values: of the free sizes.
             like: gives dtype and device.
 
         Raises:
-            ValueError: the one offset would be an end, of no bag: torch does not check that.
+            ValueError: the only offset would be the end of no bag, which torch does not check.
         """
         if self.ends and count < 2:
             raise ValueError("offsets that include the last one: expected two or more")
@@ -81,7 +81,7 @@ def offsets_of(graph: fx.Graph, placeholders: Mapping[str, str]) -> dict[str, Of
 
 
 def _searched(node: fx.Node, placeholders: Mapping[str, str]) -> dict[str, Offsets]:
-    """The offsets among which a node searches for places, by name; none: it searches for others."""
+    """The offsets among which a node searches for places, by name; empty for other searches."""
     offsets, places = (_source(argument) for argument in node.all_input_nodes[:2])
     counted = isinstance(places.target, OpOverload) and places.target._schema.name == _PLACES
     if offsets.op != "placeholder" or not counted:
@@ -94,7 +94,7 @@ def _extent(size: int | torch.SymInt) -> sympy.Basic:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """The node that has the same numbers first."""
+    """The first node that has the same numbers."""
     while isinstance(node.target, OpOverload) and node.target._schema.name in _SAME:
         node = node.all_input_nodes[0]
     return node

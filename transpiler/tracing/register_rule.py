@@ -50,16 +50,16 @@ def register_rule(
             0; those of ``cls`` have the same names.
         hparams: name -> default: a number, or a tuple of numbers.  They are keys of the parameter
             groups, and a schedule may move them.
-        norms: the update may use the sum, mean, norm, max or min of a whole tensor.  A parameter
-            with such a rule is kept whole on one server.
+        norms: whether the update may use the sum, mean, norm, max or min of a whole tensor.  A
+            parameter with such a rule is kept whole on one server.
 
     Returns:
         The decorator, which returns the optimizer class.
 
     Raises:
-        TypeError: ``norms`` is no bool.
-        ValueError: the update is no list of ops that a server takes; the message names the line.
-            Or ``cls`` does something else.
+        TypeError: ``norms`` is not a bool.
+        ValueError: the update is not a list of ops that a server accepts; the message names the
+            line.  Or the steps of ``cls`` differ.
 
     Example::
 
@@ -92,8 +92,8 @@ def register_rule(
         found = next((op for op in block.ops if op.type in NORMS), None)
         if found is not None and not norms:
             raise ValueError(
-                f"register_rule, {name}: {found.location}: the update makes a number of a whole "
-                "tensor, so no parameter of it may be cut: say norms=True"
+                f"register_rule, {name}: {found.location}: the update computes a number of a whole "
+                "tensor, so no parameter of it may be cut: set norms=True"
             )
         if cls is not None:
             _compare(cls, rule)

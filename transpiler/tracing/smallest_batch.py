@@ -1,4 +1,4 @@
-"""The smallest sizes for which a captured step computes what the eager step computes.
+"""The smallest sizes at which a captured step equals the eager step.
 
 The equivalence check runs at every size that matters: the example's, one more, and a size on the
 other side of every decision that tracing took (guards.py).  A size of one (a batch of one row) may
@@ -41,14 +41,14 @@ def smallest_batch(
     """Runs the equivalence check at every size that matters.
 
     Args:
-        restore: puts the module and the random generators back, as ``unchanged`` gives it.
+        restore: restores the module and the random generators, as given by ``unchanged``.
         found: the trace of the step.
         inputs: the example.
         trained: the parameters whose gradients are compared.
         tables: of the model.
 
     Returns:
-        The free sizes of which 1 is ruled out.
+        The free sizes that must not be 1.
 
     Raises:
         ValueError: the captured step differs from the eager one; the message names the line of the
@@ -129,7 +129,7 @@ def _captured_step(
 
 
 def _ruled_out(variant: Variant, error: Exception) -> set[sympy.Symbol]:
-    """After a failure at sizes where a decision falls otherwise: those that must not be 1.
+    """The sizes that must not be 1, after a failure at sizes where a decision differs.
 
     Raises:
         ValueError: the size is another one, or the model's own code decides; the message names the

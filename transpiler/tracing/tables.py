@@ -1,5 +1,5 @@
-"""The tables of a model that is captured: which modules look them up, by which rules their rows are
-updated.
+"""The tables of a captured model: the modules that look them up, and the update rules of their
+rows.
 
 Two kinds of modules look tables up: ``trainer.DistributedEmbedding``, which is recognised by its
 attributes, because nothing here may import the trainer; and torch's own embeddings with
@@ -29,10 +29,10 @@ from transpiler.plan.planner import group_rule
 #
 # Lookups in a trace: a sparse embedding that is traced becomes one op, ``lookup_table``.
 #
-# What such a module computes has sizes that depend on data (which ids differ, how many there are),
-# so a program cannot hold it.  The op takes the place of all of it; pooling is ordinary compute on
-# its result.  Neither this op nor its gradient ever runs: traces run on fake tensors, and programs
-# have kernels of their own (ir/sparse_rows.py).
+# The results of such a module have sizes that depend on data (which ids differ, how many there
+# are), so a program cannot hold its ops.  One op takes the place of all of them; pooling is
+# ordinary compute on its result.  Neither this op nor its gradient ever runs: traces run on fake
+# tensors, and programs have kernels of their own (ir/sparse_rows.py).
 
 
 LOOKUP, GRADIENT = "lookup_table", "lookup_table_grad"
@@ -145,15 +145,15 @@ class Lookup:
         counted: Tensor | None = None,
         ends: bool = False,
     ) -> Tensor:
-        """The rows of each bag of any size, pooled likewise.
+        """The rows of each bag of any size, pooled in the same way.
 
         Args:
             ids: int64 [n].
-            offsets: int64 [bags], where each bag begins.
+            offsets: int64 [bags], the beginning of each bag.
             weights: [n], of the ids; None: 1 each.
             pooling: "sum", "mean" or "sqrtn".
             counted: float32 [ids, 2], shows and clicks.
-            ends: there is one offset more, the end of the last bag.
+            ends: whether there is one more offset, the end of the last bag.
 
         Returns:
             [bags, dim].
@@ -219,9 +219,7 @@ class _Looked(torch.autograd.Function):
 
 
 def table_of(module: nn.Module) -> str | None:
-    """The table that a module looks up in the step that is being traced; None while nothing is
-    traced.
-    """
+    """The table that a module looks up in the step that is being traced; None outside tracing."""
     return None if _names is None else _names.get(id(module))
 
 
@@ -282,10 +280,10 @@ class CapturedTable:
 
     Attributes:
         name: the table's name.
-        proxy: the name of its proxy parameter in the optimizer; of a weight, the weight itself.
+        proxy: the name of its proxy parameter in the optimizer; for a weight, that of the weight.
         table: its settings.
         modules: the modules that look it up.
-        rules: of its segments; none while no optimizer trains it.
+        rules: of its segments; none if no optimizer trains it.
     """
 
     name: str
@@ -398,8 +396,8 @@ def _take(found: dict[str, CapturedTable], paths: Mapping[nn.Module, str], modul
     if difference is not None:
         raise ValueError(
             f"capture: two embeddings are called {name!r} and differ: {difference} of "
-            f"{paths[first]!r} and {paths[module]!r}; those of one name share a table: give one "
-            "another name"
+            f"{paths[first]!r} and {paths[module]!r}; embeddings of one name share a table: give "
+            "one another name"
         )
     if _proxy_of(module) is not _proxy_of(first):
         module.share(first)

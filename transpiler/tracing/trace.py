@@ -1,14 +1,13 @@
-"""One step as an fx graph: forward and, where something is trained, loss and gradients, with the
-sizes free that are said to be.
+"""One step as an fx graph: forward and, where something is trained, loss and gradients, with free
+sizes.
 
 [Note: what stays free]  Tracing runs the step once on fake tensors.  A free size of an input
 (dimension 0, if nothing else is said) is a symbol there, every other extent a number.  Python code
 that looks at a symbol (``if x.shape[0] > 16``) is decided for the example, and torch records the
 decision as a guard.  A decision of the user's code must hold for every size; otherwise the graph
 would silently hold one branch of the model.  torch takes decisions of its own too (is this tensor
-contiguous? which memory format does the convolution choose?).  They do not change what is computed,
-so they are no error by themselves; the equivalence check tests them at a size where they fall
-otherwise.
+contiguous? which memory format does the convolution choose?).  They do not change the results, so
+they are not errors by themselves; the equivalence check tests them at a size where they differ.
 
 [Note: gradients as autograd stores them]  ``p.grad`` is not always the tensor that backward
 computed: autograd copies one whose strides differ from the parameter's.  Reductions over it (a
@@ -67,7 +66,7 @@ _followed: ContextVar[bool] = ContextVar("_followed", default=False)
 
 @contextmanager
 def followed(tracked: bool) -> Iterator[None]:
-    """Within the forward of an autograd Function, whose ops run without autograd although it
+    """A context for the forward of an autograd Function, whose ops run without autograd although it
     follows the Function.
 
     Args:
@@ -124,10 +123,10 @@ class NodeLines(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
 # ---- ctc ----
 #
-# ``ctc_loss`` in a trace: the sizes of what torch keeps for its backward depend on data.
+# ``ctc_loss`` in a trace: the sizes of the values that torch keeps for its backward depend on data.
 #
-# A program holds torch's own two ops.  Those here run on fake tensors alone, and say an upper bound
-# of the size.
+# A program holds torch's own two ops.  Those here run on fake tensors alone, and give an upper
+# bound of the size.
 
 
 CTC_FORWARD, CTC_GRAD = "ctc_loss", "ctc_loss_backward"
@@ -350,7 +349,7 @@ def recurrent_call_of(node: fx.Node) -> tuple[str, Mapping[str, Any]] | None:
 #   program does not know; one op takes its place.
 # - ``one_hot`` without a number of classes, and packed sequences: a size depends on data, and the
 #   refusal says what to write instead.
-# - ``ctc_loss``: what it keeps for its backward has a size that depends on data (trace.py).
+# - ``ctc_loss``: the values kept for its backward have a size that depends on data (see above).
 
 
 Kernel = Callable[..., Any]
@@ -398,10 +397,10 @@ def _given(overload: OpOverload, kernel: Kernel) -> Iterator[None]:
 
 
 def _one_hot(ids: Tensor, num_classes: int = -1) -> Tensor:
-    """torch's own where the number of classes is said.
+    """torch's own op, with the number of classes.
 
     Raises:
-        ValueError: it is not, so that it would be the largest id of the batch.
+        ValueError: there is no number of classes, so that the batch's largest id would decide it.
     """
     if num_classes < 0:
         raise ValueError(
@@ -554,10 +553,10 @@ class Guard:
 
 @dataclass
 class Trace:
-    """What tracing found.  Tensors in the metadata of nodes are fake.
+    """The result of tracing.  Tensors in the metadata of nodes are fake.
 
     Attributes:
-        graph: the step; every node below is one of it.
+        graph: the step; every node below is one of its nodes.
         constants: by the target of the get_attr node.
         placeholders: the name of the variable, by the node's name.
         outputs: by name, "loss" first.
@@ -588,11 +587,11 @@ class Trace:
 
 
 class _Environment(ShapeEnv):
-    """A ShapeEnv that knows whose code asked about a size.
+    """A ShapeEnv that records whether the model's code or torch's asked about a size.
 
     Attributes:
-        asked: every decision that the model's own code asked for, also one whose answer followed
-            from a decision that torch took before.
+        asked: every decision that the model's own code asked for, even if its answer followed from
+            an earlier decision of torch.
     """
 
     def __init__(self) -> None:
@@ -779,7 +778,7 @@ def _fake_input(
 
 
 def _equate(inputs: Inputs, fed: Sequence[Tensor]) -> None:
-    """Sizes of one name have one value."""
+    """Makes sizes of one name equal."""
     known: dict[str, Any] = {}
     for free, tensor in zip(inputs.free, fed, strict=True):
         for size, name in zip(tensor.shape, free, strict=True):
@@ -789,7 +788,7 @@ def _equate(inputs: Inputs, fed: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turns what tracing raises into a ValueError that names the line of the step."""
+    """Turns an error of tracing into a ValueError that names the line of the step."""
     try:
         yield
     except Exception as error:

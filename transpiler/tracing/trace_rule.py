@@ -53,7 +53,7 @@ def trace_rule(
         hparams: name -> a value.
 
     Raises:
-        ValueError: the update is no fixed list of ops; the message names the line.
+        ValueError: the update is not a fixed list of ops; the message names the line.
     """
     variables = [
         Variable("param", ("n",), "float32", Role.PARAMETER),
