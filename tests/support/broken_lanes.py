@@ -107,7 +107,7 @@ BROKEN_LANES: list[Broken] = [
             ),
             4,
         ),
-        "is no gradient of an updated parameter",
+        "is not the gradient of an updated parameter",
     ),
     (
         "parameters_received_once",
@@ -115,7 +115,7 @@ BROKEN_LANES: list[Broken] = [
         "trainer",
         "b",
         added(Op("recv", {"param": "b", "endpoints": ("h:1",), "trainer_id": 0}, ("b",)), -1),
-        "nothing that servers update",
+        "servers do not update it",
     ),
     (
         "barriers_exactly_where_due",

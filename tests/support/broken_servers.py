@@ -10,7 +10,7 @@ BROKEN_SERVERS: list[Broken] = [
         "server",
         "scale",
         lambda p: with_variable(p, Variable("scale", (7,), "float32", Role.BUFFER, "scale")),
-        "does not live on server 0",
+        "is not on server 0",
     ),
     (
         "slices_held",

@@ -1,7 +1,7 @@
 """The passes, and the pipelines in which they run.
 
-A pass is a function ``(program, plan) -> program``.  It changes nothing that it is given.  A
-pipeline is a tuple of stages; a stage is a pass and the invariants that hold from then on.
+A pass is a function ``(program, plan) -> program``.  It does not change its arguments.  A pipeline
+is a tuple of stages; a stage is a pass and the invariants that hold from then on.
 ``verify.run`` runs a pipeline and checks, after every pass, all invariants that hold by then.
 
 This file lists every pipeline, in the order in which the passes run.  In reading order::
@@ -92,7 +92,7 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
             split(send_row_gradients),
             (tables.row_gradients_sent_once, tables.rows_updated_in_one_place),
         ),
-        # the optimizer ops of what servers update are dropped
+        # the optimizer ops of parameters that servers update are dropped
         Stage(drop_updates, (trainer.updated_in_one_place,)),
         # gradients that trainers average are averaged, and waited for before the updates
         Stage(average_gradients, (averaged.gradients_averaged_once,)),
@@ -108,7 +108,7 @@ def trainer_passes(runtime_split_send_recv: bool = False) -> Pipeline:
                 trainer.concatenated_after_arrival,
             ),
         ),
-        # where servers decide a step, averages count when they have
+        # where servers decide a step, averages count only after that
         Stage(update_when_decided, (averaged.averaged_before_barriers,)),
         # a loss scale is updated when the step's outcome has arrived
         Stage(update_scale_last),

@@ -57,7 +57,7 @@ def _with(program: Program, ops: Iterable[Op], *added: Variable) -> Program:
 
 
 def leave_unchanged(program: Program, plan: Plan) -> Program:
-    """The program as it is: with ``nccl2`` the trainer's program is the single-node one."""
+    """Changes nothing: with ``nccl2`` the trainer's program is the single-node one."""
     return program
 
 
@@ -65,8 +65,8 @@ def leave_unchanged(program: Program, plan: Plan) -> Program:
 
 
 def raw_gradients(program: Program) -> dict[str, str]:
-    """The gradient of each parameter as backward gives it, unclipped and with the loss scale in it,
-    by parameter, in the order of the optimizer ops.
+    """The gradient of each parameter as backward computes it, unclipped and with the loss scale in
+    it, by parameter, in the order of the optimizer ops.
     """
     raw = {
         op.outputs[0]: next(refs(op.arguments["x"]))
@@ -171,11 +171,11 @@ def sum_gradients(program: Program, plan: Plan) -> Program:
 
 
 def following(program: Program, names: Collection[str], made: Callable[[str, int], Op]) -> list[Op]:
-    """The ops of the main program, with one more right after the last that writes each variable.
+    """The ops of the main program, with an added one right after the last write of each variable.
 
     Args:
-        names: of these variables.
-        made: the op for a variable, which is told how many came before it.
+        names: of the variables.
+        made: makes the op for a variable; its second argument is the number of those before it.
     """
     final = {
         name: index
@@ -424,8 +424,8 @@ def reduce_to_owners(program: Program, plan: Plan) -> Program:
 
 
 def update_on_owners(program: Program, plan: Plan) -> Program:
-    """Drops what clips and updates other trainers' parameters; then every parameter is broadcast by
-    its owner.
+    """Drops the ops that clip and update other trainers' parameters; then the owner of every
+    parameter broadcasts it.
     """
     assert plan.collective is not None and program.deployment is not None, "a trainer's program"
     owner, mine = owners(plan), program.deployment.trainer_id

@@ -55,7 +55,7 @@ def arriving(table: Table, plan: Plan) -> tuple[str, ...]:
 
 
 def define_tables(program: Program, plan: Plan) -> Program:
-    """Block 0 defines every table, its gradients or deltas, and the ids that are looked up."""
+    """Defines every table in block 0, with its gradients or deltas, and the ids of lookups."""
     found: dict[str, Variable] = {}
     for table in plan.tables:
         lane = plan.lanes[table.lane]
@@ -89,7 +89,7 @@ def _update_ops(table: Table, plan: Plan) -> list[Op]:
         return [Op("sum", {"x": (Ref(table.name), *several)}, (table.name,))]
     ops = []
     if lane.kind.waits_for_all:
-        # of changes the negative mean: an outer optimizer descends along what it is given
+        # of changes the negative mean: an outer optimizer descends along its gradient
         merged, sign = (f"{table.name}.delta", -1) if lane.kind.steps_on_trainer else (grad, 1)
         ops = [
             Op("sum", {"x": several}, (merged,)),
@@ -147,8 +147,8 @@ def looks_up(block: Block) -> bool:
 
 
 def rows_at_start(plan: Plan, storage: Storage) -> dict[str, tuple[Tensor, Tensor]]:
-    """The first rows of tables, by name, where the capturing process holds some: ids, int64 [n],
-    and values, [n, dim].
+    """The first rows of tables, by name, if the capturing process holds some: ids, int64 [n], and
+    values, [n, dim].
     """
     found = {
         table.name: start_rows(storage.tables[table.name])
@@ -165,7 +165,7 @@ def server_of(program: Program) -> int:
     """The index of the server that the program is for.
 
     Raises:
-        ValueError: it is for no server of the plan.
+        ValueError: it is not for a server of the plan.
     """
     deployment = program.deployment
     if deployment is None or deployment.server_index is None:
@@ -244,7 +244,7 @@ def _states(placement: Placement, slice_: Slice, plan: Plan) -> dict[str, bool]:
 
 
 def define_slices(program: Program, plan: Plan) -> Program:
-    """Block 0 defines every slice that the server holds, with its gradients and states."""
+    """Defines in block 0 every slice that the server holds, with its gradients and states."""
     variables: dict[str, Variable] = {}
 
     def define(variable: Variable) -> None:
@@ -291,7 +291,7 @@ def _optimizer_op(placement: Placement, slice_: Slice, plan: Plan, grad: str) ->
 
 def _merge_ops(placement: Placement, slice_: Slice, plan: Plan, grad: str) -> list[Op]:
     """The mean, or sum, over trainers; of deltas its negative, because an outer optimizer descends
-    along the gradient that it is given.
+    along its gradient.
     """
     lane, several = plan.lane_of(placement), tuple(map(Ref, received(placement, slice_, plan)))
     merged, scale = (
@@ -333,8 +333,8 @@ def _optimize_ops(placement: Placement, slice_: Slice, plan: Plan) -> list[Op]:
 
 
 def append_optimize_blocks(program: Program, plan: Plan) -> Program:
-    """One block for each slice that the server updates, in the order of the plan; a single empty
-    one if it updates nothing.
+    """Appends a block for each slice that the server updates, in the order of the plan; a single
+    empty one if it updates nothing.
     """
     updates = [
         tuple(_optimize_ops(placement, slice_, plan))
@@ -347,7 +347,7 @@ def append_optimize_blocks(program: Program, plan: Plan) -> Program:
 
 
 def listen(program: Program, plan: Plan) -> Program:
-    """Block 0 ends in the one ``listen_and_serv``, which runs the blocks after it."""
+    """Ends block 0 in the one ``listen_and_serv``, which runs the blocks after it."""
     server = server_of(program)
     assert program.deployment is not None
     arguments: dict[str, Argument] = {

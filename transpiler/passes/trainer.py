@@ -13,11 +13,10 @@ The main program in sync mode::
 async mode has no barriers; half_async mode has a send_barrier that is local to the trainer.  In geo
 and diloco mode the optimizer ops stay, followed by one send of the deltas, and there is no recv:
 parameters arrive between steps.  In a job of several lanes each parameter is sent as its lane's
-mode says, and every barrier stands that some lane needs.  With runtime_split_send_recv there is no
-split and no concat: send and recv carry the sections.
+mode says, and there is every barrier that some lane needs.  With runtime_split_send_recv there is
+no split and no concat: send and recv carry the sections.
 
-Lookups of tables, and the gradients of their rows, are in trainer_tables.py; gradients that
-trainers average among themselves in trainer.py.
+Lookups of tables, and the gradients of their rows, are in trainer_tables.py.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ from transpiler.program import Program
 #   the optimizer ops     of these parameters stay
 #
 # All trainers average the same elements at once, however many gradients there are.  Where a lane is
-# sync, the servers decide which trainers are in a step, and the means count when they have: the
+# sync, the servers decide which trainers are in a step, and the means count only after that: the
 # wait and the updates come after fetch_barrier then.  See [Note: a step of both] in
 # trainer/gradients/averaging.py.
 
 
 def average_gradients(program: Program, plan: Plan) -> Program:
-    """Averages the gradients of mode collective over the trainers, and waits for that."""
+    """Averages the gradients of mode collective over the trainers, and waits for the result."""
     averaged = [
         gradient_of(op) for op in optimizer_ops(program.main) if parameter_of(op) in plan.averaged
     ]
@@ -73,7 +72,7 @@ def average_gradients(program: Program, plan: Plan) -> Program:
 
 
 def update_when_decided(program: Program, plan: Plan) -> Program:
-    """Where servers decide a step, what its averages update is updated at the end."""
+    """Moves the updates by averages to the end of the step, where servers decide a step."""
     if not plan.averages_follow_servers:
         return program
     last = [op for op in program.main.ops if _awaits(op, plan)]
@@ -142,8 +141,8 @@ def leave_clipping_to_servers(program: Program, plan: Plan) -> Program:
 
 
 def clip_shares(program: Program, plan: Plan) -> Program:
-    """Where gradients are compressed each trainer clips its own share of the mean: see [Note: deep
-    gradient compression] in transpiler/optim/dgc.py.
+    """Lets each trainer clip its own share of the mean where gradients are compressed: see [Note:
+    deep gradient compression] in transpiler/optim/dgc.py.
     """
     merged = all(lane.kind.merges_gradients for lane in plan.lanes)
     if not merged or not any(op.type == "dgc" for op in program.main.ops):
@@ -324,8 +323,8 @@ def _receiving(
 def receive_parameters(
     program: Program, plan: Plan, runtime_split_send_recv: bool = False
 ) -> Program:
-    """At the end every parameter that servers update is received, after and before the barriers
-    that its lane asks for.
+    """Receives at the end every parameter that servers update, after and before the barriers that
+    its lane needs.
     """
     updated = [
         p
@@ -345,8 +344,8 @@ def receive_parameters(
 
 
 def update_scale_last(program: Program, plan: Plan) -> Program:
-    """The loss scale is updated at the end of the step, when it is known whether another trainer's
-    gradients have overflowed.
+    """Moves the update of the loss scale to the end of the step, when it is known whether another
+    trainer's gradients have overflowed.
     """
     last = [op for op in program.main.ops if op.type == UPDATE]
     ops = [op for op in program.main.ops if op.type != UPDATE]
@@ -354,8 +353,8 @@ def update_scale_last(program: Program, plan: Plan) -> Program:
 
 
 def receive_first(program: Program, plan: Plan, runtime_split_send_recv: bool = False) -> Program:
-    """Before a program that evaluates computes, every parameter that servers update is received,
-    also one that the program does not read: they arrive together.
+    """Receives every parameter that servers update before an evaluating program computes, also
+    those that it does not read: they arrive together.
     """
     updated = [
         p

@@ -18,7 +18,7 @@ delta is sent with the lane's other deltas.
 any; the ops that compute ids are moved up where necessary.  Such an op cannot be moved if it
 depends on rows, if it draws random numbers, or if a variable that it depends on is changed in
 between; its lookup then gets a pull of its own.  So does a lookup of a table that the pull already
-asks with another padding.
+reads with another padding.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Pull:
 
     Attributes:
         leader: the number of the first lookup.
-        groups: the numbers of all, the leader among them, by table.
+        groups: the numbers of all lookups, the leader among them, by table.
         moved: the numbers of the ops that are moved before the leader.
     """
 
@@ -76,7 +76,7 @@ class _Pull:
 
 
 class _Order:
-    """The dependences among the ops of block 0: which ops a variable comes from.
+    """The dependencies among the ops of block 0: the ops that a variable comes from.
 
     Args:
         ops: of block 0.
@@ -203,7 +203,7 @@ class _Group:
     Attributes:
         ids: of all of them.
         outputs: their results.
-        padding: the argument that they share; empty where there is none.
+        padding: the argument that they share; empty if there is none.
         parts, rows: the names of their ids and of these ids' rows, by server.
     """
 

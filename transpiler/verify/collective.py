@@ -16,14 +16,14 @@ from transpiler.verify.invariants import Violation, at, numbered
 
 # ---- rings ----
 #
-# Invariants of a trainer's startup program without servers: its rings, and what is broadcast.
+# Invariants of a trainer's startup program without servers: its rings, and its broadcasts.
 
 
 STARTUP_OPS = frozenset({"init", "gen_nccl_id", "c_comm_init", "c_broadcast", "c_sync_comm_stream"})
 
 
 def is_startup(program: Program) -> bool:
-    """Whether a trainer's program is its startup program: the one that computes nothing."""
+    """Whether a trainer's program is its startup program, which computes nothing."""
     return all(op.type in STARTUP_OPS for op in program.main.ops)
 
 
@@ -154,7 +154,7 @@ def reduced_to_its_owner(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _read_where_summed(program: Program, reduced: set[str]) -> Iterator[Violation]:
-    """What clips and updates reads sums that this trainer has, or what was made of them."""
+    """Ops that clip and update read sums that this trainer has, or clipped ones."""
     assert program.deployment is not None, "a trainer's program"
     mine, begun = program.deployment.trainer_id, dict[str, object]()
     made = {
@@ -228,7 +228,7 @@ def updated_once(program: Program, plan: Plan) -> Iterator[Violation]:
                 yield Violation(
                     at(0, index, op),
                     name,
-                    "it is updated a second time, or is no trained parameter",
+                    "it is updated a second time, or is not a trained parameter",
                 )
             due.discard(name)
     for name in sorted(due):
@@ -273,7 +273,7 @@ def loss_gradient_scaled(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _final_gradients(program: Program) -> dict[str, str]:
-    """Gradient as backward gives it -> the parameter whose update, clipping or check reads it."""
+    """Gradient that backward computes -> the parameter whose update, clipping or check reads it."""
     found: dict[str, str] = {}
     clipped: dict[str, str] = {}
     scaled: dict[str, str] = {}
@@ -330,8 +330,8 @@ def summed_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _halves(program: Program) -> dict[str, str]:
-    """What is summed in place of a gradient -> that gradient.  Backward may itself end in a cast,
-    as under amp: what that gives is the gradient.
+    """The variable that is summed in place of a gradient -> that gradient.  Backward may itself end
+    in a cast, as under amp: the result of that is the gradient.
     """
     gradients = _final_gradients(program)
     summed = {op.outputs[0] for _, op in numbered(program, "c_allreduce_sum")}
@@ -343,7 +343,7 @@ def _halves(program: Program) -> dict[str, str]:
 
 
 def _is_cast(op: Op, halves: Mapping[str, str]) -> bool:
-    """Whether the op casts a gradient to what is summed in its place, or back."""
+    """Whether the op casts a gradient to the variable summed in its place, or back."""
     if op.type != _CAST:
         return False
     name, result = op.inputs[0], op.outputs[0]
@@ -351,11 +351,11 @@ def _is_cast(op: Op, halves: Mapping[str, str]) -> bool:
 
 
 def cast_both_ways(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Where gradients travel as another dtype, every sum of a gradient of more than 16 bits is one
-    of its cast, and after the sum the gradient is cast back once, before anything reads it.
+    """If gradients travel as another dtype, every sum of a gradient of more than 16 bits is one of
+    its cast, and after the sum the gradient is cast back once, before anything reads it.
     """
     dtype, halves = _collective(plan).dtype, _halves(program)
-    away: set[str] = set()  # gradients whose sum is not back
+    away: set[str] = set()  # gradients whose sum is not cast back yet
     for index, op in enumerate(program.main.ops):
         if op.type == "c_allreduce_sum":
             name = op.outputs[0]
@@ -375,7 +375,7 @@ def cast_both_ways(program: Program, plan: Plan) -> Iterator[Violation]:
 
 def averaged_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Every trained parameter is summed over all trainers exactly once, after its update, and
-    becomes the sum / trainers; with k_steps all of this in the same runs.
+    becomes the sum / trainers; with k_steps all of this happens in the same runs.
     """
     collective = _collective(plan)
     always = collective.steps == 1 and not collective.adaptive
@@ -417,8 +417,8 @@ def _in_the_same_runs(
 
 
 def adapted_once(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Where the averages follow the loss, one op after all sums takes it in, with the plan's first
-    number of steps; elsewhere there is none.
+    """If the averages follow the loss, one op after all sums reads it, with the plan's first number
+    of steps; otherwise there is none.
     """
     due = [_collective(plan).steps] if _collective(plan).adaptive else []
     found = numbered(program, "c_adapt_k_steps")
@@ -429,7 +429,7 @@ def adapted_once(program: Program, plan: Plan) -> Iterator[Violation]:
         if op.arguments["x"] != Ref("loss") or op.arguments["ring_id"] != 0:
             yield Violation(at(0, index, op), "loss", "expected the loss, on ring 0")
         if sums and index < sums[-1]:
-            yield Violation(at(0, index, op), "loss", "it is taken in before the last sum")
+            yield Violation(at(0, index, op), "loss", "it is read before the last sum")
 
 
 def buckets_in_bounds(program: Program, plan: Plan) -> Iterator[Violation]:

@@ -22,8 +22,8 @@ def is_evaluation(program: Program) -> bool:
 
 
 def changes_nothing(program: Program, plan: Plan | None = None) -> Iterator[Violation]:
-    """A program that evaluates sends nothing and updates nothing; it writes no persistent variable
-    but those that it receives.
+    """A program that evaluates sends nothing and updates nothing; of persistent variables it writes
+    only those that it receives.
     """
     ops = program.main.ops
     memory = Memory(ops)

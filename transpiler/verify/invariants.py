@@ -21,7 +21,7 @@ class Violation:
 
     Attributes:
         op: the op, as :func:`at` describes it, or the block; "" for the program as a whole.
-        variable: its name; "" where the violation concerns none.
+        variable: its name; "" if the violation concerns none.
         why: what was expected and what came.
     """
 
@@ -95,8 +95,8 @@ def _undefined(block: Block, main: Block) -> Iterator[tuple[int, Op, str]]:
 
 
 def defined_before_use(program: Program, plan: Plan | None = None) -> Iterator[Violation]:
-    """Every variable that an op reads or writes is in the block's table or block 0's, and is there
-    before it is read.
+    """Every variable that an op reads or writes is in the block's table or block 0's, and has a
+    value before it is read.
     """
     given = _given(program)
     for block in program.blocks:

@@ -43,7 +43,7 @@ def slices_held(program: Program, plan: Plan) -> Iterator[Violation]:
         for variable in program.main.variables_of(Role.PARAMETER, Role.BUFFER)
     }
     for name in sorted(defined.keys() - held.keys()):
-        yield Violation("", name, f"it does not live on server {_index(program)}")
+        yield Violation("", name, f"it is not on server {_index(program)}")
     for name, (placement, slice_) in held.items():
         if name not in defined:
             yield Violation("", name, f"server {_index(program)} owns it and does not define it")
@@ -56,7 +56,7 @@ def slices_held(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def only_server_ops(program: Program, plan: Plan) -> Iterator[Violation]:
-    """A server's program holds only ops that servers run: no compute op, nothing that sends."""
+    """A server's program holds only ops that servers run: no op that computes or sends."""
     for block in program.blocks:
         for index, op in enumerate(block.ops):
             if not allowed_on_server(op.type):
@@ -105,7 +105,7 @@ def listens_once(program: Program, plan: Plan) -> Iterator[Violation]:
     for block in program.blocks[1:]:
         for index, inner in enumerate(block.ops):
             if inner.type == "listen_and_serv":
-                yield Violation(at(block.index, index, inner), "", "it stands outside block 0")
+                yield Violation(at(block.index, index, inner), "", "it is outside block 0")
 
 
 def _expected_types(placement: Placement, plan: Plan) -> list[str]:
@@ -239,7 +239,7 @@ def slices_initialised(program: Program, plan: Plan) -> Iterator[Violation]:
     for name in {**held, **counts}:
         if counts[name] != 1 or name not in held:
             yield Violation(
-                "", name, f"expected one init of a slice that lives here, got {counts[name]}"
+                "", name, f"expected one init of a slice of this server, got {counts[name]}"
             )
 
 

@@ -28,8 +28,7 @@ def _names(op: Op, key: str) -> tuple[str, ...]:
 
 def rows_pulled_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """A trainer looks up no table itself: it pulls rows from all servers, each part of a pull's ids
-    once and in the order in which it was split, and merges them for the lookups that it split the
-    ids for.
+    once and in the order in which it was split, and merges them for the lookups whose ids it split.
     """
     tables, split = {table.name for table in plan.tables}, dict[tuple[str, ...], Op]()
     asked: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -27,14 +27,14 @@ _STAGES = ("c_allreduce_avg", "c_sync_comm_stream")
 
 def gradients_averaged_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each gradient of mode collective, and no other, is averaged over the trainers exactly once,
-    when it is final, and waited for; its update reads that.
+    when it is final, and waited for; its update reads the result.
     """
     wanted = {
         gradient_of(op): parameter_of(op)
         for op in optimizer_ops(program.main)
         if parameter_of(op) in plan.averaged
     }
-    stages: dict[str, int] = dict.fromkeys(wanted, 0)  # how far each has come
+    stages: dict[str, int] = dict.fromkeys(wanted, 0)  # the stages that each has passed
     for index, op in enumerate(program.main.ops):
         for name in op.outputs:
             if name not in wanted and op.type in _STAGES:
@@ -47,7 +47,7 @@ def gradients_averaged_once(program: Program, plan: Plan) -> Iterator[Violation]
 
 
 def _next(stages: dict[str, int], index: int, op: Op, name: str) -> Iterator[Violation]:
-    """A gradient is written: by what produces it, or by the next of the two ops."""
+    """Checks a write of a gradient: by the op that produces it, or by the next of the two ops."""
     stage = stages[name]
     if op.type not in _STAGES:
         if stage:
@@ -82,8 +82,8 @@ _LEAVES = COLLECTIVE | {"send", "send_barrier"}
 
 
 def merged_once(program: Program, plan: Plan | None = None) -> Iterator[Violation]:
-    """Gradients are merged over runs once or not at all, and what updates or leaves the process
-    stands behind that.
+    """Gradients are merged over runs once or not at all, and the ops that update or communicate
+    come after that.
     """
     merges = numbered(program, "gradient_merge")
     for index, op in merges[1:]:
@@ -193,7 +193,7 @@ def sent_exactly_once(program: Program, plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 at(0, index, op),
                 ", ".join(names),
-                "it is sent a second time, or is no gradient of an updated parameter",
+                "it is sent a second time, or is not the gradient of an updated parameter",
             )
         elif not _is_sent_as(program, op, placement):
             yield Violation(
@@ -242,7 +242,7 @@ def changes_sent_once(program: Program, plan: Plan) -> Iterator[Violation]:
 
 
 def _in_lane(plan: Plan, lane: int) -> list[Placement]:
-    """What trainers update in a k-step lane."""
+    """The parameters that trainers update in a k-step lane."""
     return [placement for placement in _updated(plan, local=True) if placement.lane == lane]
 
 
@@ -318,7 +318,7 @@ def _arrives_as(op: Op, placement: Placement) -> bool:
 
 def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation]:
     """Each parameter that servers update (at startup: each variable on servers) is received exactly
-    once, from where it lives.
+    once, from the servers that hold it.
     """
     due = plan.placements if is_startup(program) else _updated(plan, local=False)
     missing = {placement.name: placement for placement in due}
@@ -329,7 +329,7 @@ def parameters_received_once(program: Program, plan: Plan) -> Iterator[Violation
             yield Violation(
                 at(0, index, op),
                 name,
-                "it is received a second time, or is nothing that servers update",
+                "it is received a second time, or servers do not update it",
             )
         elif not _arrives_as(op, placement):
             yield Violation(
@@ -386,9 +386,9 @@ def _barriers(program: Program, kind: str, wanted: int, own: bool = False) -> It
 
 
 def barriers_exactly_where_due(program: Program, plan: Plan) -> Iterator[Violation]:
-    """Where a lane is sync one send_barrier stands between sends and receives and one fetch_barrier
-    after them; where one is half_async, a send_barrier of the trainer's own; otherwise none (a
-    startup program has the fetch_barrier in every mode, and no send_barrier).
+    """A program with a sync lane has one send_barrier between sends and receives and one
+    fetch_barrier after them; one with a half_async lane a send_barrier of the trainer's own; others
+    have none (a startup program has the fetch_barrier in every mode, and no send_barrier).
     """
     startup, barriers = is_startup(program), {lane.kind.send_barrier for lane in plan.lanes}
     fetches = any(lane.kind.fetch_barrier for lane in plan.lanes)

@@ -1,12 +1,11 @@
-"""What a server checks before it installs a program from the wire: its plan, blocks and tables.
+"""The checks of a server before it installs a program from the wire: its plan, blocks and tables.
 
 [Note: the shape of a pserver's program]  Block 0 defines variables and has one op,
 ``listen_and_serv``, whose ``optimize_blocks`` and ``prefetch_blocks`` name every other block once.
 Other blocks refer to no block, so there is no cycle.  Each slice that the plan gives to this server
 is a variable of its shape and dtype.  Each trained slice is updated by exactly one optimizer op, by
 the rule of its group or its lane's outer rule, or, in a lane of mode geo, by one sum of it and a
-delta.  Each table of the plan has two blocks: one updates its rows, one looks rows up
-(``untrusted.py``).
+delta.  Each table of the plan has two blocks: one updates its rows, one looks rows up.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ from transpiler.verify.tables import table_blocks_complete, tables_held
 
 # ---- untrusted plan ----
 #
-# What a server checks of a plan, and of its deployment, that came over the wire.
+# The checks of a plan, and of its deployment, that came over the wire.
 #
-# This is the part of the validation that needs no program; a part of untrusted.py.
+# This is the part of the validation that needs no program.
 
 
 CLIPS = ("value", "norm", "global_norm")
@@ -125,7 +124,7 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
         trainable = DTYPES[placement.dtype].is_floating_point or DTYPES[placement.dtype].is_complex
         expect(
             trainable,
-            f"{what}: expected a floating-point dtype for what is trained, got {placement.dtype}",
+            f"{what}: expected a floating-point dtype to train, got {placement.dtype}",
         )
     expect(
         0 <= placement.lane < len(plan.lanes),
@@ -144,8 +143,8 @@ def _check_placement(placement: Placement, plan: Plan) -> None:
 
 
 def _check_placement_update(what: str, placement: Placement, plan: Plan) -> None:
-    """Whether a rule fits the variable: a registered one its dtype, and a whole tensor where the
-    rule makes a number of it.
+    """Checks that a rule fits the variable: a registered one its dtype, and a whole tensor if the
+    rule computes a number of it.
     """
     found = applied(plan, placement)
     if found is None:
@@ -157,7 +156,7 @@ def _check_placement_update(what: str, placement: Placement, plan: Plan) -> None
         raise ValueError(f"{what}: {error}") from error
     expect(
         not found[1].whole or len(placement.slices) == 1,
-        f"{what}: expected one slice, because the rule {found[1].type!r} makes a number of the "
+        f"{what}: expected one slice, because the rule {found[1].type!r} computes a number of the "
         f"whole tensor, got {len(placement.slices)}",
     )
 
@@ -249,11 +248,10 @@ def check_deployment(deployment: Deployment | None) -> Deployment:
 
 # ---- untrusted blocks ----
 #
-# What a server checks of the blocks that update slices, in a program that came over the wire.
+# The checks of the blocks that update slices, in a program that came over the wire.
 #
 # The ops of a block are those that a server runs, their variables are defined and have the roles,
-# shapes and dtypes that the op needs, and their arguments are those that the plan asks for.  A part
-# of untrusted.py.
+# shapes and dtypes that the op needs, and their arguments are those that the plan asks for.
 
 
 def _alike(
@@ -277,7 +275,7 @@ def _alike(
 
 
 def variable_name(op: Op, argument: str) -> str:
-    """The name of the variable that an argument of an op is."""
+    """The name of the variable in an argument of an op."""
     value = op.arguments[argument]
     assert isinstance(value, Ref), "checked against the schema"
     return value.name
@@ -468,10 +466,10 @@ def check_block(
 
 # ---- untrusted tables ----
 #
-# What a server checks of the tables in a program that came over the wire.
+# The checks of the tables in a program that came over the wire.
 #
 # The plan determines the blocks of a table, so the invariants of tables (tables.py) are checked
-# here on a program that no pass of ours may have made.  A part of untrusted.py.
+# here, on a program that may not come from our passes.
 
 
 ROLES = frozenset({Role.TABLE, Role.GRADIENT, Role.DELTA, Role.INPUT, Role.TEMPORARY})
@@ -547,13 +545,13 @@ def _check_block(block: Block, shared: Mapping[str, Variable]) -> None:
 
 # ---- untrusted program ----
 #
-# The validation of untrusted programs: what a server checks before it installs one from the wire.
+# The validation of untrusted programs, before a server installs one from the wire.
 #
-# ``serialize.from_proto`` has parsed the message and checked every op against the catalogue.  Here
-# the server checks that the plan is consistent by itself (``untrusted.py``), that the blocks have
-# the shape of a pserver's program, that every name is defined, and that the tensors of an op have
-# matching shapes (``untrusted.py``).  A program that passes allocates what its variables declare,
-# and reads nothing else.
+# ``from_proto`` (formats/messages.py) has parsed the message and checked every op against the
+# catalogue.  Here the server checks that the plan is consistent by itself, that the blocks have the
+# shape of a pserver's program, that every name is defined, and that the tensors of an op have
+# matching shapes.  A program that passes allocates what its variables declare, and reads nothing
+# else.
 
 
 def _check_listen(program: Program, deployment: Deployment) -> None:

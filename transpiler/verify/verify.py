@@ -174,7 +174,7 @@ def verify(program: Program, plan: Plan) -> None:
     """Checks a complete program of a job against its invariants.
 
     Raises:
-        IllegalProgram: it violates one.
+        IllegalProgram: it violates an invariant.
         ValueError: the program is a single-node one.
     """
     if program.deployment is None:
@@ -187,7 +187,7 @@ def verify_single_node(program: Program) -> None:
     merged before they update.
 
     Raises:
-        IllegalProgram: one is not.
+        IllegalProgram: it violates one of the two.
     """
     for violation in defined_before_use(program, None):
         raise IllegalProgram("every variable is defined before its first use", violation)
@@ -210,14 +210,14 @@ def run(program: Program, plan: Plan, stages: Sequence[Stage]) -> Program:
     """Runs a pipeline.  After each pass, all invariants that hold by then are checked.
 
     Args:
-        program: what the first pass is given.
+        program: the argument of the first pass.
         stages: in order.
 
     Returns:
         The program that the last pass made.
 
     Raises:
-        IllegalProgram: a pass made a program that violates an invariant, or the first was given
+        IllegalProgram: a pass made a program that violates an invariant, or ``program`` violates
             one.
     """
     invariants = _before_any_pass(plan)
