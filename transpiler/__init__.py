@@ -109,29 +109,29 @@ The rooms, in reading order
 Each room and each file imports only those above it::
 
     files/                  paths that are no URLs, files that appear whole
-    names/                  what to write for PaddlePaddle's names
+    names/                  replacements for PaddlePaddle's names
     optim/                  optimizers that torch does not have, as torch.optim classes
     ir/                     the data of programs, the op catalogue, update rules, tables
     clip.py                 gradient clipping, as settings and as kernels
-    plan/                   who holds what, and how it travels
+    plan/                   slices, the servers that hold them, and how gradients travel
     param_attr.py           ParamAttr, and groups of parameters for an optimizer
     distribute_config.py    DistributeTranspilerConfig
     strategy/               DistributedStrategy: the switches of a job, and its lanes
     precision/              mixed precision: which ops run in 16 bits, the loss scale
     formats/                the forms of a program: protobuf, file, text, picture, canonical bytes
-    inference/              a block without what its results do not need, or as it is evaluated
+    inference/              a block pruned to what its results need, or in evaluation mode
     program.py              Program: blocks and a deployment
-    memory.py               two names that have nothing to do
+    memory.py               memory_optimize and release_memory, which do nothing
     lower.py                blocks as generated code
     tracing/                capture
     verify/                 invariants, and the validation of untrusted programs
     passes/                 the passes, and the pipelines in which they run
-    rewrites/               what a strategy changes in a single-node program before it is cut
+    rewrites/               a strategy's changes to a single-node program, before the passes
     program_planner.py      the plan of a single-node program
     cluster_programs.py     the programs of a job with servers
     collective.py           the programs of a job without servers
-    given_programs.py       what transpile is given: one program, or several over one module
-    transpiled.py           what one call of transpile made
+    given_programs.py       the programs given to transpile: one, or several over one module
+    transpiled.py           the result of one call of transpile
     distribute.py           DistributeTranspiler
 
 
@@ -149,11 +149,11 @@ entry           a rule that says which ids a table admits
 equivalence check
                 the test that a captured step gives the bits of the eager step, at every batch size
                 that matters
-fingerprint     32 hexadecimal digits over what a program or a plan means
+fingerprint     a digest of the meaning of a program or a plan, as 32 hexadecimal digits
 group           an index into the optimizer's parameter groups; each has one update rule
 guard           a decision about a size that tracing took for the example batch
 hparams         an update rule's numbers: lr, betas, weight_decay; a schedule may change them
-invariant       a sentence that holds for a program, with the function that checks it
+invariant       a property that every program must have, with the function that checks it
 kernel          the function that runs an op
 k-step lane     a lane in which trainers run the optimizer and send deltas every k steps
 lane            the parameters that share one update mode and one sequence of steps
@@ -165,13 +165,13 @@ op              one operation: a type from the catalogue, named arguments, resul
 pass            a function (program, plan) -> program
 pipeline        the passes that make one kind of program, in order
 placement       a variable, its slices and the servers that hold them
-plan            everything that transpiling decides about who holds what; frozen
+plan            all decisions of transpiling for the whole job, as which server holds what; frozen
 program         a list of blocks and, once transpiled, a deployment; data, never code
 proxy parameter the scalar parameter that takes a table's place in the optimizer
 rewrite         a function (programs, strategy) -> programs, over single-node programs
 ring            a process group over trainers (jobs without servers)
 registered rule an update rule that a user wrote, which travels as a block of ops
-role            what a variable is: INPUT, PARAMETER, BUFFER, GRADIENT, STATE, DELTA, TABLE, ...
+role            the kind of a variable: INPUT, PARAMETER, BUFFER, GRADIENT, STATE, DELTA, TABLE, ...
 section         the number of elements of one slice, in an op that splits or receives slices
 segment         columns of a table's rows that share one update rule
 slice           elements [begin, end) of a flattened variable, held by one server
@@ -293,5 +293,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises the error of a missing name, which says what to write instead."""
         raise _missing(__name__, name, __all__)

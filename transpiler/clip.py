@@ -40,7 +40,7 @@ class ClipGradByValue:
         min: the smallest value; None is ``-max``.
 
     Raises:
-        TypeError: a bound is no number.
+        TypeError: a bound is not a number.
         ValueError: ``min`` is above ``max``, or ``max`` is not above 0 while ``min`` is not given.
 
     Example:

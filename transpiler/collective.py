@@ -102,7 +102,7 @@ def collective_startup(startup: Program, deployment: Deployment) -> Program:
 
 
 def parallel_program(program: Program) -> Program:
-    """The program that ParallelExecutor runs: with nccl2 it averages gradients; others are as they
+    """The program that ParallelExecutor runs: with nccl2 it averages gradients; others stay as they
     are.
 
     Raises:
@@ -116,7 +116,7 @@ def parallel_program(program: Program) -> Program:
 
 
 def executed(program: Program, execution: Execution) -> Program:
-    """A trainer's program without servers, as it is run with this execution."""
+    """A transpiled program with these execution settings; a single-node one stays as it is."""
     if program.deployment is None:
         return program
     return replace(program, deployment=replace(program.deployment, execution=execution))

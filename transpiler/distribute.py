@@ -184,7 +184,7 @@ class DistributeTranspiler:
 
         A forward program is given after the job's training program, to the same transpiler and with
         the same servers and trainers.  ``get_trainer_program()`` then gives one that receives the
-        servers' parameters, pulls their rows, and computes; in a k-step lane it has the trainer's
+        servers' parameters, pulls their rows, and computes; in a k-step lane it uses the trainer's
         own.  It shares the training program's values.
 
         Args:
@@ -202,8 +202,8 @@ class DistributeTranspiler:
             current_endpoint: this process's HOST:PORT.  In a mode without servers it must be that
                 of the trainer in ``trainers``; with servers nothing reads it, as trainers have no
                 endpoint there.
-            strategy: says the modes, as in ``fleet``, and leads to the same plan; None: the
-                configuration says them.
+            strategy: chooses the modes, as in ``fleet``, and leads to the same plan; None: the
+                configuration chooses them.
 
         Raises:
             TypeError: an argument has another type.
@@ -230,7 +230,7 @@ class DistributeTranspiler:
         current_endpoint: str,
         strategy: DistributedStrategy | None,
     ) -> Transpiled:
-        """The same in a mode with servers."""
+        """``transpile`` in a mode with servers."""
         chosen = choices_of(self.config, sync_mode, strategy)
         endpoints = parse_endpoints(pservers)
         parse_endpoint(current_endpoint, "current_endpoint")
@@ -274,7 +274,7 @@ class DistributeTranspiler:
         current_endpoint: str,
         strategy: DistributedStrategy | None,
     ) -> Transpiled:
-        """The same in a mode without servers."""
+        """``transpile`` in a mode without servers."""
         if isinstance(program, list | tuple):
             raise ValueError(
                 f"program: expected one with mode={self.config.mode!r}, got a list of "
@@ -308,7 +308,7 @@ class DistributeTranspiler:
     def _forward(
         self, program: Program, place: tuple[object, ...], given: tuple[object, ...]
     ) -> Transpiled:
-        """The forward program in the job that is transpiled already."""
+        """A forward program of the job that is transpiled already."""
         if self._made is None:
             raise ValueError(
                 "transpile: expected a program with optimizer ops, got one that updates nothing: "
@@ -381,7 +381,7 @@ class DistributeTranspiler:
                 the servers (or the other trainers) answer; with False they must answer at once.
 
         Returns:
-            The program, with this trainer's deployment; of a list of programs the list of theirs.
+            The program, with this trainer's deployment; a list if a list was transpiled.
 
         Raises:
             TypeError: ``wait_port`` is neither True nor False.
@@ -430,7 +430,7 @@ class DistributeTranspiler:
         startup_program: Given = None,
     ) -> Any:
         """The trainer's startup program; with an endpoint or a server's main program, the server's.
-        Of a list of programs the list of the trainer's; a server has one.
+        The trainer's are a list if a list was transpiled; a server has one.
 
         Args:
             endpoint: a server's.

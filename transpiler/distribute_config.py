@@ -1,4 +1,4 @@
-"""The choices of a user about transpiling, checked at every assignment."""
+"""The user's settings for transpiling, checked at every assignment."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ class DistributeTranspilerConfig:
         wait_port: trainers wait, up to the start timeout, until the servers answer.
         print_log: ``transpile`` logs the plan (logger ``transpiler``, level INFO).
         half_async: a trainer waits for the result of its own step and for no other trainer.
-        geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps what
-            changed is added on the servers.
-        enable_dc_asgd: asynchronous, with delay compensation (lambda 1). These three say the mode
-            themselves: ``sync_mode`` need not be assigned, and must not be True.
-        completely_not_async: sync; ``sync_mode`` and ``half_async`` do not count.  The result is
+        geo_sgd_mode: trainers step by themselves; every ``geo_sgd_need_push_nums`` steps the
+            servers add their changes.
+        enable_dc_asgd: asynchronous, with delay compensation (lambda 1). Each of these three
+            chooses the mode: ``sync_mode`` need not be assigned, and must not be True.
+        completely_not_async: sync; ``sync_mode`` and ``half_async`` are ignored.  The result is
             that of ``sync_mode=True``.
         runtime_split_send_recv: no split and concat ops: send and recv carry the sections.  Not
             with ``sync_mode=True``.
@@ -131,16 +131,16 @@ class DistributeTranspilerConfig:
             lost_trainer, buffers, modes, overlap: as the keys of a strategy's ``a_sync_configs``
             (docs/strategy.md).
             ``send_queue_size`` is 1 unless assigned: a step waits for its own result.  ``k_steps``
-            and ``dc_asgd`` above 0 say the mode themselves.
+            and ``dc_asgd`` above 0 choose the mode.
         compression: how gradients travel, by pattern of parameter names: "bfloat16", "float16",
-            "int8", "sparse" (the elements that are not 0), or "" for as they are.
-        mode: "pserver"; or without servers: "collective", whose programs share by themselves, and
+            "int8", "sparse" (the elements that are not 0), or "" for uncompressed.
+        mode: "pserver"; or without servers: "collective", whose programs average by themselves, and
             "nccl2", whose trainer program is the single-node one, for ``ParallelExecutor``.  A
             field without effect in the mode must keep its default.
         collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
             "local_sgd" parameters after it, or after every ``k_steps`` steps.
         nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
-        use_hierarchical_allreduce: reduce within each host, then between hosts (``comm_rings.py``).
+        use_hierarchical_allreduce: reduce within each host, then between hosts (``plan/plan.py``).
         hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0
             or 1: those of each host.
 
@@ -208,7 +208,7 @@ class DistributeTranspilerConfig:
         return f"DistributeTranspilerConfig({assigned})"
 
     def is_set(self, name: str) -> bool:
-        """Whether the field was assigned, if only to its default."""
+        """Whether the field was assigned, even to its default."""
         return name in vars(self)
 
     @property
@@ -217,11 +217,11 @@ class DistributeTranspilerConfig:
         return self.mode in _WITH_SERVERS
 
     def said(self, sync_mode: bool | None = None) -> bool | None:
-        """Whether the job is to be sync, as the configuration or ``transpile`` says; None: neither
-        says it.
+        """Whether the job is to be sync, by the configuration or ``transpile``; None if neither
+        says so.
 
         Args:
-            sync_mode: what ``transpile`` was given.
+            sync_mode: the argument of ``transpile``.
 
         Raises:
             TypeError: ``sync_mode`` is no bool.
@@ -241,7 +241,7 @@ class DistributeTranspilerConfig:
         return said
 
     def _check_combination(self, sync_mode: bool | None) -> None:
-        """Raises where fields contradict each other; ``sync_mode`` is None where neither the
+        """Raises ValueError if fields contradict each other; ``sync_mode`` is None if neither the
         configuration nor ``transpile`` was given one.
         """
         found = [
@@ -270,7 +270,7 @@ class DistributeTranspilerConfig:
             raise ValueError("; ".join(found))
 
     def check_effects(self) -> None:
-        """Raises where fields have no effect in this mode, or the mode lacks one.
+        """Checks that every assigned field has an effect in this mode, and that none is missing.
 
         Raises:
             ValueError: naming all of these fields.

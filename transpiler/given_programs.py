@@ -1,4 +1,4 @@
-"""The single-node programs that ``transpile`` is given: one, or several over one module."""
+"""The single-node programs given to ``transpile``: one, or several over one module."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Given = Program | Sequence[Program] | None
 
 
 def given_programs(program: Given, startup: Given) -> list[tuple[Program, Program]]:
-    """The main and the startup program of each optimizer; for None the default ones.
+    """The main and the startup program of each optimizer; the default ones for None.
 
     A main program that is given without a startup program gets a new one, because the default
     startup program may be another model's.
 
     Raises:
-        TypeError: something else is given.
-        ValueError: a list of none, as many startup programs as there are no main programs, or
-            programs that do not share their tensors.
+        TypeError: an argument has another type.
+        ValueError: the list is empty, the numbers of main and startup programs differ, or the
+            programs do not share their tensors.
     """
     if not isinstance(program, list | tuple):
         pairs = [_pair(program, startup)]
@@ -42,10 +42,10 @@ def given_programs(program: Given, startup: Given) -> list[tuple[Program, Progra
 
 
 def startup_programs(given: Given, otherwise: tuple[Program, ...]) -> tuple[Program, ...]:
-    """The single-node startup programs: ``given``, in place of those that were transpiled.
+    """The single-node startup programs: ``given``, or else those that were transpiled.
 
     Raises:
-        ValueError: there are not as many.
+        ValueError: the numbers of programs differ.
     """
     if given is None:
         return otherwise
@@ -59,7 +59,7 @@ def startup_programs(given: Given, otherwise: tuple[Program, ...]) -> tuple[Prog
 
 
 def values_of(programs: Sequence[Program]) -> Storage | None:
-    """The values of all of these programs; None: they hold none."""
+    """The values of all of these programs; None if they hold none."""
     found = [program.storage for program in programs if program.storage is not None]
     if len(found[0].together if found else ()) < 2:
         return found[0] if found else None

@@ -28,7 +28,7 @@ from transpiler.ir.schema import DTYPES
 from transpiler.ir.sparse_rows import RowKernels
 from transpiler.ir.table_ops import SEVERAL as SEVERAL_OF_TABLES
 
-# the ops whose results are a list, even of one
+# the ops whose kernels return a list, even for a single result
 SEVERAL = (
     frozenset({"split", "recv", *RECURRENT_KERNELS, *PYTHON_KERNELS, *SCALING_KERNELS})
     | SEVERAL_OF_TABLES

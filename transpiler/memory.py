@@ -1,4 +1,4 @@
-"""Two names of the original interface that have nothing to do here."""
+"""``memory_optimize`` and ``release_memory`` of the original interface, which do nothing here."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def memory_optimize(
 
     Args:
         input_program: stays as it is.
-        skip_opt_set, print_log, level, skip_grads: have nothing to act on.
+        skip_opt_set, print_log, level, skip_grads: have no effect.
 
     Raises:
-        TypeError: the program is none, or a flag neither True nor False.
+        TypeError: ``input_program`` is not a Program, or a flag is neither True nor False.
 
     Example:
         >>> from pserver import Program, memory_optimize
@@ -44,7 +44,7 @@ def release_memory(input_program: Program, skip_opt_set: Collection[str] | None 
     """Does nothing, and logs why, as :func:`memory_optimize`.
 
     Raises:
-        TypeError: the program is none.
+        TypeError: ``input_program`` is not a Program.
 
     Example:
         >>> from pserver import Program, release_memory

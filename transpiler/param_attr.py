@@ -1,4 +1,4 @@
-"""What is said of single parameters beside the model: first values, learning rate, regularization.
+"""Settings of single parameters beside the model: first values, learning rate, regularization.
 
 An attribute becomes keys of a parameter group, which every optimizer of torch.optim and every
 scheduler understands, so it acts eagerly, in a captured program and on servers alike.
@@ -26,10 +26,10 @@ Initializer = Initial | Callable[[Tensor], Any]
 class L2Decay:
     """Adds ``coefficient`` times a parameter to its gradient: ``weight_decay`` of a group.
 
-    AdamW shrinks the parameter itself by it, and not the gradient's way, as torch's does.
+    AdamW shrinks the parameter itself by it, as torch's does, and not by way of the gradient.
 
     Attributes:
-        coefficient: 0 or more; 0 turns off what the optimizer has for all others.
+        coefficient: 0 or more; 0 turns off the optimizer's own.
 
     Example:
         >>> from pserver import L2Decay
@@ -45,15 +45,15 @@ class L2Decay:
 
 @dataclass(frozen=True, slots=True)
 class ParamAttr:
-    """What holds for some parameters of a model, and not for the others.
+    """Settings for some parameters of a model.
 
     Attributes:
-        name: a pattern of parameter names ("emb.*", "*.bias"); None: said for one parameter, to
-            ``create_parameter``.
+        name: a pattern of parameter names ("emb.*", "*.bias"); None: for one parameter, as an
+            argument of ``create_parameter``.
         initializer: gives the first values: Constant, Uniform or Normal of ``trainer``, or a
             function that fills a tensor in place (those of torch.nn.init); None: as they are.
         learning_rate: a factor of the optimizer's, 0 or more.
-        regularizer: in the place of the optimizer's ``weight_decay``; None: the optimizer's.
+        regularizer: replaces the optimizer's ``weight_decay``; None: the optimizer's.
         trainable: False freezes the parameters.
         need_clip: False leaves their gradients out of ``grad_clip``, also out of a global norm.
 
@@ -111,9 +111,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a module as groups for a torch optimizer.
 
-    The first attribute whose pattern matches a parameter's name holds for it; then that which
-    ``create_parameter`` gave it.  Initializers fill their parameters now, and those that are not
-    trainable no longer require gradients and are in no group.
+    The first attribute whose pattern matches a parameter's name applies to it; without one, the
+    attribute that ``create_parameter`` gave it.  Initializers fill their parameters now, and
+    parameters that are not trainable no longer require gradients and are in no group.
 
     Args:
         attrs: each with a name.
@@ -156,7 +156,7 @@ def parameter_groups(
 
 
 def fill(tensor: Tensor, initializer: Initializer) -> None:
-    """Gives a tensor its first values, in place; torch's generator is drawn from."""
+    """Gives a tensor its first values, in place, by torch's random generator."""
     with torch.no_grad():
         if not isinstance(initializer, Initial):
             initializer(tensor)

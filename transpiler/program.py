@@ -66,16 +66,16 @@ class Program:
         return replace(self, _blocks=blocks)
 
     def clone(self, for_test: bool = False) -> Program:
-        """The program again, over the same storage.
+        """A copy of the program, over the same storage.
 
         Args:
-            for_test: as it is evaluated: dropout is off, batch norm goes by its statistics, there
+            for_test: for evaluation: dropout is off, batch norm uses its running statistics, there
                 is no backward, no update and no write to a buffer.  In the process that captured
                 the program, the step is captured again, in the module's ``eval()`` mode, so that it
                 equals the eager step to the bit.  Elsewhere, and in a trainer's program with
                 tables, the program's ops are rewritten: attention with dropout may then round
                 differently than torch's fused one.  The clone of a trainer's program first receives
-                the servers' parameters, and pulls the servers' rows; in a k-step lane it has the
+                the servers' parameters, and pulls the servers' rows; in a k-step lane it uses the
                 trainer's own.
 
         Raises:
@@ -119,7 +119,7 @@ class Program:
         """A variable by its name, in block 0 or the first other block that has it.
 
         Raises:
-            ValueError: there is none; the message names close ones.
+            ValueError: the program has no such variable; the message names close ones.
 
         Example:
             >>> from pserver import Block, Program, Variable
@@ -134,11 +134,11 @@ class Program:
         raise ValueError(f"var: the program has no variable {name!r}; close names: {near}")
 
     def diff(self, other: Program) -> str:
-        """How another program differs from this one, in words, a line each; "" if they mean the
+        """The differences of another program from this one, a line each; "" if they mean the
         same.  Endpoints, source lines and values do not count.
 
         Raises:
-            TypeError: it is no program.
+            TypeError: ``other`` is not a Program.
 
         Example:
             >>> from pserver import Block, Op, Program, Variable
@@ -183,7 +183,7 @@ class Program:
             message: a ``pserver.transpiler.Program``.
 
         Raises:
-            TypeError: it is another object.
+            TypeError: ``message`` has another type.
             ValueError: an op is not in the catalogue, or an argument does not have the type that
                 its schema asks for.
         """
@@ -193,12 +193,12 @@ class Program:
         """Saves the program and the values that this process holds, to one safetensors file.
 
         The values are those of parameters, buffers, optimizer states and tables: a program that is
-        loaded goes on to the bit.  The hyper-parameters are those of the program's ops.  The file
+        loaded goes on bit for bit.  The hyper-parameters are those of the program's ops.  The file
         appears complete or not at all.
 
         Raises:
             OSError: the directory does not exist or cannot be written.
-            ValueError: the path is a URL, or there is what a program's file cannot hold:
+            ValueError: the path is a URL, or the program has what its file cannot hold:
                 optimizer state on servers, or of a table's rows; an op that calls Python code.
         """
         program_file.save(
@@ -230,7 +230,7 @@ class Program:
 
 
 def _of_trainer(program: Program, deployment: Deployment) -> Program:
-    """The clone for tests of a trainer's program; one that asks no server is a single-node one."""
+    """The evaluation clone of a trainer's program; a single-node program if it asks no server."""
     place: dict[str, Argument] = {
         "endpoints": deployment.endpoints,
         "trainer_id": deployment.trainer_id,

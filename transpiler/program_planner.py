@@ -113,14 +113,13 @@ def plan_programs(
 
     Args:
         programs: single-node main programs, captured from one module.
-        lanes: whose patterns are of the parameters of all programs; so are those of
-            ``compression``.
+        lanes: their patterns match the parameters of all programs, as those of ``compression`` do.
         trainers, servers, min_block_size, slice_var_up, split_method, compression: as in
             :func:`plan_parameters`.
 
     Raises:
         ValueError: as :func:`plan_program`; or a parameter is trained by two programs, a variable
-            is another one in each, or a program has a table or gradients that trainers average.
+            differs between programs, or a program has a table or gradients that trainers average.
     """
     for program in programs:
         _check_together(program)
@@ -186,7 +185,7 @@ def _check_together(program: Program) -> None:
 
 
 def _merged(known: Named | None, variable: Named, number: int) -> Named:
-    """A variable as the programs so far have it, and as one more has it."""
+    """Merges a variable of one more program with that of the programs before it."""
     if known is None:
         return variable
     if (known.shape, known.dtype) != (variable.shape, variable.dtype):
@@ -204,7 +203,7 @@ def _merged(known: Named | None, variable: Named, number: int) -> Named:
 
 
 def _deciding(patterns: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Those of the patterns that decide for one of the names."""
+    """The patterns that decide for at least one of the names."""
     first = {next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
     return {pattern: value for pattern, value in patterns.items() if pattern in first}
 

@@ -1,4 +1,4 @@
-"""What one call of ``transpile`` made: programs of one process, and where it stands in its job."""
+"""The result of one call of ``transpile``: the programs of one process, and its deployment."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Transpiled:
     forward: Program | None = None
 
     def as_given(self, made: list[Program]) -> Any:
-        """What was made of each program: a list where a list was given."""
+        """The programs made: a list where a list was given, else the only one."""
         return made if self.listed else made[0]
 
     def trains(self, program: Program) -> Program:
-        """The main program that has a forward program's variables."""
+        """The main program that has a forward program's variables; the first if none has them."""
         used = program.main.variables_of(Role.PARAMETER, Role.BUFFER, Role.TABLE)
         names = {variable.name for variable in used}
         return next((m for m in self.mains if names <= m.main.variables.keys()), self.mains[0])

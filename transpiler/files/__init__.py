@@ -1,4 +1,4 @@
-"""Files on this machine's disks: what a caller's path is, and files that appear whole.
+"""Files on this machine's disks: paths of callers, and files that appear whole.
 
 In reading order::
 

@@ -1,7 +1,7 @@
-"""JSON of files and peers: what is nested too deep, or too long, is a ValueError.
+"""JSON of files and peers: a text that is too deep or too long is a ValueError.
 
-Python's own reader gives up with a RecursionError, which nobody takes for a mistake of a file; and
-what it has read at a depth just below that is too deep for whoever writes it again.
+Python's own reader raises a RecursionError, which does not look like a mistake in a file; and a
+value that it has read at a depth just below that is too deep for the writer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def loads(content: str | bytes | bytearray) -> Any:
     """Parses a text of JSON.
 
     Raises:
-        ValueError: it is no JSON, or is nested deeper than ``DEEPEST``, or longer than
+        ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or is longer than
             ``MOST_BYTES``.
 
     Example:

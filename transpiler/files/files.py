@@ -27,10 +27,10 @@ from transpiler.files.named_errors import naming
 
 # ---- local path ----
 #
-# What a caller's path is: a place on this machine, or a URL.
+# A caller's path: a place on this machine, or a URL.
 #
-# A URL that is taken for a path makes a folder named ``s3:`` in the working directory, and nobody
-# notices before the machine is gone.  So whoever takes a path asks here first.
+# A URL that is taken for a path makes a folder named ``s3:`` in the working directory, which goes
+# unnoticed until the machine is gone.  So every call that takes a path checks it here first.
 
 
 _FILE = re.compile(r"(file|local)://")
@@ -40,7 +40,7 @@ _USER = re.compile(r"://[^/@\s]*@")
 
 
 class PathLike(Protocol):
-    """What ``os.fspath`` takes, and gives text for."""
+    """An argument of ``os.fspath`` that gives text."""
 
     def __fspath__(self) -> str: ...
 
@@ -49,9 +49,9 @@ def is_url(path: str | PathLike) -> bool:
     """Whether a path leads to another place than this machine's disks.
 
     Raises:
-        TypeError: it is no path.
+        TypeError: it is not a path.
         ValueError: it was a URL before pathlib took a slash away, or it names nothing: it is empty,
-            or a protocol only; or it has a zero in it.
+            or a protocol only; or it contains a zero byte.
 
     Example:
         >>> is_url("s3://bucket/job"), is_url("runs/job"), is_url("file:///tmp/job")
@@ -61,7 +61,7 @@ def is_url(path: str | PathLike) -> bool:
     if not isinstance(text, str):
         raise TypeError(f"expected a path as text, got {path!r}")
     if "\0" in text:
-        raise ValueError(f"expected a path, or a URL, without a zero in it, got {text!r}")
+        raise ValueError(f"expected a path, or a URL, without a zero byte, got {text!r}")
     if not text or _NOWHERE.match(text):
         raise ValueError(f"expected a path, or a URL with a name behind its slashes, got {text!r}")
     if _ONE_SLASH.match(text):
@@ -79,7 +79,7 @@ def local_path(path: str | PathLike, what: str) -> Path:
         what: the call or the flag, for messages.
 
     Raises:
-        TypeError: it is no path.
+        TypeError: it is not a path.
         ValueError: it is a URL, or names nothing.
 
     Example:
@@ -96,7 +96,7 @@ def local_path(path: str | PathLike, what: str) -> Path:
 
 
 def shown(path: str | PathLike) -> str:
-    """A path or a URL as a message may have it: without a user and a password.
+    """A path or a URL for a message: without a user and a password.
 
     Example:
         >>> shown("sftp://ann:sesame@host/job")
@@ -248,10 +248,10 @@ def write_pieces(
     Args:
         tensors: contiguous, on the CPU; taken out as they are written.
         write: writes some of the bytes.
-        wrote: told how many are written so far.
+        wrote: receives the number of bytes written so far.
 
     Returns:
-        How many bytes, and BLAKE2b of them, 16 bytes in hexadecimal.
+        The number of bytes, and their BLAKE2b digest, 16 bytes in hexadecimal.
 
     Raises:
         OSError: the disk is full, or refuses.
@@ -281,7 +281,7 @@ def whole_file(target: Path, mode: int = READABLE) -> Iterator[Path]:
     error.  Until then only its owner can read it.
 
     Args:
-        target: what a symbolic link leads to is replaced; what is no ordinary file, like
+        target: of a symbolic link, the file that it leads to is replaced; a special file, like
             ``/dev/stdout``, is written in place.
         mode: the permissions of the finished file.
 

@@ -225,7 +225,7 @@ def update_from_proto(message: pb.Block) -> Block:
     """The block of a registered rule, unchecked: the catalogue checks it with the rule.
 
     Raises:
-        ValueError: something in it is not what the format asks for.
+        ValueError: it does not have the format.
     """
     ops = tuple(_op_from_proto(op, inner=True) for op in message.ops)
     return Block(message.index, freeze(_variables_from_proto(message)), ops)
@@ -235,7 +235,7 @@ def block_from_proto(index: int, message: pb.Block) -> Block:
     """A block of a program, every op checked against the catalogue.
 
     Raises:
-        ValueError: something in it is not what the catalogue or the format asks for.
+        ValueError: it does not fit the catalogue or the format.
     """
     place = f"block {index}"
     if message.index != index:
@@ -497,7 +497,7 @@ def _placement_to_proto(placement: Placement) -> pb.Placement:
 
 
 def plan_from_proto(message: pb.Plan) -> Plan:
-    """The plan of a message, unchecked: ``untrusted_plan.check_plan`` checks it.
+    """The plan of a message, unchecked: ``check_plan`` in ``verify/untrusted.py`` checks it.
 
     Raises:
         ValueError: an hparam that is no pair has no value, or several.
@@ -611,8 +611,7 @@ def deployment_from_proto(message: pb.Deployment) -> Deployment:
 #
 # Programs as protobuf messages: data, never code.
 #
-# ``to_proto`` and ``from_proto`` are exact inverses of each other; those of blocks are in
-# ``messages.py``, those of plans in ``messages.py``.
+# ``to_proto`` and ``from_proto`` are exact inverses of each other.
 
 
 def to_proto(blocks: Sequence[Block], deployment: Deployment | None) -> pb.Program:
@@ -635,9 +634,8 @@ def from_proto(message: object) -> tuple[tuple[Block, ...], Deployment | None]:
     """The blocks and the deployment of a message, every op checked against the catalogue.
 
     Raises:
-        TypeError: it is no ``program_pb2.Program``.
-        ValueError: something in it is not what the catalogue or the format asks for; the message
-            says where.
+        TypeError: it is not a ``program_pb2.Program``.
+        ValueError: it does not fit the catalogue or the format; the message says where.
     """
     if not isinstance(message, pb.Program):
         raise TypeError(

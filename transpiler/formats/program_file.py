@@ -1,8 +1,8 @@
 """Programs as files: a program and the values of its persistent variables in one safetensors file,
 whose metadata field ``program`` is the message as JSON.
 
-Optimizer states are values like all others: ``PARAMETER@STATE``.  What such a file cannot hold, the
-states of a table's rows and of servers, is refused instead of left out.
+Optimizer states are values like all others: ``PARAMETER@STATE``.  Such a file cannot hold the
+states of a table's rows and of servers: they are refused instead of left out.
 
 A server's program that has served a job holds more: the field ``served``, and the arrays of its
 tables as ``TABLE@ARRAYS/ARRAY``.
@@ -30,7 +30,7 @@ from transpiler.plan.plan import Deployment
 
 _FIELD, _SERVED = "program", "served"
 _IDS, _ROWS = "@IDS", "@ROWS"  # of a table's rows
-_ARRAYS = "@ARRAYS/"  # of what a server had of a table
+_ARRAYS = "@ARRAYS/"  # of a server's part of a table
 
 
 def _persistent(blocks: Sequence[Block]) -> dict[str, Variable]:
@@ -144,7 +144,7 @@ def save(
 
 
 def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
-    """Reads what :func:`save` wrote.  The storage holds the file's values and optimizer states, and
+    """Reads a file of :func:`save`.  The storage holds the file's values and optimizer states, and
     no optimizer.  A server's optimizer states are among its values: no optimizer of torch's steps
     them here.
 
@@ -160,7 +160,7 @@ def load(path: Path) -> tuple[tuple[Block, ...], Deployment | None, Storage]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # memory of its own: in the file tensors begin anywhere, and where one begins can change
+            # memory of its own: in the file tensors begin anywhere, and the alignment can change
             # the last bit of a product
             values = {name: file.get_tensor(name).clone() for name in file.keys()}
         if _FIELD not in metadata:
@@ -191,7 +191,7 @@ def _is_server(deployment: Deployment | None) -> bool:
 def _served_of(
     main: Block, metadata: dict[str, str], values: dict[str, torch.Tensor]
 ) -> Served | None:
-    """How far a server's job had come; the arrays of its tables are taken out of the values."""
+    """The progress of a server's job; the arrays of its tables are taken out of the values."""
     if _SERVED not in metadata:
         return None
     arrays: dict[str, dict[str, torch.Tensor]] = {}
@@ -230,7 +230,7 @@ def _rows_of(
 
 
 def check_values(variables: Mapping[str, Variable], values: Mapping[str, torch.Tensor]) -> None:
-    """Checks values against the variables that they are to be.
+    """Checks values against their variables.
 
     Raises:
         ValueError: there is no variable of a name, or it has another shape or dtype.

@@ -6,7 +6,7 @@ vertical line; an arrow runs from a send to the servers that receive, and from s
 To the left of the ops, arcs join a communication op with the op that computed its input.  In a
 server's program a line runs from ``listen_and_serv`` to each block that it runs.  Rings of trainers
 are vertical lines, too, to the right of the servers where a job has both: an arrow runs to a ring
-where a sum or broadcast starts, and back where it is waited for.
+where a sum or broadcast starts, and back where the trainer waits for it.
 
 The tooltip of a box shows the whole op, with types and the line of the user's code.
 """
@@ -66,7 +66,7 @@ _WIRE = frozenset(
         "c_reduce_sum",
         "c_sync_comm_stream",
     }
-    | {"prefetch", "distributed_lookup_table"}  # which ask and have an answer
+    | {"prefetch", "distributed_lookup_table"}  # which send a request and receive an answer
 )
 STYLE = """
   text { font: 11px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
@@ -217,7 +217,7 @@ def _ring(number: object) -> str:
 
 
 def _lifelines(panel: Panel, peers: list[str]) -> tuple[dict[str, float], float]:
-    """The x coordinate of each vertical line, and where the last one's label ends."""
+    """The x coordinate of each vertical line, and of the end of the last one's label."""
     step = max(16.0, min(170.0, 1000 / max(len(peers), 1)))
     first = panel.x + PANEL + 90
     return {name: first + index * step for index, name in enumerate(peers)}, first + len(

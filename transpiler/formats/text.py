@@ -50,7 +50,7 @@ from transpiler.plan.plan import Deployment, Placement, Plan, Slice, describe_co
 
 
 # of ops of ours: the defaults of torch's SGD and of a strategy; an argument that is None here is
-# always said
+# always shown
 _OWN: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "dgc": {
@@ -63,7 +63,7 @@ _OWN: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 @functools.lru_cache(maxsize=4096)
 def defaults(op_type: str) -> Mapping[str, object]:
-    """The usual values of an op's arguments, by name; those that have none are left out."""
+    """The usual values of an op's arguments, by name; arguments without one are left out."""
     if op_type.startswith("aten."):
         arguments = aten_overload(op_type)._schema.arguments
         return {
@@ -139,7 +139,7 @@ def computes(op: Op) -> bool:
 
 
 def kind_of(main: Block) -> str:
-    """What a program without a deployment is: a forward program computes, and neither
+    """The kind of a program without a deployment: a forward program only computes; it neither
     differentiates nor updates anything.
     """
     forward = bool(main.ops) and all(map(computes, main.ops))
@@ -352,7 +352,7 @@ def call(op: Op) -> str:
     )
 
 
-# their line says what arrives where
+# their line names the results
 _ARRIVING = frozenset({"recv", "split", "prefetch", "c_allreduce_avg", "c_sync_comm_stream"})
 
 
@@ -477,7 +477,7 @@ def header(deployment: Deployment | None, kind: str = "single-node program") -> 
     and bounds.
 
     Args:
-        kind: what a program without a deployment is.
+        kind: that of a program without a deployment.
     """
     if deployment is None:
         return kind
@@ -513,7 +513,7 @@ def text(blocks: Sequence[Block], deployment: Deployment | None) -> str:
 
 # ---- difference ----
 #
-# How two programs differ, in words.
+# The differences of two programs, in words.
 
 
 def difference(
@@ -522,7 +522,7 @@ def difference(
     others: Sequence[Block],
     other_deployment: Deployment | None,
 ) -> list[str]:
-    """What is otherwise in the second program, a sentence each; none if they mean the same."""
+    """The differences of the second program, a sentence each; none if they mean the same."""
     found = list(_of_plans(deployment, other_deployment))
     for one, other in zip(mine, others, strict=False):
         found += _of_variables(one, other)
@@ -577,7 +577,7 @@ def _of_variables(mine: Block, other: Block) -> Iterator[str]:
         if one is not None and two is not None:
             if _variable_words(one) != _variable_words(two):
                 yield f"{place} is {_variable_words(two)} instead of {_variable_words(one)}"
-        elif name not in made:  # what an op makes is told with the op
+        elif name not in made:  # the result of an op is described with the op
             yield f"{place} is {'gone' if two is None else 'new'}: {_variable_words(two or one)}"  # type: ignore[arg-type]
 
 
@@ -603,7 +603,7 @@ def _of_ops(mine: Block, other: Block) -> Iterator[str]:
 
 # ---- panels ----
 #
-# The panels of a picture: where a block and its ops are drawn.
+# The panels of a picture: the places of a block and its ops.
 
 
 # Pixels.
@@ -632,7 +632,7 @@ class Panel:
     """A block's panel in the picture.
 
     Attributes:
-        block: what it shows.
+        block: the one that it shows.
         x, y: pixels, of its upper left corner.
     """
 
@@ -647,14 +647,14 @@ class Panel:
 
     @property
     def left(self) -> float:
-        """Pixels, where the boxes begin."""
+        """The x coordinate of the left edge of the boxes."""
         return (
             self.x + PADDING + (GUTTER if self.block.index == 0 and len(self.block.ops) > 1 else 0)
         )
 
     @property
     def right(self) -> float:
-        """Pixels, where the boxes end."""
+        """The x coordinate of the right edge of the boxes."""
         return self.x + PANEL - PADDING
 
     def middle(self, number: int) -> float:
@@ -679,7 +679,7 @@ def panels_of(blocks: Sequence[Block], top: float) -> list[Panel]:
 
 # ---- table text ----
 #
-# The tables of a plan as readable text: their rows, what a row weighs on a server and on its way.
+# The tables of a plan as readable text: their rows, the bytes of a row on a server and on its way.
 #
 # A row's record has its values, its states in their order, and words of 8 bytes that its life cycle
 # needs.  The index of ids comes on top: 24 to 40 bytes a row.
@@ -706,7 +706,7 @@ def row_bytes(plan: Plan, table: Table) -> int:
 
 
 def _life_cycle_words(table: Table) -> int:
-    """How many words a row's life cycle needs: times, order and number of pushes, statistics."""
+    """The number of words for a row's life cycle: times, order and number of pushes, statistics."""
     bounded = table.capacity is not None or table.memory_bytes is not None
     counted = table.capacity is not None and table.eviction == "lfu"
     statistics = 3 if isinstance(table.entry, ShowClickEntry) else 0
@@ -765,7 +765,7 @@ def size(count: int) -> str:
 
 # ---- plan bytes ----
 #
-# The bytes of a plan: what each server holds, and what a message of each lane brings.
+# The bytes of a plan: those that each server holds, and those of a message of each lane.
 
 
 SCALAR_BYTES = 4  # of a scalar state
@@ -773,15 +773,15 @@ SCALAR_BYTES = 4  # of a scalar state
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What one server of a plan holds and exchanges.
+    """The contents and the traffic of one server of a plan.
 
     Attributes:
-        slices: how many it holds.
+        slices: the number that it holds.
         parameters, states: bytes of them, and of their optimizer states.
         sent, received: bytes that one trainer exchanges with it in one message, by lane.
         memory: bytes of slices, states, every trainer's gradients, and the most that rows of tables
             take.
-        unbounded: some tables have no bound, and are not in ``memory``.
+        unbounded: whether some tables have no bound, and are not in ``memory``.
     """
 
     slices: int
@@ -822,7 +822,7 @@ def slice_bytes(placement: Placement, slice_: Slice) -> int:
 
 
 def _sent_bytes(placement: Placement, slice_: Slice) -> int:
-    """The bytes of a slice's gradient, compressed as it is sent; at most, where that differs from
+    """The bytes of a slice's gradient, compressed as it is sent; the most, where they differ from
     step to step.
     """
     elements = slice_.end - slice_.begin
@@ -835,7 +835,7 @@ def _sent_bytes(placement: Placement, slice_: Slice) -> int:
 
 
 def _state_bytes(plan: Plan, placement: Placement, slice_: Slice) -> int:
-    """Of the states that the slice's rule keeps on the server."""
+    """The bytes of the states that the slice's rule keeps on the server."""
     found = applied(plan, placement)
     if found is None:
         return 0
@@ -875,7 +875,7 @@ def plan_text(plan: Plan) -> str:
 
 def _without_servers(plan: Plan) -> str:
     """The tables of a job without servers, in which every trainer holds everything; where updates
-    are sharded, of the optimizer's states only those of the parameters that it updates.
+    are sharded, it holds the optimizer states only of the parameters that it updates.
 
     The bytes that are summed over the trainers at every step are those of the trained parameters.
     """

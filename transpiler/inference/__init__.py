@@ -1,8 +1,8 @@
-"""Programs that only compute: what is left of a training program when it is evaluated or served.
+"""Programs that only compute: a training program reduced to what evaluation and serving need.
 
 In reading order::
 
-    inference  a training block as it is evaluated; a block without what its results do not need
+    inference  a training block in evaluation mode; a block pruned to what its results need
 
 The room may import ir.
 """

@@ -1,4 +1,4 @@
-"""A training block as it is evaluated, and without what its results do not need.
+"""A training block in evaluation mode, and a block pruned to what its results need.
 
 [Note: dropout in a program]  A program holds what autograd saw: an empty tensor, filled with zeros
 and ones (``bernoulli_``), divided by the probability of a one, times the values.  The rewriting
@@ -21,7 +21,7 @@ from transpiler.ir.graph import PERSISTENT, Argument, Block, Op, Ref, Role, free
 
 
 def pruned(main: Block, wanted: Iterable[str], inputs: Iterable[str] = ()) -> Block:
-    """The block with those ops alone that give ``wanted`` their values, in their order.
+    """The block with only the ops that give ``wanted`` their values, in their order.
 
     An op that changes a variable in place stays if a later one reads that memory.
 
@@ -38,7 +38,7 @@ def pruned(main: Block, wanted: Iterable[str], inputs: Iterable[str] = ()) -> Bl
 
 
 def needed(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    """Those ops that give ``wanted`` their values, in their order, and those that check them."""
+    """The ops that give ``wanted`` their values, in their order, and those that check them."""
     memory, names = Memory(ops), set(wanted)
     touched = {memory.of(name) for name in names}
     kept: list[Op] = []
@@ -61,10 +61,10 @@ def needed(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
 
 
 def results_and_inputs(main: Block) -> tuple[list[str], list[str]]:
-    """The names of what a step returns, and of what it is given, in order.
+    """The names of a step's outputs, and of its inputs, in order.
 
     Raises:
-        ValueError: it returns nothing.
+        ValueError: the step returns nothing.
     """
     wanted = [variable.name for variable in main.variables_of(Role.OUTPUT)]
     if not wanted:
@@ -87,10 +87,10 @@ def renamed(op: Op, names: Mapping[str, str]) -> Op:
 
 # ---- evaluation ----
 #
-# A training block as it is evaluated: dropout off, batch norm by its statistics, no backward, no
-# update, no message to a server.
+# A training block in evaluation mode: dropout off, batch norm with its running statistics, no
+# backward, no update, no message to a server.
 #
-# A trainer's block goes on to pull rows from the servers, and receives the parameters first.
+# A trainer's block still pulls rows from the servers, and receives the parameters first.
 
 
 _EMPTY = ("aten.empty_like", "aten.new_empty", "aten.empty.memory_format")
@@ -102,14 +102,14 @@ def evaluated(
     place: Mapping[str, Argument] | None = None,
     captured: Block | None = None,
 ) -> Block:
-    """The block that evaluates what a training block trains.
+    """The evaluation block of a training block.
 
     It has the same inputs and outputs, and changes no variable that persists.
 
     Args:
         main: block 0 of a single-node program, or of a trainer's.
         place: the arguments of an op that addresses every server; None: there are none.
-        captured: the step as it was captured in evaluation; None: the block's ops are rewritten.
+        captured: the step captured in evaluation mode; None: the block's ops are rewritten.
 
     Raises:
         ValueError: the step returns nothing.
@@ -152,7 +152,7 @@ def _without_writes(ops: Iterable[Op], main: Block) -> Iterator[Op]:
 
 
 class _Evaluating:
-    """One rewriting of a block's compute from training to evaluation.
+    """One rewriting of a block's computing ops from training to evaluation.
 
     Args:
         ops: of the block.
@@ -164,7 +164,7 @@ class _Evaluating:
 
     def ops(self) -> Iterator[Op]:
         """The rewritten ops."""
-        same: dict[str, str] = {}  # what is dropped out of nothing is the tensor itself
+        same: dict[str, str] = {}  # the result of a dropout -> the tensor that it was applied to
         for op in self._ops:
             source = self._dropped_out(op)
             if source is None:
@@ -174,7 +174,7 @@ class _Evaluating:
             yield Op("assign", {"x": Ref(kept)}, op.outputs[:1], op.location)
 
     def _dropped_out(self, op: Op) -> str | None:
-        """The variable of which an op's result is a dropout; None for another op."""
+        """The variable to which an op applies dropout; None for another op."""
         if op.type == "aten.native_dropout" and op.arguments.get("train") is not False:
             return _name(op, "input")
         if op.type in ("aten.mul.Tensor", "aten.mul_.Tensor"):
@@ -222,7 +222,7 @@ def _chance(drawn: Op) -> Argument:
 
 
 def _told(op: Op) -> Op:
-    """An op that knows whether it trains, told that it does not."""
+    """The op with its flags for training switched off."""
     arguments = dict(op.arguments)
     if arguments.get("dropout_p"):
         arguments["dropout_p"] = 0.0

@@ -3,8 +3,8 @@
 In reading order::
 
     graph             Variable, Op, Block, Storage
-    close_names       names like one that is wrong
-    served            how far a server's job had come
+    close_names       names similar to a wrong one
+    served            the progress of a server's job
     schema            kinds of arguments, and schemas made of kinds
     aten_ops          torch's ops: their schemas, and which are refused
     rules             update rules, of parameters and of rows
@@ -17,16 +17,16 @@ In reading order::
     loss_scale        how overflows move a loss scale
     scaling_ops       the ops of a loss scale
     ops               the op catalogue
-    updates           what the optimizer, clip and table ops of a block say
+    updates           the rules, clipping and tables that the ops of a block give
     slice_states      the optimizer states of a server's slices
     sparse_rows       rows of a table as values, and the kernels of lookups
     source_location   the line of the user's code that is running
     block             the data of a program
-    effects           what an op does besides giving results
-    module_types      the types of the modules that parameters are of, as a strategy's patterns
+    effects           the variables that an op changes, and those that share memory
+    module_types      the types of the modules that have the parameters, as a strategy's patterns
                       spell them
-    plain_names       the names of a model's parts, as they are without wrappers around it, or
-                      around parts of it
+    plain_names       the names of a model's parts, without those of wrappers around it or around
+                      its parts
     renamed           ops that read other variables than before
     reuse             element-wise ops that write over an operand, so that a program holds fewer
                       tensors at a time

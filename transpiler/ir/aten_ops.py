@@ -1,4 +1,4 @@
-"""torch's own ops in a program: their schemas, and which of them a program may not hold.
+"""torch's own ops in a program: their schemas, and the ops that a program may not hold.
 
 An op ``aten.mm`` is the overload ``torch.ops.aten.mm.default``, ``aten.add.Tensor`` the overload of
 that name, with torch's own schema.
@@ -53,7 +53,7 @@ _REFUSED = re.compile(
     r"|_propagate_xla_data|requires_grad_|_make_dual.*|_nnpack_available"
 )
 _PREFIX = "aten."
-# ops without results, which raise where a tensor is not as it must be
+# ops without results, which raise where a tensor is invalid
 CHECKS = frozenset({"aten._assert_async", "aten._assert_async.msg", "aten._linalg_check_errors"})
 
 # A tensor argument may be a plain number, which torch wraps; a size stands wherever a number does.

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 
 class Role(enum.Enum):
-    """What kind of variable it is; the values are those of the protobuf enum."""
+    """The kind of a variable; the values are those of the protobuf enum."""
 
     TEMPORARY = 0
     INPUT = 1  # fed at every step
@@ -32,7 +32,7 @@ class Role(enum.Enum):
     STATE = 5  # optimizer state
     DELTA = 6  # the change of a parameter in k steps
     SIZE = 7  # a whole number: the extent of a free dimension
-    OUTPUT = 8  # what a step returns
+    OUTPUT = 8  # returned by a step
     # rows by id, looked up and trained a few at a time; no process holds them as one tensor
     TABLE = 9
 
@@ -49,7 +49,7 @@ class Variable:
         shape: a str is a size that stays free, such as "batch"; one name has one value throughout
             a step.
         dtype: torch's name without the prefix: "float32", "int64"; "size" for a whole number.
-        role: what kind of variable it is.
+        role: the kind of variable.
         of: for a gradient, state, delta or slice the parameter that it belongs to; otherwise "".
 
     Example:

@@ -1,4 +1,4 @@
-"""Names like one that is wrong, for a message."""
+"""Names similar to a wrong one, for a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op does besides giving results: which variables it changes, which share memory."""
+"""The effects of an op besides its results: the variables that it changes, and shared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def changed(op: Op) -> list[str]:
 
 
 def _shared(op: Op) -> list[str]:
-    """The variables whose memory an op's results may be."""
+    """The variables whose memory an op's results may share."""
     if op.type == "assign":
         return list(op.inputs)
     if not op.type.startswith("aten."):

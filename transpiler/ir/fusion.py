@@ -1,4 +1,4 @@
-"""How torch updates many elements, or many parameters, with one kernel."""
+"""The flags by which torch updates many elements, or many parameters, with one kernel."""
 
 from __future__ import annotations
 

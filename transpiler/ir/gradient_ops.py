@@ -28,7 +28,7 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType({
     # delay compensation: grad + factor * (param - the sending trainer's backup) * grad * grad;
     # there is one backup for each trainer
     "dc_compensate": _schema(grad=VARIABLE, param=VARIABLE, backups=VARIABLES, factor=NUMBER),
-    # what leaves of a large gradient: see [Note: deep gradient compression] in optim/dgc.py; the
+    # the sent part of a large gradient: see [Note: deep gradient compression] in optim/dgc.py; the
     # process keeps velocity and residual
     "dgc":           _schema(grad=VARIABLE, param=VARIABLE, group=INDEX, momentum=NUMBER,
                              weight_decay=NUMBER, nesterov=BOOLEAN, maximize=BOOLEAN,

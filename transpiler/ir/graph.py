@@ -48,20 +48,20 @@ class Storage:
             to the optimizer's.
         rows: the first rows of a server's tables, by name: ids, int64 [n], and values, [n, dim].
         states: where there is no optimizer, the states that a file gave, by parameter and state;
-            the optimizers that a program's ops are run with go on with these dicts.
-        unsaved: what a file could not give back, by the name of a parameter or a table: why not.
+            the optimizers that a program's ops are run with continue with these dicts.
+        unsaved: the reason why a file could not restore a parameter or a table, by its name.
         steps: that were taken with these tensors, those before a loaded checkpoint included.
-        served: in a server's program, how far its job had come; None before it has served one.
-        evaluation: captures the step again, as the module evaluates it, and gives block 0; None in
-            a process that did not capture it.
+        served: in a server's program, the progress of its job; None before it has served one.
+        evaluation: captures the step again, in evaluation mode, and gives block 0; None in a
+            process that did not capture it.
         captured: block 0 as it was captured; None in a process that did not capture it.
         again: captures the step again, inside a context of the module, and gives block 0; None in
             a process that did not capture it.
         opaque: of a forward program, the functions whose backward is Python code of the user's.
-        module_types: the type in snake case ("batch_norm2d") of the module that each parameter is
-            of, by the parameter's name; empty in a process that did not capture the program.
-        sparse_weights: the names of the weights that 2:4 sparsity is for; empty in a process that
-            did not capture the program.
+        module_types: the type in snake case ("batch_norm2d") of the module that has each parameter,
+            by the parameter's name; empty in a process that did not capture the program.
+        sparse_weights: the names of the weights to which 2:4 sparsity applies; empty in a process
+            that did not capture the program.
         sums: of gradients that a program merges over runs, by the name of the merged variable.
         summed: the runs that they are of, since the last update.
         together: those of the programs that were transpiled into one job, by the numbers of their

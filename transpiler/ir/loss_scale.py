@@ -11,14 +11,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class ScaleCourse:
-    """How a loss scale moves.
+    """The rule by which a loss scale changes.
 
     Attributes:
         init: the first scale.
-        dynamic: whether it moves at all.
+        dynamic: whether it changes at all.
         incr_every: steps in a row without an overflow, after which it grows.
         decr_every: overflows in a row after which it shrinks.
-        incr_ratio, decr_ratio: by which it grows and shrinks.
+        incr_ratio, decr_ratio: the factors by which it grows and shrinks.
     """
 
     init: float
@@ -69,7 +69,7 @@ class LossScale:
         return {"value": self.value, "good": self.good, "bad": self.bad}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Takes up what :meth:`state` gave."""
+        """Restores from :meth:`state`."""
         self.value = float(state["value"])
         self.good, self.bad = int(state["good"]), int(state["bad"])
 

@@ -1,4 +1,4 @@
-"""The types of the modules that parameters are of, as a strategy's patterns spell them."""
+"""The types of the modules that have the parameters, as a strategy's patterns spell them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def snake_case(name: str) -> str:
 
 
 def module_types(model: nn.Module, prefix: str = "") -> dict[str, str]:
-    """The type, in snake case, of the module that each parameter is of.
+    """The type, in snake case, of the module that has each parameter.
 
     Args:
         prefix: put before all names.

@@ -91,11 +91,11 @@ _OWN: dict[str, Schema] = {
     "init":             _schema(1),                     # binds the value that the process holds
     "fake_init":        _schema(1),                     # declares a table; nothing is held
     "sum":              _schema(1, x=VARIABLES),
-    # with k_steps: up to the run begin_step in every one, then in every k-th, and otherwise x as
-    # it is
+    # with k_steps: scales in every run up to begin_step, then in every k-th; otherwise gives x
+    # unchanged
     "scale":            _with(_schema(1, x=VARIABLE, scale=NUMBER),
                               k_steps=COUNT, begin_step=COUNT),
-    # sums over runs; what follows acts in every k-th run only, on their sum or mean
+    # sums over runs; the ops behind it run in every k-th run only, on their sum or mean
     "gradient_merge":   _schema(None, 1, x=VARIABLES, k_steps=COUNT, avg=BOOLEAN),
     # clipping
     "clip":             _schema(1, x=VARIABLE, min=BOUND, max=BOUND),
@@ -134,7 +134,7 @@ _OWN: dict[str, Schema] = {
     # * the sums of a bucket travel together
     "c_allreduce_sum":  _with(_schema(1, x=VARIABLE, ring_id=INDEX, bucket=INDEX),
                               k_steps=COUNT, begin_step=COUNT),
-    # * beside servers: the means over those trainers that are there, in place
+    # * beside servers: the means over the live trainers, in place
     "c_allreduce_avg":  _schema(None, 1, x=VARIABLES, ring_id=INDEX),
     # finds k_steps anew from the trainers' mean of the loss x, in the runs in which they average
     "c_adapt_k_steps":  _schema(0, x=VARIABLE, ring_id=INDEX, k_steps=COUNT),
@@ -319,7 +319,7 @@ def _count(op: Op, name: str) -> int:
 
 
 def _expect_counts(op: Op) -> str:
-    """What is wrong with the numbers of an op's endpoints, sections and results; "" for nothing."""
+    """The error in the numbers of an op's endpoints, sections and results; "" if there is none."""
     results = len(op.outputs)
     if op.type in _COUNTED:
         return _COUNTED[op.type](op)

@@ -1,9 +1,9 @@
-"""The names of a model's parts, as they are without wrappers around it, or around parts of it.
+"""The names of a model's parts, without those of wrappers around it or around its parts.
 
 [Note: wrappers]  ``torch.compile``, torch's data parallel models and its averaged ones hold a
-module, and put a part before its names: ``_orig_mod.fc.weight``, ``module.fc.weight``.  What the
-model computes is the same, so a checkpoint, an export, a pattern and a table have the names of what
-is wrapped, at any depth.  A wrapper is known by its type: a module of a user may well be named
+module, and put a part before its names: ``_orig_mod.fc.weight``, ``module.fc.weight``.  The model
+computes the same, so a checkpoint, an export, a pattern and a table have the names of the wrapped
+module, at any depth.  A wrapper is known by its type: a module of a user may well be named
 ``module``.
 """
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 Name = Callable[[str], str]
 
 _HOLDERS = (nn.DataParallel, DistributedDataParallel, AveragedModel)  # by the name "module"
-_OWN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # nobody else's names
+_OWN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # of wrappers alone
 
 
 def plain_name(model: nn.Module) -> Name:
-    """A function that gives the plain name to any name of the model: of a module, a tensor, or a
-    key of its ``state_dict()``.
+    """A function from any name of the model (of a module, a tensor, or a key of its
+    ``state_dict()``) to its plain name.
 
     Example:
         >>> plain_name(nn.Sequential(nn.DataParallel(nn.Linear(2, 1))))("0.module.weight")
@@ -81,7 +81,7 @@ def named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _held(module: nn.Module) -> str | None:
-    """The name by which a wrapper holds what it wraps; None: the module is no wrapper."""
+    """The name by which a wrapper holds its module; None: the module is not a wrapper."""
     if isinstance(module, _HOLDERS):
         return "module"
     return next((name for name in _OWN if name in module._modules), None)

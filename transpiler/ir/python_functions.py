@@ -59,7 +59,7 @@ def call(
         like: of the shape and dtype of each result.
 
     Raises:
-        ValueError: the results are others than was said; the message says what came.
+        ValueError: the results are not like ``like``; the message says what came.
     """
     with torch.no_grad():
         found = function(*(tensor.detach() for tensor in x))
@@ -99,7 +99,7 @@ def _kernel(op: Any, func: str, x: Sequence[Tensor], like: Sequence[Tensor]) -> 
 
 
 def expect_results(op: Any) -> str:
-    """What is wrong with the number of an op's results; "" for nothing."""
+    """The error in the number of an op's results; "" if there is none."""
     wanted, got = len(op.arguments["like"]), len(op.outputs)
     return "" if got == wanted else f"argument 'like': expected {got}, one a result, got {wanted}"
 
@@ -108,10 +108,10 @@ KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType({PY_FUNC: _kernel})
 
 
 def refuse(who: str, ops: Iterable[Any]) -> None:
-    """Returns if no op calls Python code.
+    """Checks that no op calls Python code.
 
     Args:
-        who: refuses, for messages.
+        who: the caller that refuses, for messages.
 
     Raises:
         ValueError: an op does; the message says which function, and the line of the step.

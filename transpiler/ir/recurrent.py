@@ -3,8 +3,8 @@
 A program has no loops.  Where the number of time steps is fixed, a layer is written out step by
 step; where it is free, one op runs torch's own layer.
 
-oneDNN's kernels round otherwise where autograd will need more of a layer than its results.  So
-``tracked`` says that the layer is one that is trained, and it is run as such.
+oneDNN's kernels round differently where autograd will need more of a layer than its results.  So
+``tracked`` marks a layer that is trained, and it is run as such.
 
 [Note: running a layer again]  ``recurrent_grad`` runs the layer once more, under autograd, and
 differentiates that.  The gradients are those of the first run, because a layer without dropout

@@ -9,7 +9,7 @@ from transpiler.ir.block import Argument, Op, Ref
 
 
 def renamed(op: Op, names: Mapping[str, str]) -> Op:
-    """The op, reading other variables; it writes the same.
+    """The op, reading other variables; it writes the same ones.
 
     Args:
         names: the new name of each variable that has one, by its old name.
@@ -19,7 +19,7 @@ def renamed(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def renamed_argument(argument: Argument, names: Mapping[str, str]) -> Argument:
-    """An argument of the same kind, with these variables in it."""
+    """The argument with its variables renamed."""
     if isinstance(argument, Ref):
         return Ref(names.get(argument.name, argument.name))
     if isinstance(argument, tuple):

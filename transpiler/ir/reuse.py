@@ -21,7 +21,7 @@ _FRESH = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.c
 def reusing(
     ops: Sequence[Op], variables: Mapping[str, Variable], kept: Collection[str]
 ) -> list[Op]:
-    """The ops, of which some are in place.
+    """The ops, with some of them made in place.
 
     Args:
         ops: in the order in which they run.

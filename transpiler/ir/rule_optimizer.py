@@ -112,14 +112,14 @@ def _copied(x: Any) -> Any:
 
 
 def _value(argument: Argument) -> Any:
-    """An argument that is no variable, as torch takes it."""
+    """An argument that is not a variable, as torch takes it."""
     if isinstance(argument, Symbol):
         return DTYPES[argument.value]  # the schemas of what a rule may use have no other words
     return argument
 
 
 def check_runs(block: Block, hparams: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Takes a step on a tiny tensor: do the results have the shapes of what they replace?
+    """Checks, by a step on a tiny tensor, that new values have the shapes of those they replace.
 
     Args:
         block: one that :func:`check` accepts.
@@ -171,7 +171,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         """One step of every parameter that has a gradient.
 
         Returns:
-            What ``closure`` returned, or None.
+            The loss that ``closure`` returned, or None.
         """
         loss = None
         if closure is not None:
@@ -205,7 +205,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def _run(
         self, flat: dict[str, Tensor], scalars: dict[str, Tensor], group: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Steps flat tensors, in place; gives the new scalars.  See [Note: every element alike]."""
+        """Steps flat tensors, in place; the new scalars.  See [Note: every element alike]."""
         count = flat["param"].numel()
         undivided = self._whole or flat["param"].device.type != "cpu"
         length = max(count, 1) if undivided else PART

@@ -1,19 +1,18 @@
-"""Every update rule: what programs call it, and how it updates dense parameters and rows of tables.
+"""Every update rule: its name in programs, and how it updates dense parameters and rows of tables.
 
 ``UPDATE_RULES`` is the one table.  A rule has a dense part, a part for rows, or both; ``RULES`` and
 ``ROW_RULES`` are the table's two columns.
 
-Dense: a server runs the very optimizer class that the user chose, over slices of parameters.  What
-such a rule does to one element must depend on that element's own parameter, gradient and state (and
-on hparams common to all): only then may a parameter be cut anywhere.  The table lists the classes
-of which we know that, and says of a class whether it needs norms of whole tensors: its parameters
-stay whole.
+Dense: a server runs the very optimizer class that the user chose, over slices of parameters.  The
+update of one element must depend only on that element's own parameter, gradient and state (and on
+hparams common to all): only then may a parameter be cut anywhere.  The table lists the classes that
+are known to do so, and those that need norms of whole tensors, whose parameters stay whole.
 
-Rules that users register are no part of the table: such a :class:`Rule` brings its own arithmetic,
+Rules that users register are not in the table: such a :class:`Rule` brings its own arithmetic,
 a block of ops (``update_block.py``).
 
 Rows: the table holds everything about the rule that is data.  The arithmetic is a kernel in
-``pserver/table/rules.py`` (and one in ``deferred_updates.py`` where a step also moves rows
+``pserver/table/rules.py`` (and a deferred one where a step also moves rows
 that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
 found by the rule's name.  So a new rule for rows is a spec here, a kernel and a class;
 ``tests/pserver/table/test_update_kernels.py`` says which of them is missing.
@@ -71,7 +70,7 @@ class Rule:
 
     @property
     def whole(self) -> bool:
-        """Whether the rule makes a number of a whole tensor, so that no parameter may be cut."""
+        """Whether the rule computes a number of a whole tensor, so that no parameter may be cut."""
         if self.update is not None:
             return needs_norms(self.update)
         return self.type in RULES and RULES[self.type].whole
@@ -101,9 +100,9 @@ class DenseSpec:
 
     Attributes:
         cls: the optimizer class that a server runs.
-        hparams: what a schedule may move; keys of a parameter group and keyword arguments of the
-            class.
-        flags: likewise, what never changes.
+        hparams: those that a schedule may move; keys of a parameter group and keyword arguments of
+            the class.
+        flags: likewise, those that never change.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -121,13 +120,13 @@ class RowSpec:
     """How a rule updates rows of tables: all of it that is data.
 
     Attributes:
-        hparams: what a schedule may move: name -> default.
-        flags: what never changes; False unless given.
+        hparams: those that a schedule may move: name -> default.
+        flags: those that never change; False unless given.
         states: name -> whether a row has an element of the state for each of the segment's columns
             (True) or one element (False).
         initial: the hparam that states begin with; "" for 0.
-        untouched: what a step does to a row that it does not touch.  "stay": nothing.  "decay": the
-            row moves where ``weight_decay`` is not 0.  "move": the row always moves.
+        untouched: the effect of a step on a row that it does not touch.  "stay": none.  "decay":
+            the row moves where ``weight_decay`` is not 0.  "move": the row always moves.
     """
 
     hparams: Mapping[str, Hparam]
@@ -300,7 +299,7 @@ ROW_RULES: Mapping[str, RowSpec] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a user registered for an optimizer class.
+    """The rule that a user registered for an optimizer class.
 
     Attributes:
         type: the optimizer op's type: "registered.Lion".
@@ -422,7 +421,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
 
 
 def hparams_of(op_type: str, group: Mapping[str, Any]) -> dict[str, Hparam]:
-    """The present hparams of a parameter group: what a step carries.
+    """The present hparams of a parameter group, as a step carries them.
 
     An hparam that the user holds as a tensor becomes a float.  torch computes with a tensor in the
     tensor's precision and with a float in double; a rule whose class does so with its rate has the

@@ -1,4 +1,4 @@
-"""What an op's arguments may be: kinds, and schemas made of kinds.
+"""The allowed arguments of an op: kinds, and schemas made of kinds.
 
 A kind is a predicate with a name for messages.  Nothing here looks at variables: an argument of the
 kind ``VARIABLE`` is a ``Ref``; whether its name is defined is an invariant of programs (verify/).
@@ -34,7 +34,7 @@ LARGEST = 2**63 - 1  # what an integer of the protobuf, and torch's sizes, can h
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A set of arguments, with what a message calls it.
+    """A set of arguments, with its name for messages.
 
     Attributes:
         words: "a variable", "an integer of 0 or more".

@@ -1,4 +1,4 @@
-"""How far a server's job had come: what of a server's values no variable of its program holds."""
+"""The progress of a server's job: the part of its state that no variable of its program holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HeldRows:
 
     Attributes:
         arrays: the table's records by array, as pserver/table/snapshots.py names them.
-        metadata: what the table knows besides its rows, as JSON.
+        metadata: the table's state besides its rows, as JSON.
     """
 
     arrays: Mapping[str, torch.Tensor]
@@ -28,7 +28,7 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server of a job had, beside its slices and their optimizer states.
+    """The state of a server of a job, beside its slices and their optimizer states.
 
     Attributes:
         versions: updates applied, by lane.
@@ -49,7 +49,7 @@ class Served:
 
     @property
     def step(self) -> int:
-        """The last step that was applied, of the trainer that had come furthest."""
+        """The last step that was applied, of the most advanced trainer."""
         return max((step for steps in self.steps.values() for step in steps), default=0)
 
     def text(self) -> str:
@@ -65,13 +65,13 @@ class Served:
 
     @classmethod
     def from_text(cls, text: str, arrays: Mapping[str, Mapping[str, torch.Tensor]]) -> Served:
-        """What :meth:`text` wrote.
+        """Reads the text of :meth:`text`.
 
         Args:
             arrays: of every table, by the table's name.
 
         Raises:
-            ValueError: it is no such text, or a table's arrays are missing.
+            ValueError: the text is malformed, or a table's arrays are missing.
         """
         try:
             read: dict[str, Any] = bounded_json.loads(text)
@@ -88,7 +88,7 @@ class Served:
                 },
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"how far the job had come: {error!r}") from error
+            raise ValueError(f"the job's progress: {error!r}") from error
 
 
 def _hparam(value: Any) -> Hparam:

@@ -62,7 +62,7 @@ def _lines(frame: FrameType | None) -> list[tuple[str, int]]:
 
 
 def call_step(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a step.  Lines outside of this call are not the step's."""
+    """Calls a step.  Lines outside this call are not the step's."""
     return function(*arguments)
 
 
@@ -74,7 +74,7 @@ def here() -> str:
 
 
 def short() -> str:
-    """As :func:`here`, the innermost line alone."""
+    """The innermost line of :func:`here` alone."""
     return here().partition(" ")[0]
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table as values of a program: what a lookup reads, and the gradient of rows.
+"""Rows of a table as values of a program: those that a lookup reads, and the gradient of rows.
 
 The kernels here are plain torch.  The trainer's executor overrides ``unique`` and ``merge`` with
 faster ones: the distinct ids of a batch, and the sums of the rows of each distinct id.
@@ -52,14 +52,14 @@ class SparseRows:
 
 
 def rows_of(gradient: Tensor | SparseRows) -> Tensor:
-    """The values of a gradient, which is all that clipping needs: rows that are absent are zero."""
+    """The values of a gradient, which suffice for clipping: absent rows are zero."""
     return gradient.rows if isinstance(gradient, SparseRows) else gradient
 
 
 def on_rows(
     change: Callable[[Tensor], Tensor], gradient: Tensor | SparseRows
 ) -> Tensor | SparseRows:
-    """A gradient whose values ``change`` has replaced."""
+    """A gradient with its values replaced by ``change``."""
     return (
         replace(gradient, rows=change(gradient.rows))
         if isinstance(gradient, SparseRows)

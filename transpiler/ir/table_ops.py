@@ -124,7 +124,7 @@ def table_name(op: Op) -> str:
 
 
 def expect_counts(op: Op) -> str:
-    """What is wrong with the numbers of a table op's arguments and results; "" for nothing."""
+    """The error in the numbers of a table op's arguments and results; "" if there is none."""
     counted = {name: len(value) for name, value in op.arguments.items() if isinstance(value, tuple)}
     if op.type == "lookup_table_grad":
         wanted = counted["ids"]
@@ -275,7 +275,7 @@ def table_variable(table: Table) -> Variable:
 
 
 def gradient_variable(table: Table, name: str, role: Role = Role.GRADIENT) -> Variable:
-    """A variable for as many rows of a table as a step touches.
+    """A variable for the rows of a table that a step touches.
 
     Args:
         role: GRADIENT or DELTA; INPUT: rows that were read.
@@ -288,7 +288,7 @@ def is_sparse(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
-# what torch's embeddings do and rows of a table cannot, and what to do instead
+# settings of torch's embeddings that rows of a table do not support, and what to do instead
 _REFUSED = {
     "max_norm": "a lookup would write to rows that other trainers read at the same time; add a "
     "penalty on the norm of what the embedding gives to the loss",
@@ -299,8 +299,8 @@ _REFUSED = {
 
 
 def refused_form(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
-    """What one of torch's embeddings does that rows of a table cannot, and what to do instead;
-    None: nothing.
+    """The setting of one of torch's embeddings that rows of a table do not support, and what to do
+    instead; None if there is none.
     """
     asked = {
         "max_norm": module.max_norm is not None,  # 0.0 is a norm, too

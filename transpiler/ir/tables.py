@@ -196,8 +196,8 @@ class Table:
         eviction: evicts the least recently ("lru") or the least often ("lfu") pushed rows.
         memory_bytes: bytes of rows that stay in memory, on all servers together; the other rows are
             on the servers' disks; None: all stay in memory.
-        compression: as what the rows of float32 gradients travel: "" (as they are), "bfloat16" or
-            "float16".
+        compression: the dtype as which rows of float32 gradients travel: "" (uncompressed),
+            "bfloat16" or "float16".
 
     Raises:
         ValueError: a setting is out of range, or two contradict each other.

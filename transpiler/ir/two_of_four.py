@@ -1,4 +1,4 @@
-"""2:4 sparsity: which weights it is for, and the mask of one.
+"""2:4 sparsity: the weights that are made sparse, and the mask of a weight.
 
 Of every four weights in a row of inputs the two of the largest magnitude stay (Mishra et al.,
 "Accelerating Sparse Deep Neural Networks", arXiv 2104.08378).
@@ -54,8 +54,8 @@ def exclude(model: nn.Module, patterns: Sequence[str]) -> None:
     """Leaves the modules of a model whose names match a pattern dense.
 
     Raises:
-        TypeError: there is no model, or no list of patterns.
-        ValueError: a pattern matches none.
+        TypeError: an argument has another type.
+        ValueError: a pattern matches no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
@@ -73,6 +73,6 @@ def exclude(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def include(model: nn.Module) -> None:
-    """Excludes no module of a model any longer."""
+    """Undoes :func:`exclude` for all modules of a model."""
     for module in model.modules():
         _excluded.discard(module)

@@ -115,7 +115,7 @@ def expect(holds: bool, what: str) -> None:
         raise ValueError(what)
 
 
-# ---- what a block is ----
+# ---- the parts of a block ----
 
 
 def is_registered(op_type: str) -> bool:
@@ -137,12 +137,12 @@ def hparams_of(block: Block) -> dict[str, int | None]:
 
 
 def needs_norms(block: Block) -> bool:
-    """Whether the rule makes a number of a whole tensor, so that no parameter of it may be cut."""
+    """Whether the rule computes a number of a whole tensor, so that no parameter may be cut."""
     return any(op.type in NORMS for op in block.ops)
 
 
 def digest(block: Block) -> str:
-    """A rule in a manifest: 16 hexadecimal digits over what it reads and does."""
+    """A digest of what a rule reads and does, for a manifest: 16 hexadecimal digits."""
     reads = [(each.name, each.role.name, each.shape) for each in block.variables.values()]
     does = [(op.type, sorted(op.arguments.items()), op.outputs) for op in block.ops]
     return blake2b(repr((reads, does)).encode(), digest_size=8).hexdigest()
@@ -162,7 +162,7 @@ def inputs_of(block: Block) -> list[str]:
     return ["param", "grad", *states_of(block), *(name for each in items for name in each)]
 
 
-# ---- is it one that a server runs? ----
+# ---- checks ----
 
 
 def check(block: Block) -> None:
@@ -200,10 +200,10 @@ def check(block: Block) -> None:
 
 
 def registered_schema(op: Op) -> Schema:
-    """The schema of a registered optimizer op, whose block says its states and hparams.
+    """The schema of a registered optimizer op, whose block gives its states and hparams.
 
     Raises:
-        ValueError: it has no block, or one that is no rule.
+        ValueError: it has no block, or one that is not a rule.
     """
     block = op.arguments.get("update")
     if not isinstance(block, Block):
@@ -222,7 +222,7 @@ def registered_schema(op: Op) -> Schema:
 
 
 def most_alive(block: Block) -> int:
-    """The most values that there are at a time while the rule runs."""
+    """The largest number of values that exist at a time while the rule runs."""
     last = {name: index for index, op in enumerate(block.ops) for name in op.inputs}
     kept = {*inputs_of(block), *results_of(block).values()}
     alive = most = len(inputs_of(block))

@@ -96,8 +96,8 @@ def compressed_parameters(block: Block) -> list[str]:
 
 
 def merged_clip_of(block: Block) -> Clip | None:
-    """How a job clips the gradients of a single-node program that it may merge before; None: not at
-    all, or each trainer its own, because it compresses them.
+    """The clipping of a job that may merge gradients before it clips; None: there is none, or each
+    trainer clips its own, because the program compresses them.
 
     Raises:
         ValueError: as :func:`clip_of`.
@@ -106,7 +106,7 @@ def merged_clip_of(block: Block) -> Clip | None:
 
 
 def clip_of(block: Block) -> Clip | None:
-    """How a single-node program clips its gradients, read from its clip ops; None: not at all.
+    """The clipping of a single-node program, read from its clip ops; None if there is none.
 
     Raises:
         ValueError: two gradients are clipped in different ways, or one is and another is not.
@@ -145,8 +145,8 @@ def tables_of(block: Block, trained: bool = False) -> list[Table]:
     rows.
 
     Args:
-        trained: every table must be updated; otherwise all columns of one that is not are in
-            group 0.
+        trained: every table must be updated; otherwise all columns of a table without updates are
+            in group 0.
 
     Raises:
         ValueError: settings contradict each other, or ops do not update all columns.

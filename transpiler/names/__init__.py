@@ -1,12 +1,12 @@
-"""The names of PaddlePaddle's API, and what to write for each of them here.
+"""The names of PaddlePaddle's API, and the replacement for each of them here.
 
 In reading order::
 
     names        one entry for each name, from the tables beside it; the error of a name that a
                  package lacks: it says what to write
-    other_words  the words to write for words of PaddlePaddle's documents that its list of names has
-                 not
+    other_words  replacements for words of PaddlePaddle's documents that are not in its list of
+                 names
 
-Nothing is read before a wrong name is asked for.  ``docs/index_of_names.md`` shows all entries, and
+Nothing is read until a missing name is used.  ``docs/index_of_names.md`` shows all entries, and
 tests run them.  The room imports the standard library alone.
 """

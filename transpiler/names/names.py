@@ -46,7 +46,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Name:
-    """A name of the original, and what to write for it here.
+    """A name of the original, and its replacement here.
 
     Attributes:
         name: as the original has it.
@@ -67,7 +67,7 @@ class Name:
     table: str = ""
 
     def __str__(self) -> str:
-        """What a user of the original is told who has written this name."""
+        """The advice to a user of the original who has written this name."""
         if self.kind == "declined":
             return f"{self.name} is not here: {self.note}"
         said = f"for {self.name} write {self.write}" + (f". {self.note}" if self.note else "")
@@ -76,7 +76,7 @@ class Name:
 
 
 def tables() -> dict[str, list[Name]]:
-    """The entries of each table, in the order in which they stand there."""
+    """The entries of each table, in their order."""
     found = {}
     tables = files(__name__.removesuffix(".names"))
     for file in sorted(tables.iterdir(), key=lambda file: file.name):
@@ -102,14 +102,14 @@ def names() -> Mapping[str, Name]:
 
 
 def suggestion(name: str, known: Iterable[str] = ()) -> str:
-    """What to write for a name that is not there.
+    """The advice for a name that does not exist.
 
     Args:
-        name: what a user has written.
-        known: the names that are there.
+        name: the one that a user has written.
+        known: the names that exist.
 
     Returns:
-        What the index says of the name, or else names like it; empty where there is none.
+        The index's advice for the name, or else similar names; empty where there are none.
 
     Example:
         >>> from transpiler.names.names import suggestion
@@ -157,10 +157,10 @@ _IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
 class MissingName(AttributeError):
-    """A package has no such name.  The message says what to write.
+    """A package has no such name.  The message says what to write instead.
 
-    ``hasattr``, and the import of a submodule, ask for names that are not there and drop the error:
-    so the index is read by the message and not before.
+    ``hasattr``, and the import of a submodule, ask for missing names and drop the error: so only
+    the message reads the index.
 
     Attributes:
         module: where it is missing.
@@ -173,7 +173,7 @@ class MissingName(AttributeError):
     known: Iterable[str] = ()
 
     def __str__(self) -> str:
-        """What is missing, and what to write."""
+        """The missing name, and what to write instead."""
         submodule = f"{self.module}.{self.wanted}"
         if _is_module(submodule):
             said = f"import {submodule} first"
@@ -183,14 +183,14 @@ class MissingName(AttributeError):
 
 
 def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError | ImportError:
-    """The error that a module's ``__getattr__`` raises: it calls this function itself.
+    """The error for a module's ``__getattr__`` to raise, which must call this function directly.
 
     Python makes an ImportError of its own where ``from module import name`` finds no attribute,
-    and drops the AttributeError with what it says.  An ImportError stays as it is.
+    and drops the AttributeError with its message.  An ImportError stays as it is.
 
     Args:
         module: its ``__name__``.
-        name: what was asked for.
+        name: the missing one.
         known: the names that the module has.
 
     Returns:
@@ -207,7 +207,7 @@ def missing(module: str, name: str, known: Iterable[str] = ()) -> AttributeError
 
 
 def _what_to_write(name: str, known: Iterable[str]) -> str:
-    """The package of ours that has the name, or what the index says of it."""
+    """The advice for a name: the package of ours that has it, or that of the index."""
     # a module of the script's may hide our package
     found = getattr(sys.modules.get("pserver.own_packages"), "own", import_module)
     homes = (package for package in PACKAGES if name in found(package).__all__)

@@ -1,4 +1,4 @@
-"""The words to write for words of PaddlePaddle's documents that its list of names has not: classes
+"""Replacements for words of PaddlePaddle's documents that are not in its list of names: classes
 and calls of its packages for distributed training, and methods of its optimizers.
 """
 

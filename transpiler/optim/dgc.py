@@ -1,4 +1,4 @@
-"""Deep gradient compression: of a large gradient few elements leave in a step, and the others wait.
+"""Deep gradient compression: a step sends few elements of a large gradient and keeps the others.
 Pure arithmetic.
 
 [Note: deep gradient compression]  Lin, Han, Mao, Wang, Dally: Deep Gradient Compression, 2018
@@ -61,9 +61,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# ---- following ----
+# ---- optimizers that follow another ----
 #
-# An optimizer of another rule that takes an optimizer's place: its groups' rates follow.
+# An optimizer of another rule that takes an optimizer's place: its groups have that one's rates.
 
 
 Group = dict[str, Any]
@@ -85,7 +85,7 @@ class FollowingOptimizer(torch.optim.Optimizer):
         defaults: hparams of groups that give no others.
     """
 
-    _leaders: Sequence[tuple[Group, Group, tuple[str, ...]]] = ()  # a copy follows nobody
+    _leaders: Sequence[tuple[Group, Group, tuple[str, ...]]] = ()  # a copy has none
 
     def __init__(self, params: Any, defaults: Mapping[str, Any]) -> None:
         super().__init__(params, dict(defaults))
@@ -102,7 +102,7 @@ class FollowingOptimizer(torch.optim.Optimizer):
         self._groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes up a state: the groups stay the same objects, which others may hold."""
+        """Loads a state: the groups stay the same objects, which others may hold."""
         held = dict(state)
         groups = held.pop("param_groups")
         super().__setstate__(held)
@@ -113,14 +113,14 @@ class FollowingOptimizer(torch.optim.Optimizer):
         self.lead()
 
     def lead(self) -> None:
-        """Gives the groups that are followed the hparams of those that follow: a checkpoint was
-        read into these.
+        """Copies the hparams of the following groups, into which a checkpoint was read, to their
+        leaders.
         """
         for leader, group, keys in self._leaders:
             leader.update((key, group[key]) for key in keys)
 
     def follow(self, leaders: Sequence[Group], keys: Sequence[str]) -> None:
-        """From now on these hparams of each group are those of its leader.
+        """Makes these hparams of each group follow those of its leader.
 
         Args:
             leaders: a group for each of this optimizer's; a group may lead itself.
@@ -139,7 +139,7 @@ class FollowingOptimizer(torch.optim.Optimizer):
             closure: computes the loss and the gradients anew; called first.
 
         Returns:
-            What ``closure`` returned; None without one.
+            The loss that ``closure`` returned; None without one.
         """
         loss = None
         if closure is not None:
@@ -203,12 +203,12 @@ LEAST = 16384  # elements of a tensor that is compressed
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """How sparse the steps of a job are.
+    """The sparsity of a job's steps.
 
     Attributes:
         begin: the first compressed step, counted from 0.
         steps: until the last sparsity holds, counted from ``begin``.
-        sparsity: the part of a gradient that waits, stage by stage.
+        sparsity: the part of a gradient that is not sent, stage by stage.
 
     Example:
         >>> ramp = Ramp(2, 4, (0.75, 0.999))
@@ -228,7 +228,7 @@ class Ramp:
         return self.sparsity[min(number, len(self.sparsity) - 1)]
 
     def kept(self, elements: int, step: int) -> int | None:
-        """The elements of a tensor that leave in a step; None: all, uncompressed."""
+        """The number of a tensor's elements that a step sends; None: all, uncompressed."""
         stage = self.stage(step)
         if stage is None:
             return None
@@ -236,11 +236,11 @@ class Ramp:
 
 
 class Compressed(NamedTuple):
-    """What a step makes of a gradient.
+    """The result of compressing a gradient in one step.
 
     Attributes:
-        indices: int64 [k], of the flattened gradient: what is sent; None: all of it.
-        values: [k], there; without ``indices`` the whole tensor, in its shape.
+        indices: of the elements to send, int64 [k], in the flattened gradient; None: all of them.
+        values: of these elements, [k]; without ``indices`` the whole tensor, in its shape.
         velocity, residual: the new ones, in the gradient's shape.
     """
 
@@ -250,7 +250,7 @@ class Compressed(NamedTuple):
     residual: Tensor
 
     def dense(self) -> Tensor:
-        """What is sent as a tensor of the gradient's shape, with zeros for the rest."""
+        """The elements to send as a tensor of the gradient's shape, with zeros for the rest."""
         if self.indices is None:
             return self.values
         whole = torch.zeros_like(self.residual)
@@ -270,7 +270,7 @@ def compress(
 
     Args:
         gradient: of this trainer, clipped, with weight decay; any shape and floating dtype.
-        velocity, residual: of the step before, zeros at first; contiguous.  They stay.
+        velocity, residual: of the step before, zeros at first; contiguous; not changed.
         kept: how many elements are sent; None: all, before the ramp.
         momentum, nesterov: as of torch's SGD.
 

@@ -127,7 +127,7 @@ class DecayedAdagrad(torch.optim.Optimizer):
             closure: computes the loss and the gradients anew; called first.
 
         Returns:
-            What ``closure`` returned; None without one.
+            The loss that ``closure`` returned; None without one.
         """
         loss = None
         if closure is not None:
@@ -209,7 +209,7 @@ class Ftrl(torch.optim.Optimizer):
             closure: computes the loss and the gradients anew; called first.
 
         Returns:
-            What ``closure`` returned; None without one.
+            The loss that ``closure`` returned; None without one.
         """
         loss = None
         if closure is not None:

@@ -1,5 +1,5 @@
-"""Lanes: which values a lane may have, what belongs to a slice in it, and the lane in one line for
-people.
+"""Lanes: the values that a lane may have, what belongs to a slice in it, and a lane in one line of
+text.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _expect(holds: bool, what: str, expected: str, got: object) -> None:
 
 
 def check_lane(lane: Lane, what: str = "lane") -> None:
-    """Whether a lane makes sense by itself: every field that its mode reads is in range, and every
-    other one has its default, so that nothing is set without effect.
+    """Checks a lane by itself: every field that its mode reads is in range, and every other one has
+    its default, so that nothing is set without effect.
 
     Args:
         lane: any, also one from the network.
@@ -78,8 +78,8 @@ def check_lane(lane: Lane, what: str = "lane") -> None:
 
 
 def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
-    """The rule by which servers update a variable, with the number of its group; None where they
-    apply none.
+    """The rule by which servers update a variable, with the number of its group; None if they apply
+    none.
 
     The number of an outer optimizer comes after those of the parameter groups: no step brings
     hyper-parameters for it.
@@ -93,7 +93,7 @@ def applied(plan: Plan, placement: Placement) -> tuple[int, Rule] | None:
 
 
 def delta_name(slice_: Slice) -> str:
-    """The name of what k steps changed of a slice: ``fc.weight.block0.delta``."""
+    """The name of the change of a slice in k steps: ``fc.weight.block0.delta``."""
     return f"{slice_.name}.delta"
 
 

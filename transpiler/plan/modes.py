@@ -1,9 +1,9 @@
-"""The update modes: one :class:`Mode` value for each, which says everything that other code needs
-to know about it.
+"""The update modes: one :class:`Mode` value for each, with all that other code needs to know about
+it.
 
 Other code asks a lane for a property of its mode (``lane.kind.waits_for_all``) and never compares
-names.  docs/extend.md says where else a mode has its places.  Which settings a mode reads stands in
-the table of settings (settings.py).
+names.  docs/extend.md lists the other places of a mode.  The table of settings (settings.py) says
+which settings a mode reads.
 
 ==========  ==========  =============  =====  ==========================================
 mode        payload     waits for all  queue  a server's update
@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 
 class Payload(Enum):
-    """What a trainer sends of a parameter in one step."""
+    """The content of a trainer's message about a parameter in one step."""
 
     GRADIENTS = "gradients"
     DELTAS = "deltas"  # what its own optimizer has changed, divided by the number of trainers
@@ -33,7 +33,7 @@ class Payload(Enum):
 
 
 class Barrier(Enum):
-    """Whom the send_barrier of a trainer's program concerns."""
+    """The scope of the send_barrier of a trainer's program."""
 
     NONE = "none"  # the program has no send_barrier
     LOCAL = "local"  # this trainer: its own steps are merged, and it waits for their result
@@ -46,9 +46,9 @@ class Mode:
 
     Attributes:
         name: what a user writes, what a lane is stored with and what programs print.
-        payload: what a step sends.
+        payload: the content of a step's message.
         words: a lane in words, a format string of the parts that :func:`lanes.describe` makes.
-        waits_for_all: a server takes a step when every trainer's part of it has come.
+        waits_for_all: a server applies a step when every trainer's part of it has arrived.
         queues: closed steps queue on the trainer; a thread of the lane merges and sends them.
         collects: a trainer merges ``max_merge_var_num`` of its own steps before it sends, and then
             waits for the result.
@@ -71,34 +71,34 @@ class Mode:
 
     @property
     def steps_on_trainer(self) -> bool:
-        """Trainers run the optimizer themselves and send what has changed."""
+        """Whether trainers run the optimizer themselves and send the changes."""
         return self.payload is not Payload.GRADIENTS
 
     @property
     def servers_add(self) -> bool:
-        """Servers add what arrives; they apply no update rule."""
+        """Whether servers add what arrives and apply no update rule."""
         return self.payload is Payload.DELTAS
 
     @property
     def outer_optimizer(self) -> bool:
-        """Servers take the mean change for the gradient of an outer optimizer."""
+        """Whether servers use the mean change as the gradient of an outer optimizer."""
         return self.payload is Payload.PARAMETERS
 
     @property
     def ends_at_recv(self) -> bool:
-        """A step of a trainer's program ends at its first recv; otherwise at the fetch_barrier, or
-        at the send of what changed.
+        """Whether a step of a trainer's program ends at its first recv; otherwise it ends at the
+        fetch_barrier, or where the changes are sent.
         """
         return not (self.fetch_barrier or self.steps_on_trainer)
 
     @property
     def merges_gradients(self) -> bool:
-        """Servers merge the gradients of all trainers before they update."""
+        """Whether servers merge the gradients of all trainers before they update."""
         return self.waits_for_all and self.payload is Payload.GRADIENTS
 
     @property
     def merges_by_rule(self) -> bool:
-        """``merge="auto"`` depends on the parameters' update rules; otherwise it is the mean."""
+        """Whether ``merge="auto"`` depends on the parameters' update rules; else it is the mean."""
         return self.queues and not self.collects
 
 
@@ -158,7 +158,7 @@ def mode_of(name: str) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMode:
-    """One way in which the trainers of a job without servers share their work.
+    """A mode of a job without servers: how its trainers share their work.
 
     Attributes:
         name: what a user writes and what programs print.

@@ -79,7 +79,7 @@ class Dispatcher(Protocol):
     """A split method: the interface of RoundRobin, HashName, SizeBalanced and a user's own class.
 
     It is constructed with the number of servers and called once, with all slices of a job in order.
-    It must answer the same in every process.
+    Its answer must be the same in every process.
     """
 
     def __init__(self, servers: int) -> None: ...
@@ -160,7 +160,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def tensor_bytes(shape: Sequence[object], dtype: str) -> int:
-    """Bytes of a tensor; extents that are no numbers count as 1.
+    """Bytes of a tensor; extents that are not numbers count as 1.
 
     Raises:
         ValueError: torch has no such dtype.
@@ -265,8 +265,8 @@ def name_beside(placement: Placement, slice_: Slice, mark: str) -> str:
 def owners(plan: Plan) -> dict[str, int]:
     """The trainer that updates each trained parameter, by name, in the plan's order.
 
-    The largest parameters are given away first, each to the trainer that has the fewest bytes, of
-    several to the first.
+    The largest parameters come first, each goes to the trainer that has the fewest bytes, and of
+    several such trainers to the first.
     """
     trained = [placement for placement in plan.placements if placement.group is not None]
     sizes = {p.name: prod(p.shape) * element_bytes(p.dtype) for p in trained}

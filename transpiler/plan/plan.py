@@ -20,18 +20,18 @@ from transpiler.plan.settings import A_SYNC_CONFIGS
 
 # ---- dump settings ----
 #
-# What a trainer writes down of each step, for people to read.
+# The values of each step that a trainer writes to files, for people to read.
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSettings:
-    """What is dumped, and where; names are those of tensors.
+    """The tensors that are dumped, by name, and the directory.
 
     Attributes:
         path: a directory, or its URL; "" dumps nothing.
-        fields: whose samples are written, a line each.
+        fields: tensors whose samples are written, a line each.
         params: parameters that are written whole.
-        stats: of which the smallest, largest and mean values are written.
+        stats: tensors of which the smallest, largest and mean values are written.
     """
 
     path: str = ""
@@ -42,12 +42,12 @@ class DumpSettings:
 
 # ---- execution ----
 #
-# How a process runs its part of a job: what no plan says, and no other process must know.
+# Settings for one process, which are in no plan and which no other process needs.
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a process computes.  The last six are an Executor's, of a program.
+    """The execution settings of a process.  All but the first three are for an Executor's program.
 
     Attributes:
         threads: of torch within one op; 0: as many as it had.
@@ -55,12 +55,12 @@ class Execution:
         workspace_mb: of a convolution of cuDNN, at most; 0: no limit.
         iterations: steps of one run, each with a feed of its own.
         runs_per_cleanup: after so many runs memory that is kept for reuse is given back; 0: never.
-        compiles: ``torch.compile`` makes the code of what is computed.
-        ordered: nothing overtakes: sums over trainers are waited for where they begin, and compiled
-            code keeps the order of the program.
+        compiles: ``torch.compile`` compiles the computing ops.
+        ordered: ops keep their order: sums over trainers are waited for where they begin, and
+            compiled code keeps the order of the program.
         reuses: an element-wise op writes over an operand that no other op reads.
         fuses_broadcasts: trainer 0's first values travel together, one message for each ring.
-        dump: what is written down of each step.
+        dump: the tensors of each step that are written to files.
     """
 
     threads: int = 0
@@ -102,8 +102,7 @@ class Lane:
     one lane never holds up another.
 
     Attributes:
-        mode: the name of the update mode; ``kind`` is the mode itself, and modes.py says what each
-            one means.
+        mode: the name of the update mode; ``kind`` is the mode itself, and modes.py explains each.
         merge: how a trainer merges several of its own steps: "sum" or "mean".
         max_merge_var_num: the most steps that one message merges.
         send_queue_size: steps that may be on their way before a further one waits; with 1 a step
@@ -121,17 +120,17 @@ class Lane:
         outer: the update rule of an outer optimizer (Douillard et al.: DiLoCo, 2023).
         nonfinite: what servers do with a step that has a NaN or an infinity in it: "refuse",
             "apply" or "stop"; "auto" is as ``on_nonfinite`` says.
-        buffers: whose buffers of models all trainers have: "trainer0", "mean" (of the trainers'),
-            or "own", where each keeps its own; every lane of a job says the same.
-        optimizer: whose steps it takes: the number of one of the script's optimizers.
+        buffers: the models' buffers that all trainers have: those of "trainer0", the "mean" of the
+            trainers', or each its "own"; all lanes of a job have the same value.
+        optimizer: the number of the script's optimizer whose steps the lane takes.
         gradient_scale: of the gradients that servers merge: "avg": the mean over trainers; "sum":
             their sum; "customized": their sum, which the script has scaled.
         outlier_push: what servers do with a step of which a norm is far beyond its trainer's
-            history: "refuse", "apply" or "stop"; "off": nobody looks at norms.
+            history: "refuse", "apply" or "stop"; "off": norms are not checked.
         outlier_factor: how many times its history such a norm exceeds.
-        lost_trainer: what becomes of a step of all trainers when one is lost: the others "wait" for
-            another process in its place, and then go on without it; "go_on"; or the job is to
-            "stop".
+        lost_trainer: what happens to a step of all trainers when one is lost: the others "wait" for
+            another process in its place, and then continue without it; they continue at once
+            ("go_on"); or the job is to "stop".
     """
 
     mode: str
@@ -156,7 +155,7 @@ class Lane:
 
     @property
     def averages(self) -> bool:
-        """Whether what servers merge is divided by the number of trainers."""
+        """Whether merged gradients are divided by the number of trainers."""
         return self.gradient_scale == "avg"
 
     @property
@@ -225,7 +224,7 @@ class Placement:
 
     @property
     def split(self) -> bool:
-        """More than one slice."""
+        """Whether there is more than one slice."""
         return len(self.slices) > 1
 
 
@@ -248,7 +247,7 @@ class Collective:
         last_bytes: the largest last bucket, which nothing hides; 0: as the others.
         most: the most tensors of a bucket; 0: any number.
         dtype: what gradients of more than 16 bits travel as; "" as they are.
-        waits: each bucket is waited for as soon as it has left.
+        waits: trainers wait for each bucket as soon as it has left.
         sharded: of "grad_allreduce": each parameter is updated by one trainer, its owner.
         gradient_scale: "avg": gradients are means over trainers; "sum", "customized": sums.
         begin: of "local_sgd": up to and including this step every one ends in an average.
@@ -281,7 +280,8 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which server holds what, and how it is updated: immutable, so every thread may read it.
+    """The plan of a job: which server holds what, and how it is updated.  It is immutable, so every
+    thread may read it.
 
     Attributes:
         lanes: of the parameters and tables; none in a job without servers.
@@ -293,7 +293,7 @@ class Plan:
         tables: sparse ones.
         averaged: names of trained parameters whose gradients trainers average among themselves;
             servers only hold them.
-        lost_trainer: as a lane's, of these averages.
+        lost_trainer: as a lane's, for these averages.
         collective: how trainers share their work in a job without servers; otherwise None.
     """
 
@@ -341,11 +341,11 @@ class Plan:
 
     @property
     def outlives_trainers(self) -> bool:
-        """Whether a job with servers goes on without a trainer that is lost.
+        """Whether a job with servers continues without a lost trainer.
 
-        Where trainers average gradients among themselves, they then do so in another group.  Those
-        cannot that wait for one another at the end of several steps, while the lost one's place is
-        taken by a trainer that needs them for each step.
+        Where trainers average gradients among themselves, they then do so in another process group.
+        They cannot if they also wait for one another at the end of several steps: the trainer that
+        takes the lost one's place needs them for each step.
         """
         fixed = self.averaged and any(
             lane.kind.waits_for_all and lane.kind.steps_on_trainer for lane in self.lanes
@@ -354,47 +354,45 @@ class Plan:
 
     @property
     def averages_alone(self) -> bool:
-        """Whether what trainers average among themselves is all for which a step needs all of
-        them.
-        """
+        """Whether a step needs all trainers only for the averages among themselves."""
         return bool(self.averaged) and not any(lane.kind.merges_gradients for lane in self.lanes)
 
     @property
     def averages_follow_servers(self) -> bool:
-        """Whether what trainers average of a step counts when servers have decided the step."""
+        """Whether a step's averages count only when servers have decided the step."""
         return bool(self.averaged) and not self.averages_alone
 
     @property
     def _lost_trainer(self) -> set[str]:
-        """What becomes of steps of all trainers when one is lost."""
+        """The values of ``lost_trainer`` for the steps that need all trainers."""
         said = {lane.lost_trainer for lane in self.lanes if lane.kind.merges_gradients}
         return said | ({self.lost_trainer} if self.averaged else set())
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the place of a trainer that is lost is kept for another process for a while:
-        steps that need all trainers wait.
+        """Whether a lost trainer's place is kept for another process for a while: steps that need
+        all trainers wait.
         """
         return self.outlives_trainers and self.lets_in_late and "wait" in self._lost_trainer
 
     @property
     def lets_in_late(self) -> bool:
-        """Whether a trainer may come while others train.
+        """Whether a trainer may join while others train.
 
         It runs its script from the top.  Where the others take the steps of several optimizers
-        together, they may stand between two of one iteration, and would wait for ever for a step
-        that it takes later.
+        together, they may be between two of one iteration, and would wait forever for a step that
+        it takes later.
         """
         together = self.averaged or any(lane.kind.waits_for_all for lane in self.lanes)
         return not together or len({lane.optimizer for lane in self.lanes}) < 2
 
     def lanes_of(self, optimizer: int) -> tuple[int, ...]:
-        """The indices of those lanes that take an optimizer's steps."""
+        """The indices of the lanes that take an optimizer's steps."""
         return tuple(i for i, lane in enumerate(self.lanes) if lane.optimizer == optimizer)
 
     def of_optimizer(self, number: int) -> Plan:
-        """What a trainer's program that steps one optimizer does of the plan: the lanes of the
-        others are left out, and their parameters are ones that it does not update.
+        """The part of the plan for a trainer's program that steps one optimizer: without the lanes
+        of the others, whose parameters it does not update.
         """
         own = {index: place for place, index in enumerate(self.lanes_of(number))}
         if len(own) == len(self.lanes):
@@ -415,10 +413,10 @@ class Plan:
 
     @property
     def outlives_servers(self) -> bool:
-        """Whether a job goes on when a server that was lost comes back with what it held before.
+        """Whether a job continues when a lost server comes back with the values that it had before.
 
         Not where trainers step together, with one another's gradients: all go back then.  Nor where
-        norms are judged by their history, which that server has forgotten.
+        norms are judged by their history, which that server has lost.
         """
         together = self.averaged or any(lane.kind.merges_gradients for lane in self.lanes)
         return not together and all(lane.outlier_push == "off" for lane in self.lanes)
@@ -472,7 +470,7 @@ class Plan:
         return dict(sorted(facts.items()))
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits over the manifest.
+        """The digest of the manifest, as 32 hexadecimal digits.
 
         No trainer's number, host, port or value of a variable is in it.
         """
@@ -513,7 +511,7 @@ _COLLECTIVE_UNSAID = {
 
 
 def _facts(prefix: str, owner: Lane | Collective) -> dict[str, str]:
-    """Every field as a fact, but for what is as in plans that had no such field."""
+    """The fields as facts, without those whose value is that of plans that had no such field."""
     unsaid = {**UNSAID, **_COLLECTIVE_UNSAID}
     values = {f.name: getattr(owner, f.name) for f in fields(owner)}
     return {
@@ -577,7 +575,7 @@ class Deployment:
             cut into slices when they leave.
         soft_wait_ms: of a trainer: milliseconds for which a step of an async lane waits for the
             answer to the one before.
-        optimizer: of a trainer's program: the number of the one whose steps it takes.
+        optimizer: of a trainer's program: the number of the optimizer whose steps it takes.
         execution: how an Executor runs a trainer's programs.
     """
 
@@ -593,13 +591,11 @@ class Deployment:
 
     @property
     def own_plan(self) -> Plan:
-        """What a trainer's program does of the plan."""
+        """The part of the plan for a trainer's program."""
         return self.plan.of_optimizer(self.optimizer)
 
     def of_server(self, index: int) -> Deployment:
-        """The same deployment as the program of server ``index`` has it: without what concerns
-        trainers alone.
-        """
+        """The deployment for the program of server ``index``: without the settings of trainers."""
         return Deployment(self.plan, self.endpoints, None, index, self.wait_port)
 
     def with_endpoints(self, endpoints: tuple[str, ...]) -> Deployment:
@@ -608,7 +604,7 @@ class Deployment:
 
 
 def check_unique(what: str, names: Iterable[str]) -> None:
-    """Whether no name comes twice.
+    """Checks that no name occurs twice.
 
     Raises:
         ValueError: naming the first that does.
@@ -692,7 +688,7 @@ def row_length(asked: int, endpoints: Sequence[str]) -> int:
             said = ", ".join(f"{count} on {host}" for host, count in hosts)
             raise ValueError(
                 f"{name}={asked}: expected the same number of trainers in a row on every host, "
-                f"got {said}; say it"
+                f"got {said}; set the number"
             )
         asked = counts.pop()
     if not 1 < asked < trainers:

@@ -5,7 +5,7 @@ update rules and the user's choices.
 
     plan_parameters   checks, then
       _laned          the lane of each updated variable and each table     (planner.py)
-      _whole          what is not cut, because its rule needs norms
+      _undivided      variables that stay whole, because their rule needs norms
       place           slices and their servers                             (placement.py)
       compressed      how gradients travel                             (planner.py)
 """
@@ -130,7 +130,7 @@ def rules_of(table: Table, groups: Sequence[Rule]) -> list[Rule]:
 
 
 def served(table: Table, plan: Plan) -> list[tuple[Segment, Rule]]:
-    """What servers apply to a table's rows: the columns with their rules; nothing where they add.
+    """The columns of a table's rows that servers update, with their rules; none where they add.
 
     An outer optimizer has all columns.  The number of its group comes after those of the parameter
     groups, as :func:`transpiler.plan.lanes.applied` says.
@@ -166,7 +166,7 @@ def rows_read(table: Table, trainers: int) -> tuple[str, ...]:
 
 
 def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> None:
-    """Returns if a table may be in a plan.
+    """Checks that a table may be in a plan.
 
     Args:
         table: the table.
@@ -174,7 +174,7 @@ def check_table(table: Table, groups: Sequence[Rule], lanes: Sequence[Lane]) -> 
         lanes: the plan's lanes.
 
     Raises:
-        ValueError: its rule is none for rows, or its lane's mode is none for tables.
+        ValueError: its rule is not for rows, or its lane's mode is not for tables.
     """
     rules_of(table, groups)
     if not 0 <= table.lane < len(lanes):
@@ -266,10 +266,10 @@ def _pattern(each: Placement | Table, patterns: Mapping[str, str]) -> str | None
 
 
 def _check_compressed(each: Placement | Table, lane: Lane) -> None:
-    """Returns if the gradients of a parameter or a table can be compressed.
+    """Checks that the gradients of a parameter or a table can be compressed.
 
     Raises:
-        ValueError: there are none, or they have no dtype to compress.
+        ValueError: no gradients travel, or they have no dtype to compress.
     """
     if lane.kind.steps_on_trainer:
         raise ValueError(
@@ -308,14 +308,14 @@ class LanePlan:
 
     Attributes:
         choices: (pattern, lane): the first pattern that a name matches decides.  The last one is
-            ``"*"``.  A lane's ``merge`` may be ``"auto"``; its mode may be "collective", which
-            ``assign`` makes no lane of.
+            ``"*"``.  A lane's ``merge`` may be ``"auto"``; its mode may be "collective", for which
+            ``assign`` makes no lane.
     """
 
     choices: tuple[tuple[str, Lane], ...]
 
     def collective(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these parameters whose gradients trainers average among themselves."""
+        """The parameters among these whose gradients trainers average among themselves."""
         first = {
             name: next(lane for pattern, lane in self.choices if fnmatchcase(name, pattern))
             for name in names
@@ -323,8 +323,8 @@ class LanePlan:
         return tuple(name for name, lane in first.items() if lane.kind.among_trainers)
 
     def of(self, names: Sequence[str]) -> LanePlan:
-        """The same for some of the parameters: without the patterns that decide for none of
-        them.
+        """The plan for some of the parameters: without the patterns that decide for none of them,
+        but with the last one.
         """
         deciding = {
             next(i for i, (pattern, _) in enumerate(self.choices) if fnmatchcase(name, pattern))
@@ -422,7 +422,7 @@ class Named(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What one of the script's optimizers asks for.
+    """The choices for one of the script's optimizers.
 
     Attributes:
         groups: the indices of its update rules.
@@ -438,7 +438,7 @@ class Asked(NamedTuple):
 
 
 def _check(listed: Sequence[Named], rules: Sequence[Rule], **counts: int) -> None:
-    """Whether counts, rules and groups are in range."""
+    """Checks that counts, rules and groups are in range."""
     for what, count in counts.items():
         if count < 1:
             raise ValueError(f"{what}: expected 1 or more, got {count}")
@@ -494,7 +494,7 @@ def plan_parameters(
         clip: how the system clips gradients, if it does.
         graph: fingerprint of the single-node program; "" for an eager script.
         compression: by pattern of names of parameters and tables, of which the first that matches
-            counts: how gradients travel; see :class:`Placement` and :class:`Table`.
+            applies: how gradients travel; see :class:`Placement` and :class:`Table`.
         tables: sparse ones, whose segments name groups.  Their lanes are found by name, as those of
             parameters are.
         optimizers: of a script that has several, in place of ``mode``, ``lanes``, ``compression``
@@ -505,7 +505,7 @@ def plan_parameters(
         of the others.
 
     Raises:
-        ValueError: a number is out of range; a mode, rule or group is unknown; a name comes twice;
+        ValueError: a number is out of range; a mode, rule or group is unknown; a name occurs twice;
             or a lane's pattern decides for no parameter.
     """
     lanes = lanes or uniform(Lane(_known(mode), merge=AUTO))
@@ -544,8 +544,8 @@ def plan_parameters(
 
 
 def _lost_trainer(asked: Sequence[Asked], averaged: Sequence[str]) -> str:
-    """What becomes of averages when a trainer is lost; of optimizers that differ, the first of
-    "stop", "wait" and "go_on" that one says.
+    """The ``lost_trainer`` of averages; of optimizers that differ, the first of "stop", "wait" and
+    "go_on" that one has.
     """
     lanes = [lane for each in asked for _, lane in each.lanes.choices if averaged]
     said = {lane.lost_trainer for lane in lanes if lane.kind.among_trainers}
@@ -553,8 +553,8 @@ def _lost_trainer(asked: Sequence[Asked], averaged: Sequence[str]) -> str:
 
 
 def _clipping(plan: Plan, clips: Sequence[Clip | None]) -> Plan:
-    """The plan with the rule of clipping of all optimizers; where they differ trainers clip, if
-    they can.
+    """The plan with the clipping rule of all optimizers; where they differ, trainers clip, if they
+    can.
     """
     plan = replace(plan, clip=next((clip for clip in clips if clip is not None), None))
     odd = next((number for number, clip in enumerate(clips) if clip != clips[0]), None)
@@ -572,7 +572,7 @@ def _clipping(plan: Plan, clips: Sequence[Clip | None]) -> Plan:
 def _undivided(
     listed: Sequence[Named], rules: Sequence[Rule], lanes: Sequence[Lane]
 ) -> frozenset[str]:
-    """The variables whose rule, on the servers, makes numbers of whole tensors.
+    """The variables whose rule, on the servers, needs numbers of the whole tensor, as norms.
 
     Args:
         lanes: of the updated variables, which come first.

@@ -65,7 +65,7 @@ class Setting:
 
     Attributes:
         key: what a user writes: "k_steps".
-        default: what a key is that nobody assigns.
+        default: the value of a key that is not assigned.
         kind: the values that it takes.
         sentence: what it does, for documentation.
         modes: names of the modes that read it: update modes of a job with servers, or modes of a
@@ -73,11 +73,11 @@ class Setting:
         jobs: kinds of jobs that read it besides: "collective" and "hybrid" in eager scripts;
             "program" and "collective_program" of transpiled programs, with servers and without.
             Programs read the keys of lanes by ``modes`` alone.
-        idle_jobs: kinds of jobs that take any value of it, and in which it does nothing.
+        idle_jobs: kinds of jobs that accept any value of it and ignore it.
         lane: the field of a :class:`~transpiler.plan.plan.Lane` that it becomes; "" for none.
         early: it acts before there is an optimizer, and so belongs into ``fleet.init``'s strategy.
-        absent: what a key that nobody assigns does, in words, where that is not what the default
-            says: the default asks for something, too, where it is assigned.
+        absent: the effect of a key that is not assigned, in words, where it differs from that of
+            the default when assigned.
     """
 
     key: str
@@ -102,7 +102,7 @@ def table(*settings: Setting) -> Table:
 
 
 def _quoted(name: str, value: Any) -> str:
-    """A value as a message may have it."""
+    """A value for a message: without secrets."""
     return "***" if name.startswith(SECRET) else repr(value)
 
 
@@ -154,7 +154,7 @@ def check_flag(name: str, value: Any) -> bool:
     """The value of an argument that is True or False.
 
     Raises:
-        TypeError: it is something else, which Python would take for one of the two.
+        TypeError: it is something else, even if Python would treat it as one of the two.
     """
     if not isinstance(value, bool | np.bool_):
         refuse_type(name, "True or False", value)
@@ -165,7 +165,7 @@ def whole_number(what: str, value: object, least: int, below: int | None = None)
     """The value of an argument that is a whole number, from ``least`` to below ``below``.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a whole number.
         ValueError: it is out of range.
     """
     if not isinstance(value, int) or isinstance(value, bool):
@@ -185,7 +185,7 @@ def flag() -> Kind:
 
 
 def _is_int(value: Any) -> bool:
-    """Whether it is a whole number, of Python's or numpy's."""
+    """Whether it is a whole number, of Python or numpy."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

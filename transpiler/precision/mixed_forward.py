@@ -6,7 +6,8 @@ takes its parameters and inputs through an identity whose backward divides by th
 its outputs as float32 through one whose backward multiplies by it.  ``p.grad`` never has the scale
 in it: accumulation, clipping, penalties outside the model, and gradients on their way to other
 trainers are those of a script without mixed precision.  A parameter that the forward takes past its
-modules' attributes would get a scaled gradient; the first training forward looks for such a one.
+modules' attributes would get a scaled gradient; the first training forward looks for such
+parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def mixed(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
     """Makes a model's forward run as ``strategy.amp_configs`` says; the module stays the same.
 
     Raises:
-        ValueError: an op or a variable that is not there.
+        ValueError: a setting names an op or a variable that does not exist.
     """
     plain(model)
     model.forward = MixedForward(model, precision_of(strategy))
@@ -43,13 +44,13 @@ def mixed(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
 
 
 def plain(model: nn.Module) -> None:
-    """Takes back what :func:`mixed` did."""
+    """Undoes :func:`mixed`."""
     if mixed_forward(model) is not None:
         del model.__dict__["forward"]
 
 
 def mixed_forward(model: nn.Module) -> MixedForward | None:
-    """What runs a model's forward with mixed precision; None where nothing does."""
+    """The :class:`MixedForward` of a model; None without one."""
     found = model.__dict__.get("forward")
     return found if isinstance(found, MixedForward) else None
 
@@ -90,7 +91,7 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 
 
 class MixedForward:
-    """A model's forward with mixed precision; it stands as ``model.forward``.
+    """A model's forward with mixed precision, which replaces ``model.forward``.
 
     Args:
         model: whose class has the forward.
@@ -98,7 +99,7 @@ class MixedForward:
 
     Attributes:
         scale: the loss scale; None: gradients are not scaled.
-        calls: of the forward.
+        calls: the number of calls of the forward.
 
     Raises:
         ValueError: ``custom_black_varnames`` names no parameter or buffer.
@@ -200,7 +201,7 @@ class _Forward:
                 self._casts.rest, self._casts.kept = rest, kept
 
     def again(self) -> AbstractContextManager[None]:
-        """What this forward is now, to be entered once more when it has ended."""
+        """A context with this forward's present state, to be entered after it has ended."""
         other, guarded = _Forward(self.model, self.precision, None), self._guarded
 
         @contextmanager

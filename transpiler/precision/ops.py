@@ -111,7 +111,7 @@ def is_in_place(function: Any) -> bool:
 
 # ---- choices ----
 #
-# What a strategy's ``amp`` and ``amp_configs`` ask for, in one value.
+# The settings of a strategy's ``amp`` and ``amp_configs``, in one value.
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Precision:
 
 
 def precision_of(strategy: DistributedStrategy) -> Precision:
-    """What a strategy with ``amp`` asks for.
+    """The precision that a strategy with ``amp`` chooses.
 
     Raises:
         ValueError: a list names an op that torch does not have, or both lists name one op.
@@ -244,8 +244,8 @@ class OpCasts(TorchFunctionMode):
             return func(*cast(args, target), **cast(kwargs, target))
 
     def _open(self, func: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a function whose ops are seen.  One that asks for itself, as ``F.max_pool2d`` does
-        from the function that it passes its arguments on to, is called as it is.
+        """Calls a function so that the mode sees its ops.  One that is already being called so, as
+        ``F.max_pool2d`` from the function that it passes its arguments on to, is called as it is.
         """
         if func in self._opening:
             return func(*args, **kwargs)

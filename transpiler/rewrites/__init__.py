@@ -1,8 +1,8 @@
-"""What a strategy changes in a single-node program, before the program is cut.
+"""A strategy's changes to a single-node program, before the program is split.
 
 A rewrite is a function ``(programs, strategy) -> programs``: a main program with its startup
-program, from which it makes new ones.  It changes nothing that it is given.  What it makes is again
-a single-node program, which prints, is verified, and runs alone as it runs in a job.
+program, from which it makes new ones.  It does not change its arguments.  Its results are again
+single-node programs, which print, are verified, and run alone as they run in a job.
 
 In reading order::
 

@@ -72,7 +72,7 @@ def in_16_bits(programs: Programs, strategy: DistributedStrategy) -> Programs:
 
 
 def check_scales(mains: Sequence[Program], plan: Plan) -> None:
-    """Refuses a job whose trainers could not skip a step together.
+    """Checks that a job's trainers can skip a step together.
 
     Raises:
         ValueError: there are several programs with a loss scale, or gradients that trainers

@@ -39,7 +39,7 @@ def compress_gradients(programs: Programs, strategy: DistributedStrategy) -> Pro
     """The programs with a ``dgc`` op for each large gradient.
 
     Raises:
-        ValueError: an update is no momentum SGD, or the program clips values, or checks gradients
+        ValueError: an update is not momentum SGD, or the program clips values, or checks gradients
             for an overflow.
     """
     if strategy.amp and not strategy.amp_configs["use_pure_bf16"]:
@@ -94,7 +94,7 @@ def _is_large(program: Program, name: str) -> bool:
 
 
 def _groups(program: Program, large: list[Op]) -> dict[int, int]:
-    """The number of the group that large parameters of each group are in from now on."""
+    """The number of the new group of the large parameters of each group."""
     optimizer = program.storage.optimizer if program.storage else None
     count = len(rules_of_ops(program.main, optimizer))
     sources = dict.fromkeys(map(group_of, large))
@@ -135,13 +135,13 @@ def _results(program: Program, large: dict[str, Op]) -> Iterator[Variable]:
 
 
 def compression_of(programs: Sequence[Program], configured: Mapping[str, str]) -> Mapping[str, str]:
-    """How gradients travel, by pattern of parameter names: sparse, where a program compresses them.
+    """The compression of gradients, by pattern of parameter names: sparse for those of ``dgc`` ops.
 
     Args:
-        configured: by a configuration.
+        configured: that of a configuration.
 
     Raises:
-        ValueError: both say how, or one of several programs compresses.
+        ValueError: both choose a compression, or one of several programs compresses.
     """
     names = [name for program in programs for name in compressed_parameters(program.main)]
     if names and (configured or len(programs) > 1):

@@ -47,7 +47,7 @@ from transpiler.tracing.programs import update_op
 
 # ---- programs ----
 #
-# A single-node main program with its startup program, and what rewrites the two.
+# A single-node main program with its startup program, and a rewrite of the two.
 
 
 class Programs(NamedTuple):
@@ -115,12 +115,12 @@ FUSED_UPDATES = Rewrite(
 #
 # Gradient merge: the gradients of k runs make one update.
 #
-# One op stands between backward and what is done to gradients::
+# One op stands between backward and the ops that take gradients::
 #
 #   w@GRAD.merged, b@GRAD.merged = gradient_merge(w@GRAD, b@GRAD, k_steps=4, avg=True)
 #
 # It adds to sums that stay from run to run.  In every k-th run its results are these sums, or
-# means, and what follows acts: clipping, sends, sums over trainers, updates, receives.  In the
+# means, and the ops behind it run: clipping, sends, sums over trainers, updates, receives.  In the
 # other runs the program ends at this op.
 
 
@@ -132,8 +132,8 @@ def gradient_merge(programs: Programs, strategy: DistributedStrategy) -> Program
     """Puts the op in front of clipping and updates, which read its results.
 
     Raises:
-        ValueError: the program has tables, or gradients are to leave during backward; or what else
-            the strategy asks for takes every run for an update.
+        ValueError: the program has tables, or gradients are to leave during backward; or another
+            setting of the strategy needs an update in every run.
     """
     if strategy.dgc:
         raise ValueError(
@@ -180,7 +180,7 @@ def _takes_gradients(op: Op) -> bool:
 
 
 def _gradients(op: Op) -> tuple[str, ...]:
-    """What an op reads that may be a gradient."""
+    """The inputs of an op that may be gradients."""
     if is_optimizer(op.type):
         return tuple(ref.name for ref in [op.arguments["grad"]] if isinstance(ref, Ref))
     return op.inputs
@@ -188,7 +188,7 @@ def _gradients(op: Op) -> tuple[str, ...]:
 
 # ---- recompute ----
 #
-# Recomputation: what backward reads of the forward part is computed again, segment by segment.
+# Recomputation: backward computes the variables of the forward part again, segment by segment.
 #
 # The checkpoints divide the forward part into segments.  Checkpoints are kept, and so is all of the
 # last segment, which backward begins with.  Of every other segment the ops that backward needs are
@@ -201,9 +201,9 @@ def _gradients(op: Op) -> tuple[str, ...]:
 #   relu@RECOMPUTE = aten.relu(addmm_1@RECOMPUTE)
 #   ... = aten.threshold_backward(..., relu@RECOMPUTE, 0)
 #
-# What would not be the same again is kept: results of random ops, of ops that change a variable in
-# place, of what is changed afterwards, and of ops that are not torch's.  A copy runs the same op on
-# the same values, so the results are equal to the bit.
+# A result that might differ the second time is kept: of random ops, of ops that change a variable
+# in place, of ops whose inputs are changed afterwards, and of ops that are not torch's.  A copy
+# runs the same op on the same values, so the results are equal to the bit.
 
 
 RECOMPUTED_SUFFIX = "@RECOMPUTE"
@@ -211,7 +211,7 @@ _KEPT_ROLES = PERSISTENT | {Role.INPUT, Role.OUTPUT, Role.SIZE, Role.TABLE}
 
 
 def recompute(programs: Programs, strategy: DistributedStrategy) -> Programs:
-    """Makes backward compute again what lies between the checkpoints.
+    """Makes backward compute the variables between the checkpoints again.
 
     Raises:
         ValueError: a checkpoint is no variable of the forward part, or there is no backward part.
@@ -290,7 +290,7 @@ class _Recomputation:
         return memory not in self._changed and all(index > change for change in later)
 
     def _needed(self) -> Mapping[str, None]:
-        """What is to be computed again: what backward reads, and what that is made of; in an order
+        """The variables to compute again: those that backward reads, and their inputs; in an order
         that is the same in every process.
         """
         found: dict[str, None] = {}
@@ -341,7 +341,7 @@ def _is_random(op: Op) -> bool:
 # 2:4 sparsity of a program (``asp``): a mask for each weight, and an op that masks its gradient.
 #
 # The mask is a buffer of the program, so that all trainers have trainer 0's.  The weights
-# themselves are the module's tensors; they are masked here, once: what has no gradient stays 0.
+# themselves are the module's tensors; they are masked here, once: elements without gradient stay 0.
 #  See [Note: zeros that stay] in trainer/modules/sparsity.py.
 
 
@@ -390,7 +390,7 @@ def _apply_sparsity(programs: Programs, strategy: DistributedStrategy) -> Progra
 
 
 def _masked(weight: Tensor) -> Tensor:
-    """Masks a weight in place; gives the mask, one tensor for all programs that train it."""
+    """Masks a weight in place; returns the mask, one tensor for all programs that train it."""
     mask: Tensor | None = _masks.get(weight)  # type: ignore[no-untyped-call]  # torch's own
     if mask is None or weight.detach()[~mask].any():
         mask = mask_of(weight)
@@ -401,9 +401,9 @@ def _masked(weight: Tensor) -> Tensor:
 
 
 def _with_mask(block: Block, name: str) -> Block:
-    """The block in which the gradient of a weight is masked as soon as it is complete: what has its
-    name is the masked one.  A scaled one is masked before it is checked, and so before trainers sum
-    it.
+    """The block in which the gradient of a weight is masked as soon as it is complete: its name
+    then means the masked one.  A scaled gradient is masked before it is checked, and so before
+    trainers sum it.
     """
     grad, dense = f"{name}@GRAD", f"{name}@DENSE"
     last = _last(block, grad)
@@ -458,7 +458,7 @@ def _apply_update_rules(programs: Programs, strategy: DistributedStrategy) -> Pr
     """The programs with the other optimizer's ops and states.
 
     Raises:
-        ValueError: the optimizer is none that the switch replaces, or rows of a table follow it.
+        ValueError: the switch does not replace this optimizer, or it updates rows of a table.
     """
     block, storage = programs.main.main, programs.main.storage
     ops = optimizer_ops(block)
@@ -506,7 +506,7 @@ def _optimizer_of(block: Block, ops: list[Op]) -> tuple[torch.optim.Optimizer, d
 
 
 def _check_tables(block: Block, groups: int, strategy: DistributedStrategy) -> None:
-    """Raises where a table's rows are updated by the optimizer that is replaced."""
+    """Raises ValueError if the replaced optimizer updates a table's rows."""
     for op in row_updates(block):
         if group_of(op) < groups:
             switch = next(name for name in REPLACEMENTS if getattr(strategy, name))
@@ -523,8 +523,8 @@ def _changed(
     """The block with the optimizer's ops and states.
 
     Args:
-        added: how many groups the optimizer has more than the former one; those of tables' own
-            optimizers come behind them.
+        added: the number of groups that the optimizer has more than the former one; the groups of
+            tables' own optimizers follow them.
     """
     index_of = {
         names[parameter]: index
