@@ -102,14 +102,14 @@ NOT_SYNC = ("geo_sgd_mode", "half_async", "enable_dc_asgd", "k_steps", "dc_asgd"
 
 
 class DistributeTranspilerConfig:
-    """How ``transpile`` splits a program: plain data, checked at every assignment.
+    """The settings of ``transpile``: plain data, checked at every assignment.
 
     The order of assignments never matters; ``transpile`` finds fields that contradict each other.
 
     Attributes:
         slice_var_up: cut large variables into slices, so that several servers share one.
-        split_method: which server gets which slice: RoundRobin, HashName, SizeBalanced, or a class
-            of the same interface.
+        split_method: chooses the server of each slice: RoundRobin, HashName, SizeBalanced, or a
+            class of the same interface.
         min_block_size: least number of elements of a slice.  Raising it means fewer and larger
             messages, and less even servers.
         sync_mode: servers wait for all trainers at every step.  ``transpile(sync_mode=...)``
@@ -139,7 +139,8 @@ class DistributeTranspilerConfig:
             field without effect in the mode must keep its default.
         collective_mode: of "collective": "grad_allreduce" averages gradients at every step,
             "local_sgd" parameters after it, or after every ``k_steps`` steps.
-        nccl_comm_num: how many process groups ("rings") buckets of gradients take in turn.
+        nccl_comm_num: the number of process groups ("rings"), which buckets of gradients take in
+            turn.
         use_hierarchical_allreduce: reduce within each host, then between hosts (``plan/plan.py``).
         hierarchical_allreduce_inter_nranks: trainers in a row that reduce among themselves first; 0
             or 1: those of each host.
@@ -270,7 +271,8 @@ class DistributeTranspilerConfig:
             raise ValueError("; ".join(found))
 
     def check_effects(self) -> None:
-        """Checks that every assigned field has an effect in this mode, and that none is missing.
+        """Checks that fields other than at their defaults have an effect in this mode, and that
+        none is missing.
 
         Raises:
             ValueError: naming all of these fields.

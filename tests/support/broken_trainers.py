@@ -105,7 +105,7 @@ BROKEN_TRAINERS: list[Broken] = [
         "trainer",
         "b",
         changed("send", 0, x=(Ref("b"),)),
-        "is no gradient",
+        "is not the gradient",
     ),
     (
         "sent_when_final",

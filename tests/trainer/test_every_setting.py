@@ -129,7 +129,7 @@ REASONS = (
     r"acts only in (a job|a program) with.+, and this is (a job|a process) .+; leave it "
     r"at its default(, and .+)?",
     r"no job reads it in this version(: .+)?; leave it at its default(, and .+)?",
-    r"fleet\.(distributed_model|shard) reads it, from the strategy of fleet\.init.*",
+    r"fleet\.(distributed_model|shard) reads it, from the strategy as it was given to fleet.*",
     r"has no effect with(out)? \w+=(True|False|'off').*",
 )
 

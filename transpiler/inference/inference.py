@@ -186,7 +186,9 @@ class _Evaluating:
         return self._alpha_dropped_out(op)
 
     def _alpha_dropped_out(self, op: Op) -> str | None:
-        """The same for ``a * (x * noise) + b * (1 - noise)``, as torch writes it."""
+        """The variable to which an op applies alpha dropout, which torch writes as
+        ``a * (x * noise) + b * (1 - noise)``; None for another op.
+        """
         if op.type not in ("aten.add_.Tensor", "aten.add.Tensor"):
             return None
         product = self._made(op, "self", ("aten.mul.Tensor", "aten.mul_.Tensor"))

@@ -12,9 +12,9 @@ Rules that users register are not in the table: such a :class:`Rule` brings its 
 a block of ops (``update_block.py``).
 
 Rows: the table holds everything about the rule that is data.  The arithmetic is a kernel in
-``pserver/table/rules.py`` (and a deferred one where a step also moves rows
-that it does not touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are
-found by the rule's name.  So a new rule for rows is a spec here, a kernel and a class;
+``pserver/table/rules.py`` (and one in ``deferred.py`` where a step also moves rows that it does not
+touch), the class that users name is in ``trainer/row_optimizers.py``.  Both are found by the rule's
+name.  So a new rule for rows is a spec here, a kernel and a class;
 ``tests/pserver/table/test_update_kernels.py`` says which of them is missing.
 """
 
@@ -78,7 +78,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How merged gradients are clipped.
+    """The clipping of merged gradients.
 
     Attributes:
         kind: "value", to [low, high]; "norm" (each tensor) or "global_norm", to ``high``.
@@ -96,7 +96,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """How a rule updates dense parameters.
+    """The part of a rule for dense parameters.
 
     Attributes:
         cls: the optimizer class that a server runs.
@@ -117,7 +117,7 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class RowSpec:
-    """How a rule updates rows of tables: all of it that is data.
+    """The part of a rule for rows of tables: all of it that is data.
 
     Attributes:
         hparams: those that a schedule may move: name -> default.

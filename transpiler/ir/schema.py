@@ -50,7 +50,7 @@ class Parameter:
     """One argument of an op's schema.
 
     Attributes:
-        kind: what it may be.
+        kind: the set of allowed arguments.
         required: whether the op must have it.
     """
 
@@ -64,7 +64,7 @@ class Schema:
 
     Attributes:
         parameters: by name, in order.
-        results: how many there are; None: any number from ``least`` on.
+        results: their number; None: any number from ``least`` on.
     """
 
     parameters: Mapping[str, Parameter]

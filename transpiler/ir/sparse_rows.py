@@ -88,7 +88,7 @@ class RowKernels:
         Args:
             inverse: int64 [n], the place of each row's id among the distinct ones.
             values: [n, d].
-            count: how many distinct ids there are.
+            count: the number of distinct ids.
 
         Returns:
             [count, d].

@@ -1,6 +1,6 @@
 """The data of sparse tables: settings, initial values, entry rules and segments of columns.
 
-A table is a map from int64 ids to rows of ``dim`` values.  Row ``id`` lives on server ``owner(id,
+A table is a map from int64 ids to rows of ``dim`` values.  Row ``id`` is on server ``owner(id,
 servers)``.  The arithmetic is in pserver/table/.
 """
 
@@ -190,7 +190,7 @@ class Table:
         lane: index of its lane in the plan.
         seed: of initial values and of probability entries.
         initial: the distribution of initial values.
-        entry: which ids are admitted; None: all.
+        entry: the rule that admits ids; None: all are admitted.
         ttl: seconds without a push after which a row is removed; None: never.
         capacity: the most rows on all servers together; beyond it rows are evicted; None: no bound.
         eviction: evicts the least recently ("lru") or the least often ("lfu") pushed rows.

@@ -50,11 +50,11 @@ class Name:
 
     Attributes:
         name: as the original has it.
-        kind: a key of KINDS: whose it is.
-        write: what to write here; empty where the name is declined.
+        kind: a key of KINDS.
+        write: the replacement; empty if the name is declined.
         call: an expression whose captured value a test compares with its eager one.
         snippet: the statements of a test.
-        note: what differs from the original; of a declined name the reason.
+        note: the difference from the original; for a declined name the reason.
         table: the file in this folder that has the entry.
     """
 
@@ -163,7 +163,7 @@ class MissingName(AttributeError):
     the message reads the index.
 
     Attributes:
-        module: where it is missing.
+        module: the one that lacks the name.
         wanted: the name; ``name`` is lost where an error is pickled.
         known: the names that the package has.
     """

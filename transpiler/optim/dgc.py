@@ -21,7 +21,7 @@ has a velocity of them.
 *Before the ramp* nothing waits: velocity is sent whole.  Momentum is linear, so the mean of the
 trainers' velocities is the velocity of the mean gradient: the update is the momentum SGD that the
 script wrote, up to rounding, and to the bit with one trainer.  That is why the change to sparse
-steps needs no message and loses no velocity.  Each trainer goes on with its own.
+steps needs no message and loses no velocity.  Each trainer continues with its own.
 
 *Momentum factor masking.*  Velocity is cleared with the residual: momentum would carry an element
 that has waited long on in a stale direction.
@@ -271,7 +271,7 @@ def compress(
     Args:
         gradient: of this trainer, clipped, with weight decay; any shape and floating dtype.
         velocity, residual: of the step before, zeros at first; contiguous; not changed.
-        kept: how many elements are sent; None: all, before the ramp.
+        kept: the number of elements to send; None: all, before the ramp.
         momentum, nesterov: as of torch's SGD.
 
     Example:

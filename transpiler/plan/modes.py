@@ -45,7 +45,7 @@ class Mode:
     """One update mode: how the parameters of a lane are trained.
 
     Attributes:
-        name: what a user writes, what a lane is stored with and what programs print.
+        name: as users write it, lanes store it and programs print it.
         payload: the content of a step's message.
         words: a lane in words, a format string of the parts that :func:`lanes.describe` makes.
         waits_for_all: a server applies a step when every trainer's part of it has arrived.
@@ -146,7 +146,7 @@ def mode_of(name: str) -> Mode:
     """The update mode of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no mode has this name.
     """
     if name not in _BY_NAME:
         raise ValueError(f"mode: expected one of {', '.join(_BY_NAME)}, got {name!r}")
@@ -161,8 +161,8 @@ class CollectiveMode:
     """A mode of a job without servers: how its trainers share their work.
 
     Attributes:
-        name: what a user writes and what programs print.
-        averages: what a program averages over trainers at every step; None: it shares nothing, and
+        name: as users write it and programs print it.
+        averages: the values that a program averages over trainers; None: it shares nothing, and
             ``ParallelExecutor`` averages its gradients.
     """
 
@@ -182,7 +182,7 @@ def collective_mode_of(name: str) -> CollectiveMode:
     """The mode of a job without servers, by name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no mode has this name.
     """
     if name not in COLLECTIVE_MODES:
         known = ", ".join(COLLECTIVE_MODES)

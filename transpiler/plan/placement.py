@@ -29,7 +29,7 @@ def slice_variable(shape: Sequence[int], servers: int, min_block_size: int) -> l
 
     Args:
         shape: of the variable.
-        servers: how many there are.
+        servers: their number.
         min_block_size: elements.
 
     Returns:
@@ -207,7 +207,7 @@ def place(
     Args:
         variables: (name, shape, dtype, group); ``group`` is the index of the update rule, None for
             a variable that servers hold and never update.
-        servers: how many there are.
+        servers: their number.
         min_block_size: elements.
         slice_var_up: False leaves every variable whole.
         method: the split method.

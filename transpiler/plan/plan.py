@@ -127,7 +127,7 @@ class Lane:
             their sum; "customized": their sum, which the script has scaled.
         outlier_push: what servers do with a step of which a norm is far beyond its trainer's
             history: "refuse", "apply" or "stop"; "off": norms are not checked.
-        outlier_factor: how many times its history such a norm exceeds.
+        outlier_factor: the factor by which such a norm exceeds its history.
         lost_trainer: what happens to a step of all trainers when one is lost: the others "wait" for
             another process in its place, and then continue without it; they continue at once
             ("go_on"); or the job is to "stop".
@@ -155,7 +155,7 @@ class Lane:
 
     @property
     def averages(self) -> bool:
-        """Whether merged gradients are divided by the number of trainers."""
+        """Whether servers divide what they merge by the number of trainers."""
         return self.gradient_scale == "avg"
 
     @property
@@ -174,7 +174,7 @@ class Lane:
         """The lane's update mode.
 
         Raises:
-            ValueError: there is none of this name.
+            ValueError: no mode has this name.
         """
         return mode_of(self.mode)
 
@@ -230,7 +230,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How the trainers of a job without servers share their work.
+    """The settings by which the trainers of a job without servers share their work.
 
     Every trainer holds every variable whole; the plan has no lanes and no slices.
 
@@ -246,7 +246,7 @@ class Collective:
         steps: of "local_sgd": that a trainer takes by itself between two averages.
         last_bytes: the largest last bucket, which nothing hides; 0: as the others.
         most: the most tensors of a bucket; 0: any number.
-        dtype: what gradients of more than 16 bits travel as; "" as they are.
+        dtype: as which gradients of more than 16 bits travel; "" for their own.
         waits: trainers wait for each bucket as soon as it has left.
         sharded: of "grad_allreduce": each parameter is updated by one trainer, its owner.
         gradient_scale: "avg": gradients are means over trainers; "sum", "customized": sums.
@@ -270,7 +270,7 @@ class Collective:
 
     @property
     def kind(self) -> CollectiveMode:
-        """How trainers share their work.
+        """The mode itself.
 
         Raises:
             ValueError: there is no such mode.
@@ -313,7 +313,7 @@ class Plan:
         """The placement of a variable.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the plan has no such variable.
         """
         for placement in self.placements:
             if placement.name == name:
@@ -324,7 +324,7 @@ class Plan:
         """A sparse table.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: the plan has no such table.
         """
         for table in self.tables:
             if table.name == name:
@@ -705,8 +705,8 @@ def row_length(asked: int, endpoints: Sequence[str]) -> int:
 
 
 def row_or_all(asked: int, hosts: Sequence[str]) -> int:
-    """The same for an eager job, whose trainers may all be in one row: on one host, or because they
-    are no more than asked.
+    """The number of trainers in a row of an eager job, where all may be in one row: on one host, or
+    because they are no more than ``asked``.
 
     Args:
         asked: as above.
@@ -735,6 +735,6 @@ def describe_collective(collective: Collective) -> str:
 
 
 def seldom(steps: object, begin: object) -> str:
-    """When parameters are averaged: "every 4 steps after step 30"."""
+    """The words for when parameters are averaged: "every 4 steps after step 30"."""
     every = "every step" if steps == 1 else f"every {steps} steps"
     return f"{every} after step {begin}" if begin else every

@@ -487,7 +487,7 @@ def plan_parameters(
         rules: one for each parameter group.
         mode: of all parameters, for modes without settings: "sync", "async" or "half_async".
         lanes: the lanes that a strategy asks for, in place of ``mode``.
-        trainers, servers: how many processes of each role.
+        trainers, servers: the number of processes of each role.
         min_block_size: the least number of elements of a slice.
         slice_var_up: False leaves variables whole.
         split_method: chooses the server of each slice.

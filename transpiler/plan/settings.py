@@ -64,10 +64,10 @@ class Setting:
     """One key: a row of a table of settings.
 
     Attributes:
-        key: what a user writes: "k_steps".
+        key: as a user writes it: "k_steps".
         default: the value of a key that is not assigned.
         kind: the values that it takes.
-        sentence: what it does, for documentation.
+        sentence: a description for documentation.
         modes: names of the modes that read it: update modes of a job with servers, or modes of a
             :class:`DistributeTranspilerConfig`.  Elsewhere another value than the default raises.
         jobs: kinds of jobs that read it besides: "collective" and "hybrid" in eager scripts;

@@ -94,8 +94,8 @@ class MixedForward:
     """A model's forward with mixed precision, which replaces ``model.forward``.
 
     Args:
-        model: whose class has the forward.
-        precision: what the strategy asks for.
+        model: its class has the forward.
+        precision: that of the strategy.
 
     Attributes:
         scale: the loss scale; None: gradients are not scaled.
@@ -348,7 +348,7 @@ class _Scale(torch.autograd.Function):
 
 
 def _look_for_ways_past(model: nn.Module, outputs: Any) -> None:
-    """Raises where a leaf of autograd is reached from the outputs without passing an _Unscale.
+    """Checks that every leaf of autograd is reached from the outputs through an _Unscale.
 
     Raises:
         RuntimeError: a parameter, or another tensor, would get a scaled gradient.
@@ -366,7 +366,7 @@ def _look_for_ways_past(model: nn.Module, outputs: Any) -> None:
         if leaf is not None:
             raise RuntimeError(
                 "strategy.amp: expected the forward to take its parameters as attributes of its "
-                f"modules, got {names.get(id(leaf), 'a tensor that is no parameter')!r} by another "
+                f"modules, got {names.get(id(leaf), 'a tensor that is no parameter')!r} in another "
                 "way: its gradient would have the loss scale in it"
             )
         waiting.extend(following for following, _ in node.next_functions)

@@ -116,7 +116,7 @@ def is_in_place(function: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How a forward runs with mixed precision.
+    """The settings of a forward with mixed precision.
 
     Attributes:
         dtype: of the ops in 16 bits.

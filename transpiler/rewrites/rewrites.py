@@ -188,7 +188,7 @@ def _gradients(op: Op) -> tuple[str, ...]:
 
 # ---- recompute ----
 #
-# Recomputation: backward computes the variables of the forward part again, segment by segment.
+# Recomputation: backward computes again the variables that it reads, segment by segment.
 #
 # The checkpoints divide the forward part into segments.  Checkpoints are kept, and so is all of the
 # last segment, which backward begins with.  Of every other segment the ops that backward needs are
@@ -201,9 +201,9 @@ def _gradients(op: Op) -> tuple[str, ...]:
 #   relu@RECOMPUTE = aten.relu(addmm_1@RECOMPUTE)
 #   ... = aten.threshold_backward(..., relu@RECOMPUTE, 0)
 #
-# A result that might differ the second time is kept: of random ops, of ops that change a variable
-# in place, of ops whose inputs are changed afterwards, and of ops that are not torch's.  A copy
-# runs the same op on the same values, so the results are equal to the bit.
+# Variables that might differ the second time are kept: results of random ops, variables that an op
+# changes in place, results of ops whose inputs are changed afterwards, and results of ops that are
+# not torch's.  A copy runs the same op on the same values, so the results are equal to the bit.
 
 
 RECOMPUTED_SUFFIX = "@RECOMPUTE"

@@ -31,7 +31,7 @@ def collective_of(
     endpoints: Sequence[str],
     strategy: DistributedStrategy | None = None,
 ) -> Collective:
-    """How trainers share their work, by a configuration, and a strategy if there is one.
+    """The settings of trainers without servers, by a configuration and, if given, a strategy.
 
     Args:
         endpoints: of the trainers.

@@ -1,5 +1,5 @@
-"""How trainers exchange gradients among themselves, by a strategy: one value for every kind of job
-that does so.
+"""The exchange of gradients among trainers, by a strategy: one value for every kind of job that has
+one.
 
 Eager jobs without servers, the dense parameters of jobs with servers (mode "collective") and
 programs without servers read the same switches, here.
@@ -18,7 +18,7 @@ _SIZES = ("fuse_grad_size_in_MB", "fuse_grad_size_in_num", "last_comm_group_size
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How gradients travel.
+    """The settings of an exchange of gradients.
 
     Attributes:
         size_mb: the most MB (2**20 bytes) of gradients that are reduced together; a single larger
@@ -44,7 +44,7 @@ class Exchange:
 
 
 def exchange_of(strategy: DistributedStrategy | None) -> Exchange:
-    """How gradients travel by a strategy; the defaults for None."""
+    """The exchange settings of a strategy; the defaults for None."""
     if strategy is None:
         return Exchange()
     return Exchange(

@@ -223,7 +223,7 @@ def too_late(strategy: DistributedStrategy, first: DistributedStrategy) -> list[
     return [
         f"strategy.{name}: {'fleet.shard' if name == 'elastic' else 'fleet.distributed_model'} "
         "reads it, from the strategy as it was given to fleet.init, where it has another value; "
-        "give the final strategy to fleet.init(strategy=...)"
+        "give the strategy to fleet.init(strategy=...) with this value"
         for name in strategy.early_changes(first)
     ]
 

@@ -277,7 +277,7 @@ class Row(NamedTuple):
         range: in words; "" if every value of the type is allowed.
         modes: the update modes with servers that read it, then the kinds of jobs without servers;
             where there are none, another value than the default raises.
-        sentence: what it does.
+        sentence: a description.
     """
 
     key: str
@@ -587,7 +587,7 @@ class DistributedStrategy:
             name: its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
 
         Raises:
-            UnknownField: there is none of this name.
+            UnknownField: no setting has this name.
 
         Example:
             >>> strategy = DistributedStrategy()
@@ -619,7 +619,7 @@ class DistributedStrategy:
         """A setting by its full name: ``"a_sync"``, ``"a_sync_configs.k_steps"``.
 
         Raises:
-            UnknownField: there is none of this name.
+            UnknownField: no setting has this name.
 
         Example:
             >>> DistributedStrategy().value("a_sync_configs.k_steps")
@@ -715,7 +715,7 @@ class DistributedStrategy:
             output: a path; the message is that of ``protos/transpiler/strategy.proto``.
 
         Raises:
-            OSError: the file cannot be written; the one that was there stays.
+            OSError: the file cannot be written; the former one stays.
             ValueError: the path is a URL.
         """
         with whole_file(local_path(output, "save_to_prototxt"), PRIVATE) as file:

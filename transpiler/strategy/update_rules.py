@@ -35,7 +35,7 @@ _BIASES = frozenset({".b", ".b_0"})  # endings of the original's names of biases
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """How one switch replaces an optimizer.
+    """The replacement of an optimizer by one switch.
 
     Attributes:
         replaces: the class, and no subclass.

@@ -136,8 +136,8 @@ def name(tensor: Tensor, label: str) -> Tensor:
     """Gives an intermediate tensor of a step a name in the captured program.
 
     Fetch lists, recompute checkpoints and dumps refer to the tensor by this name.  Inside
-    ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture the tensor
-    is what a job dumps under the name, where its strategy asks for it.
+    ``name_scope("block1")`` the name ``"x"`` is ``"block1/x"``.  Outside a capture a job dumps the
+    tensor under the name, if its strategy asks for it.
 
     Args:
         tensor: an intermediate tensor of the step.
@@ -180,19 +180,19 @@ def name(tensor: Tensor, label: str) -> Tensor:
 
 
 class Listener:
-    """Hears the names that eager steps give, until :meth:`remove`."""
+    """Calls a function for the names that eager steps give, until :meth:`remove`."""
 
     def __init__(self, heard: Callable[[str, Tensor], None]) -> None:
         self.heard = heard
 
     def remove(self) -> None:
-        """Hears nothing any more."""
+        """Ends the calls."""
         if self in _listeners:
             _listeners.remove(self)
 
 
 def listen(heard: Callable[[str, Tensor], None]) -> Listener:
-    """Calls ``heard(name, tensor)`` for each tensor that is named outside of a capture."""
+    """Calls ``heard(name, tensor)`` for each tensor that is named outside a capture."""
     listener = Listener(heard)
     _listeners.append(listener)
     return listener

@@ -271,7 +271,7 @@ class VariableNames:
 
     Args:
         found: the trace.
-        model: whose parameters and buffers keep their names.
+        model: its parameters and buffers keep their names.
         inputs: the names of the inputs.
         above_one: the free sizes that must be 2 or more.
         tables: the lookups of the trace.

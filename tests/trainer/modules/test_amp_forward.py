@@ -305,7 +305,7 @@ def test_a_parameter_past_the_modules_attributes_is_found() -> None:
         def forward(self, x: Tensor) -> Any:
             return torch.distributions.Categorical(super().forward(x))
 
-    with pytest.raises(RuntimeError, match="attributes of its modules, got 'w' by another way"):
+    with pytest.raises(RuntimeError, match="attributes of its modules, got 'w' in another way"):
         amp_model(Past())(X)
     with pytest.raises(TypeError, match="got Categorical among them"):
         amp_model(Opaque())(X)
