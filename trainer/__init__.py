@@ -1,4 +1,4 @@
-"""How one process runs its part of a job.  Scripts import this package's names, and ``fleet``::
+"""The trainer: one process's part of a job.  Scripts import this package's names, and ``fleet``::
 
     from pserver import DistributedEmbedding, fleet
 
@@ -11,8 +11,8 @@
         optimizer.zero_grad()
     fleet.finish()
 
-This page is the package's manual.  ``transpiler`` decides before training what is sent to whom (the
-plan); ``pserver`` is the servers, and its page tells the life of a gradient there.
+This page is the package's manual.  ``transpiler`` makes the plan before training: which server
+holds what.  ``pserver`` is the servers, and its page follows a gradient there.
 
 A step: from ``p.grad`` to the parameter
 ----------------------------------------
@@ -25,27 +25,27 @@ In a job with servers, sync; file by file, in order:
     clipped before a mean.
  2. ``embedding/proxy.py``: tables give their pending row gradients, times the script's
     factors on ``proxy.grad``; ``communicator/tables.py`` collects them.
- 3. ``senders/writes.py`` finds what the script has written into parameters: a part of
-    the step.  ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives
-    these to the sender of their lane.
+ 3. ``senders/writes.py`` finds external writes, which are part of the step.
+    ``communicator/communicator.py`` cuts each gradient into the plan's slices and gives these to
+    the sender of their lane.
  4. ``senders/sync_lane.py``: the slices leave at once, those of a GPU through pinned memory
     (``senders/parameters.py``).
  5. ``pserver/client``: frames on a stream of the lane, sent again after a broken connection.
- 6. ``close_step`` tells each server the present hyper-parameters: the step is complete.
- 7. The server merges the slices of all trainers, updates, and replies with values.
+ 6. ``close_step`` sends each server the current hyper-parameters: the step is complete.
+ 7. The server merges the slices of all trainers, updates the parameters, and replies with values.
  8. ``collective/elastic_means.py`` averages the gradients of parameters in the mode "collective",
     meanwhile or, beside a sync lane, before 6, and the script's own optimizer steps these.
  9. ``finish_step`` waits for the replies.  ``senders/parameters.py``: values arrive in
     the parameters' own memory, or in buffers that are copied there now.
 
 Only ``finish_step``, and ``refresh`` at the entry of a forward, change parameters: a running
-backward never sees one move.  With ``overlap``, 3 to 5 begin while backward goes on.
+backward never sees one change.  With ``overlap``, 3 to 5 begin while backward runs.
 
-Which class runs where
-----------------------
+Classes by mode
+---------------
 
 =================  =============================================  ==================================
-mode               on the trainer                                 who steps
+mode               on the trainer                                 the optimizer runs on
 =================  =============================================  ==================================
 sync               ``senders.SyncSender``                         servers, once for all trainers
 async, half-async  ``senders.AsyncSender``, with a queue          servers, for each message
@@ -72,24 +72,24 @@ The rooms
 A room imports those above it, and none below it::
 
     row_optimizers  serving         root files that import no room
-    environment                     what variables say to this process: its role, its connection
+    environment                     settings from environment variables: role, connection
     lr                              learning rates that torch has no scheduler for
-    collective                      trainers among themselves: rendezvous, groups, all-reduce
+    collective                      between trainers: rendezvous, groups, all-reduce
     data                            training data in files: formats, datasets, batches
     compat                          names for scripts that come from PaddlePaddle
     embedding                       DistributedEmbedding, its proxy parameter, rows of this process
     nn                              losses and layers of models that rank and recommend
-    gradients                       what happens to gradients before they leave
-    modules                         what a strategy changes in a model
-    senders                         how a lane sends: gradients to the servers, and values back
+    gradients                       changes to gradients before they are sent
+    modules                         changes that a strategy makes to a model
+    senders                         the sending of a lane: gradients to the servers, values back
     communicator                    the connections to the servers
-    samplers                        which samples a trainer trains on
+    samplers                        the samples that a trainer trains on
     optimizer                       root: the optimizer that fleet returns
     checkpoint                      a job's state in files
     executor, parallel_executor     programs
     sharding                        state, gradients and parameters in shards
     hybrid                          five directions of parallelism at once
-    job                             what fleet.init begins and fleet.finish ends
+    job                             the job, from fleet.init to fleet.finish
     metrics                         AUC and the like, over the samples of all trainers
     fleet                           root: the calls of a script
     lightning, huggingface          root: the Trainers of Lightning and transformers
@@ -98,14 +98,14 @@ A room imports those above it, and none below it::
 Threads
 -------
 
-The script's thread does everything, but for these:
+The script's thread does everything except for these:
 
 - ``heartbeat``, one for each server, and two of each stream (``pserver/client``).
 - ``lane ...``: an async lane's sender, and its receiver with ``independent_recv_thread``; a k-step
   lane's exchange.
 - ``membership``: heartbeats between trainers, one in each job without servers, each mixed one, and
   each whose trainers sum something themselves (``fleet.all_reduce``, metrics).
-- ``trace``: brings the spans of a trace together, after its last step.
+- ``trace``: merges the spans of a trace, after its last step.
 - ``ring N`` and ``gradients N``: a ring of trainers in rows (``collective/row_sum.py``).
 - ``prefetch``: the next batches of a dataset; ``parses N``: pieces of its files (``data/``).
 - autograd's own: hooks of gradients (``DataParallel``, ``sharding.Reducer``, ``overlap``, proxy
@@ -123,7 +123,7 @@ Glossary
 - **step**: from a script's ``optimizer.step()`` to the next; ``close`` ends its sending, ``finish``
   its waiting, ``drain`` waits for all replies of a lane, ``flush`` also receives the others' steps.
 - **rendezvous**: trainers find one another and compare what they run; **peers**: the trainers after
-  that; **membership**: which of them are still there.
+  that; **membership**: which of them are live.
 - **unit**: a module whose shards are gathered together; **bucket**: gradients that are reduced
   together.
 - **transport**: how tensors travel: ``tcp``, ``grpc``, ``shm``; ``nccl``, ``gloo``.
@@ -278,7 +278,7 @@ __all__ = [
     "Uniform",
 ]
 
-# what is imported when it is first asked for, and where it lies
+# names that are imported on first use, and their modules
 _LATE = {
     "CompiledProgram": "executor.loaded_program",
     "cpu_places": "compat.places",
@@ -309,8 +309,8 @@ _ROOMS = ("lr", "metrics")  # whose names users write behind the package's: trai
 
 
 def __getattr__(name: str) -> object:
-    """Some names are imported late, so that ``import trainer`` stays light: DistributedEmbedding
-    brings numba, what runs programs, or goes with them, the servers' transports.
+    """Imports some names on first use, so that ``import trainer`` stays light: DistributedEmbedding
+    brings numba; classes and functions for programs bring the servers' transports.
     """
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
@@ -320,8 +320,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is imported late is listed too: ``help(trainer)`` shows it; not names that stand for
-    PaddlePaddle's.
+    """Lists late imports, too, so that ``help(trainer)`` shows them; without PaddlePaddle's
+    names.
     """
     compat = {name for name, module in _LATE.items() if module.startswith("compat.")}
     return sorted({*globals(), *__all__} - compat)

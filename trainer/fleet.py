@@ -163,19 +163,19 @@ def init(
         role_maker: the role; None reads it from the environment: see docs/environment.md.
         is_collective: trainers without servers, which average their gradients among themselves.
             Where torchrun's variables are set, and no servers, this is so without the argument.  A
-            process that trains alone is a world of one, and says so where another launcher's
-            variables say that there are several.
+            process that trains alone is a world of one, and warns where another launcher has
+            started several.
         strategy: the default for ``distributed_optimizer``.
-        checkpoint: a folder, or its URL.  The job saves there as it goes, and goes on from the
-            newest checkpoint that is there: see docs/restarts.md.  None: what PSERVER_CHECKPOINT
-            says.
-        every: seconds between two of its checkpoints; None: what PSERVER_CHECKPOINT_EVERY says.
-        keep: how many of the newest stay; None: what PSERVER_CHECKPOINT_KEEP says.
+        checkpoint: a folder, or its URL, of automatic checkpoints, from the newest of which the job
+            also resumes: see docs/restarts.md.  None: the value of PSERVER_CHECKPOINT.
+        every: seconds between two checkpoints; None: the value of PSERVER_CHECKPOINT_EVERY.
+        keep: the number of newest checkpoints that are kept; None: the value of
+            PSERVER_CHECKPOINT_KEEP.
 
     Raises:
         ValueError: a required variable is missing or wrong, or settings of the strategy cannot act
             in this job; the message names all of them.
-        RuntimeError: a job is under way: call ``finish()`` first.
+        RuntimeError: a job is running: call ``finish()`` first.
         PServerError: another trainer of a collective job has not come up.
     """
     if role_maker is not None and not isinstance(role_maker, RoleMaker):
@@ -185,7 +185,7 @@ def init(
         )
     check_flag("is_collective", is_collective)
     role = role_maker or CloudRoleMaker()
-    # a wrong variable is told also where nothing reads it
+    # a wrong variable raises even where nothing uses it
     connection = Connection.from_environment()
     settings = CheckpointSettings.of(checkpoint, every, keep, connection)
     if connection.log_json:
@@ -210,7 +210,7 @@ def init(
 
 
 def _begin(job: Job, settings: CheckpointSettings | None) -> None:
-    """Makes a job the present one; it is none where its strategy cannot be taken."""
+    """Makes a job the present one, unless its strategy is refused."""
     begin(job)
     try:
         if settings is not None:
@@ -245,7 +245,7 @@ def _kind(role: RoleMaker) -> str:
 
 
 def _check_late(strategy: DistributedStrategy | None, job: Job, kind: str) -> None:
-    """Refuses a strategy of ``distributed_optimizer`` that comes too late to act."""
+    """Refuses a strategy of ``distributed_optimizer`` that is too late to act."""
     first = job.first or DistributedStrategy()
     late = [
         said
@@ -257,7 +257,7 @@ def _check_late(strategy: DistributedStrategy | None, job: Job, kind: str) -> No
 
 
 def _note_reader(strategy: DistributedStrategy | None, job: Job) -> None:
-    """An optimizer has taken its settings: until the job's end it warns when they change."""
+    """Makes strategies warn, until the job's end, of changes after an optimizer has read them."""
     for each in (strategy, job.strategy):
         if each is not None:
             each.note_reader("fleet.distributed_optimizer")
@@ -275,8 +275,8 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Embeddings that are marked by ``distribute_embedding``, or named by
     ``a_sync_configs["embeddings"]`` of ``init``'s strategy, are replaced by ones whose rows the
-    servers hold: make the optimizer after this.  A ``weight`` of theirs that a module keeps, as for
-    a penalty, raises when it is used.
+    servers hold: make the optimizer after this.  A reference to their former ``weight``, such as
+    one for a penalty, raises on use.
 
     Example::
 
@@ -289,7 +289,7 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
     Raises:
         RuntimeError: the optimizer has been distributed already.
-        ValueError: an embedding cannot move, as one whose weight an output layer shares; or a
+        ValueError: an embedding cannot move, such as one whose weight an output layer shares; or a
             pattern matches none.
     """
     job = present()
@@ -313,7 +313,7 @@ def distributed_model(model: nn.Module, **hybrid: Any) -> nn.Module:
 
 
 def _flush(job: Job) -> None:
-    """Before a model's ``state_dict()``: makes it whole and current on every trainer."""
+    """Makes a model whole and current on every trainer, before its ``state_dict()``."""
     if is_present(job) and job.optimizer is not None:
         job.optimizer.flush()
 
@@ -342,12 +342,12 @@ def distributed_optimizer(
         optimizer: any element-wise optimizer of torch.optim, over parameters of the registered
             models; of several optimizers each has parameters of its own.
         strategy: of this optimizer's parameters; None takes that of ``init``; without one they are
-            sync.  What acts earlier ("embeddings", ``hybrid_configs``) belongs into that of
+            sync.  Settings that act earlier ("embeddings", ``hybrid_configs``) belong in that of
             ``init``.
         grad_clip: ``ClipGradByValue``, ``ClipGradByNorm`` or ``ClipGradByGlobalNorm`` of
             ``transpiler``, applied to the merged gradient.
-        compression: how gradients travel, by pattern of parameter names, the first that matches:
-            {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (as they are) too.  The rounding
+        compression: of gradients on the wire, by pattern of parameter names, the first that
+            matches: {"emb.*": "int8", "*": "bfloat16"}; "float16" and "" (none) too.  The rounding
             error is added to the next step's gradient.  "sparse" sends the elements that are not 0,
             with their positions, where that is less, and loses nothing.
 
@@ -400,8 +400,8 @@ def distributed_optimizer(
 
 def finish() -> None:
     """Leaves the job, when the servers have applied all that this trainer sent, and every trainer
-    has finished.  Until then the others go on without it.  Where there is
-    no job it has no effect, so that a ``finally`` may call it.
+    has finished.  Until then the others continue without it.  Where there is no job it has no
+    effect, so that a ``finally`` may call it.
 
     Example::
 
@@ -439,12 +439,12 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
             print(x)
 
     Args:
-        loader: a DataLoader, or any iterable of batches; docs/data.md says how each kind is
+        loader: a DataLoader, or any iterable of batches; docs/data.md describes how each kind is
             divided.
         seed: of the shuffling; None: 0 (or that of the loader's generator) where the loader
             shuffles, and otherwise its own order.
-        progress: show how far each pass has come, on trainer 0, or in a process that trains alone:
-            a bar on a terminal, a line at the pass's end elsewhere.  Where ``pserver launch`` shows
+        progress: show the progress of each pass, on trainer 0, or in a process that trains alone: a
+            bar on a terminal, a line at the pass's end elsewhere.  Where ``pserver launch`` shows
             its panel, that has the bar.
 
     Returns:
@@ -459,7 +459,7 @@ def shard(loader: Iterable[Any], seed: int | None = None, progress: bool = False
     job = present()
     saves = job.saves
     name = "" if saves is None else saves.passes.name_of(loader, sys._getframe(1))
-    # without checkpoints a loader that nobody divides draws by itself
+    # without checkpoints an undivided loader draws by itself
     known = name if saves is not None and saves.keeps else ""
     if isinstance(job, CollectiveJob):
         mine = job.shard(loader, seed, known)
@@ -493,7 +493,7 @@ def barrier_worker() -> None:
 
     Raises:
         RuntimeError: ``distributed_optimizer`` has not been called.
-        PServerError: a trainer is lost, or the others wait for a step that this one does not take.
+        PServerError: a trainer was lost, or the others wait for a step that this one does not take.
     """
     distributed(present()).barrier("barrier_worker")
 
@@ -509,7 +509,7 @@ def init_worker() -> None:
 
 
 def stop_worker() -> None:
-    """The same as :func:`finish`."""
+    """Leaves the job: the same as :func:`finish`."""
     finish()
 
 
@@ -527,8 +527,8 @@ def run_server() -> None:
 
     Raises:
         RuntimeError: the process is a trainer.
-        PServerError: the job has failed; this is what ended it.
-        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+        PServerError: the job has failed; this is the cause.
+        SystemExit: SIGTERM or SIGINT arrived before the job was done, with status 143 or 130.
         OSError: it cannot listen there.
     """
     init_server()
@@ -540,5 +540,5 @@ def run_server() -> None:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises for an unknown name; the error says what to write."""
         raise _missing(__name__, name, __all__)

@@ -44,8 +44,8 @@ class PServerTrainer(transformers.Trainer):
 
     Raises:
         RuntimeError: ``fleet.init()`` has not been called.
-        ValueError: the arguments ask for what cannot be here; the message says what to write
-            instead.
+        ValueError: the arguments ask for something that is impossible here; the message says what
+            to write instead.
 
     Example::
 
@@ -76,14 +76,14 @@ class PServerTrainer(transformers.Trainer):
             level = max(transformers.logging.get_verbosity(), logging.WARNING)
             transformers.logging.set_verbosity(level)
 
-    # ---- which trainer this is ----
+    # ---- rank ----
 
     def is_world_process_zero(self) -> bool:
         """Whether this is trainer 0, which logs and writes."""
         return fleet.is_first_worker()
 
     def is_local_process_zero(self) -> bool:
-        """The same: what is done once a host is done once a job."""
+        """Whether this is trainer 0, too: work for one process a host is done once a job."""
         return fleet.is_first_worker()
 
     # ---- training ----
@@ -116,7 +116,7 @@ class PServerTrainer(transformers.Trainer):
         return self.optimizer
 
     def train(self, *args: Any, **named: Any) -> Any:
-        """As the original; afterwards the model has every step of every trainer."""
+        """Trains as the original; afterwards the model has every step of every trainer."""
         found = super().train(*args, **named)
         optimizer = distributed(present())
         optimizer.flush()
@@ -125,14 +125,14 @@ class PServerTrainer(transformers.Trainer):
         return found
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """The norm, for the log: the servers clip."""
+        """The norm, for the log; the servers clip."""
         return self._norm(model)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         return self._norm(model) if grad_norm is None else grad_norm
 
     def _norm(self, model: nn.Module) -> Tensor:
-        """Of this trainer's own gradients, before the mean and before clipping."""
+        """The norm of this trainer's own gradients, before the mean and before clipping."""
         norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         scaler = self.accelerator.scaler
         return norm if scaler is None else norm / scaler.get_scale()
@@ -149,7 +149,7 @@ class PServerTrainer(transformers.Trainer):
         return TrainerLoader(loader, divided, passes) if isinstance(divided, Shard) else divided
 
     def evaluation_loop(self, *args: Any, **named: Any) -> Any:
-        """Every trainer evaluates all samples; the metrics are trainer 0's, so that all decide
+        """Evaluates all samples, on every trainer; the metrics are trainer 0's, so that all decide
         alike.
         """
         for each in present().optimizers:
@@ -170,7 +170,7 @@ class PServerTrainer(transformers.Trainer):
         self.state.best_model_checkpoint = best
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer 0 writes what ``from_pretrained`` reads."""
+        """Writes, on trainer 0, what ``from_pretrained`` reads."""
         if self.is_world_process_zero():
             super().save_model(output_dir, _internal_call)
 
@@ -191,10 +191,10 @@ class TrainerLoader:
 
     def __init__(self, loader: DataLoader[Any], divided: Shard, passes: Passes) -> None:
         self._loader, self._divided, self._passes = loader, divided, passes
-        self._drawn: Any = None  # the pass that comes next, once somebody has asked for it
+        self._drawn: Any = None  # the next pass, once it was asked for
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is that of this epoch."""
+        """Makes the next pass that of this epoch."""
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(epoch)
         self._passes.count, self._drawn = epoch, None
@@ -212,7 +212,7 @@ class TrainerLoader:
         return iter(drawn)
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked of a DataLoader: its data set, its batch sampler."""
+        """The attributes of a DataLoader: its data set, its batch sampler."""
         return getattr(self._next(), name)
 
 

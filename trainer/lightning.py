@@ -32,8 +32,8 @@ from trainer.samplers.passes import Passes
 from trainer.samplers.shard import shard
 from transpiler.clip import ClipGradByGlobalNorm, ClipGradByValue, GradClip
 
-KEY = "pserver"  # in Lightning's checkpoint: how far the job was
-BESIDE = ".pserver"  # after the name of Lightning's file: what fleet.save writes of tables
+KEY = "pserver"  # in Lightning's checkpoint: the job's passes and steps
+BESIDE = ".pserver"  # after the name of Lightning's file: the folder of fleet.save, with tables
 _Value = TypeVar("_Value")
 
 
@@ -54,8 +54,8 @@ class PServerStrategy(Strategy):
     Raises:
         RuntimeError: when the Trainer is made, ``fleet.init()`` has not been called; or at a second
             ``fit``.
-        ValueError: the Trainer, the module or the job's strategy asks for what cannot be here; the
-            message says what to write instead.
+        ValueError: the Trainer, the module or the job's strategy asks for something that is
+            impossible here; the message says what to write instead.
 
     Example::
 
@@ -80,7 +80,7 @@ class PServerStrategy(Strategy):
         self._clip_value: float | int | None = None  # the Trainer's, which acts on the servers
         self._tables_from = ""  # beside the checkpoint that is being loaded
 
-    # ---- what the Trainer sets when it is made ----
+    # ---- set by the Trainer ----
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -99,7 +99,7 @@ class PServerStrategy(Strategy):
 
     @property
     def num_nodes(self) -> int:
-        """Of this Trainer: 1."""
+        """The number of this Trainer's nodes: 1."""
         return 1
 
     @num_nodes.setter
@@ -123,7 +123,7 @@ class PServerStrategy(Strategy):
             )
 
     def set_world_ranks(self) -> None:
-        """Tells Lightning which trainer this is: loggers and progress bars are trainer 0's.
+        """Sets Lightning's rank: loggers and progress bars are trainer 0's.
 
         Raises:
             RuntimeError: ``fleet.init()`` has not been called.
@@ -132,7 +132,7 @@ class PServerStrategy(Strategy):
         _check(present())
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # as Lightning's own do
 
-    # ---- which trainer this is ----
+    # ---- rank ----
 
     @property
     def global_rank(self) -> int:
@@ -151,7 +151,7 @@ class PServerStrategy(Strategy):
 
     @property
     def world_size(self) -> int:
-        """How many trainers the job has."""
+        """The number of the job's trainers."""
         return present().role.trainers
 
     @property
@@ -161,7 +161,7 @@ class PServerStrategy(Strategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether trainers reach one another: ``self.log(..., sync_dist=True)`` asks."""
+        """Whether trainers reach one another, as for ``self.log(..., sync_dist=True)``."""
         return self._exchange.size > 1
 
     @property
@@ -176,7 +176,7 @@ class PServerStrategy(Strategy):
     # ---- the job ----
 
     def setup_environment(self) -> None:
-        """The samples are divided by ``fleet.shard``, not by Lightning's sampler."""
+        """Turns Lightning's sampler off: ``fleet.shard`` divides the samples."""
         super().setup_environment()
         assert self.lightning_module is not None, "the Trainer has connected it"
         self.lightning_module.trainer._accelerator_connector.use_distributed_sampler = False
@@ -220,7 +220,7 @@ class PServerStrategy(Strategy):
                 callback.dirpath = self.broadcast(callback.dirpath)
 
     def _take_clipping(self, trainer: Trainer, module: LightningModule) -> GradClip | None:
-        """The Trainer's clipping, as the servers do it, of the mean over trainers."""
+        """The Trainer's clipping for the servers, which clip the mean over trainers."""
         value = trainer.gradient_clip_val
         if is_overridden("configure_gradient_clipping", module):
             if self.world_size > 1:
@@ -244,7 +244,7 @@ class PServerStrategy(Strategy):
         return ClipGradByGlobalNorm(value)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes in parameters that have arrived without a step; then the module's own."""
+        """Takes parameters that have arrived without a step; then runs the module's own step."""
         job = present()
         communicator = job.communicator
         if communicator is not None and len(job.optimizers) == 1:
@@ -253,11 +253,11 @@ class PServerStrategy(Strategy):
         return super().training_step(*args, **kwargs)
 
     def on_validation_start(self) -> None:
-        """Every step of this trainer is in what is validated."""
+        """Makes the validated parameters have every step of this trainer."""
         self._flush()
 
     def on_train_end(self) -> None:
-        """Every step of every trainer is in the module that ``fit`` leaves."""
+        """Makes the module after ``fit`` have every step of every trainer."""
         self._flush()
         self._exchange.barrier("the end of fit")
         self._flush()
@@ -267,7 +267,7 @@ class PServerStrategy(Strategy):
             each.flush()
 
     def teardown(self) -> None:
-        """The module stays where it is: until ``fleet.finish()`` it is the job's."""
+        """Leaves the module on its device: until ``fleet.finish()`` it is the job's."""
         if self._clip_value is not None and self.lightning_module is not None:
             self.lightning_module.trainer.gradient_clip_val = self._clip_value
             self._clip_value = None
@@ -279,8 +279,8 @@ class PServerStrategy(Strategy):
     # ---- data ----
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """This trainer's part, by ``fleet.shard``: of training data, and of what is validated or
-        tested once trainers reach one another.  What is predicted every trainer predicts.
+        """This trainer's part, by ``fleet.shard``, of training data, and of validation and test
+        data once trainers reach one another.  Every trainer predicts on all data.
         """
         module = self.lightning_module
         assert module is not None, "the Trainer has connected it"
@@ -292,10 +292,10 @@ class PServerStrategy(Strategy):
         # passes of their own: the order of the training data does not depend on validation
         return shard(dataloader, parts, place, None, Passes())
 
-    # ---- what trainers tell one another ----
+    # ---- collective calls ----
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor made of every trainer's, the same on all of them.
+        """The reduction of every trainer's tensor, the same on all of them.
 
         Args:
             tensor: of the same shape on every trainer.
@@ -336,17 +336,17 @@ class PServerStrategy(Strategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """A checkpoint is read when the servers are there to take it."""
+        """True: a checkpoint is read after the servers are joined."""
         return True
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Whole, as the servers have it, on trainer 0, which writes it."""
+        """The whole state, from the servers, on trainer 0, which writes it; elsewhere nothing."""
         return super().optimizer_state(optimizer) if self.is_global_zero else {}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Trainer 0 writes Lightning's file; tables go beside it, by ``fleet.save``."""
+        """Writes Lightning's file on trainer 0; ``fleet.save`` writes tables beside it."""
         job = present()
         if job.optimizers:
             steps = [each.steps for each in job.optimizers]
@@ -356,7 +356,7 @@ class PServerStrategy(Strategy):
             fleet.save(_beside(filepath))
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Trainer 0 removes Lightning's file, and what is beside it."""
+        """Removes Lightning's file, and the tables beside it, on trainer 0."""
         super().remove_checkpoint(filepath)
         if self.is_global_zero and Path(_beside(filepath)).is_dir():
             shutil.rmtree(_beside(filepath))
@@ -364,13 +364,13 @@ class PServerStrategy(Strategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Every trainer reads Lightning's file; with tables the job takes what is beside it."""
+        """Reads Lightning's file on every trainer; with tables the job loads those beside it."""
         found = super().load_checkpoint(checkpoint_path, weights_only)
         self._tables_from = _beside(checkpoint_path)
         return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """The module takes the values, and the servers take trainer 0's."""
+        """Gives the module the values, and the servers trainer 0's."""
         job = present()
         if job.tables is not None:
             fleet.load(self._tables_from)
@@ -384,7 +384,7 @@ class PServerStrategy(Strategy):
                 each.steps = int(steps)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """The optimizers take groups and states, and the servers take trainer 0's."""
+        """Gives the optimizers groups and states, and the servers trainer 0's."""
         if present().tables is None:
             for each, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
                 each.load_state_dict(state)

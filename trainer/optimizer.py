@@ -44,33 +44,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Sends ``p.grad`` at ``step()`` to the parameter servers and receives the updated parameters.
 
     Accumulation over several backward passes, unscaling and clipping in between all count.
-    Schedulers, ``GradScaler`` and training frameworks take it for the optimizer that it wraps: the
+    Schedulers, ``GradScaler`` and training frameworks treat it as the optimizer that it wraps: the
     two share ``param_groups``, ``state`` and ``defaults``.  The script's thread calls it; with
-    ``overlap`` gradients leave in autograd's.
+    ``overlap`` gradients are sent in autograd's.
 
     Args:
         optimizer: the user's.
         names: every parameter's name in the job.
         connect: joins the servers and calls :meth:`attach`; a process that trains alone joins none.
-            Where it joins a job under way that has further optimizers, it sets :attr:`early`.
+            Where it joins a running job that has further optimizers, it sets :attr:`early`.
         grad_clip: applied to the merged gradient, as a single node would.
         overlap: the script promises one backward per step and not to touch ``p.grad`` before
-            ``step()``: each gradient leaves as soon as it is complete, while backward goes on.
+            ``step()``: each gradient is sent as soon as it is complete, while backward continues.
         tables: the job's, where a model has embeddings of ours.
         merge: adds up the gradients of several steps, for one update; None: every step makes one.
-        dgc: compresses large gradients; None: they leave as they are.
+        dgc: compresses large gradients; None: they are sent as they are.
 
     Attributes:
-        early: why it has not joined yet, and takes no step: the job's other trainers have further
-            optimizers, with which it joins.  None: it has joined, or trains alone.
+        early: the reason why it has not joined yet, and takes no step: the job's other trainers
+            have further optimizers, with which it joins.  None: it has joined, or trains alone.
 
     Raises:
         ValueError: ``overlap`` together with a ``grad_clip`` that has to wait for all gradients on
             the trainer.
     """
 
-    # GradScaler then always calls step(), and tells it of an overflow: every trainer of a sync job
-    # must hear of the step.
+    # GradScaler then always calls step(), and passes it an overflow: every trainer of a sync job
+    # must report its step.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -89,13 +89,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._tables = tables
         self._overlap = overlap
         self._merge = merge
-        # parameters whose gradient of this step has left already
+        # parameters whose gradient of this step has already been sent
         self._left: set[torch.Tensor] = set()
         self.names = names
         self.loss_scaling: LossScaling | None = None  # of models with strategy.amp in float16
         self._connect = connect
         self.grad_clip = grad_clip
-        self.steps = 0  # taken by the job, those before a resumed checkpoint included
+        self.steps = 0  # of the job, including those before a loaded checkpoint
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
         self._changes: GradientChanges | None = None
@@ -111,12 +111,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """A name that is not here: the error says what to write for one of Paddle's."""
+            """Raises for an unknown name; for one of Paddle's the error says what to write."""
             said = f": for {name} write {WORDS[name]}" if name in WORDS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{said}")
 
     def attach(self, communicator: Communicator, number: int, first_group: int) -> None:
-        """Takes the connection over which it steps from now on.
+        """Sets the connection over which it steps from now on.
 
         Args:
             communicator: to the servers, which the job's optimizers share.
@@ -127,8 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.lanes = communicator.plan.lanes_of(number)
 
     def _share(self) -> None:
-        """One set of groups and states under both optimizers, so that a scheduler made for either
-        moves both.
+        """Makes both optimizers share groups and states, so that a scheduler of either changes
+        both.
         """
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
@@ -165,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
-        """One step of the whole job.
+        """Takes one step of the whole job.
 
         Args:
             closure: computes the loss and its gradients.
@@ -173,11 +173,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 ``adaptive_localsgd`` needs it.
 
         Returns:
-            What ``closure`` returned, or ``loss``.
+            The result of ``closure``, or ``loss``.
 
         Raises:
-            PServerError: a server or another trainer is lost, or refused the step.
-            SystemExit: SIGTERM has come, and this trainer has left in its grace period.
+            PServerError: a server or another trainer was lost, or refused the step.
+            SystemExit: this trainer has left in its grace period, after SIGTERM.
             ValueError: a gradient is sparse, or has another dtype than its parameter; or a closure
                 and a loss are given.
         """
@@ -206,7 +206,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(self, loss: Any, overflow: bool) -> None:
-        """Takes the step with what stands in ``p.grad``."""
+        """Takes the step with the gradients in ``p.grad``."""
         if self.communicator is None:
             overflow = self._step_alone(overflow)
         else:
@@ -217,15 +217,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._end_step(loss)
 
     def _end_step(self, loss: Any) -> None:
-        """What follows an update: nothing with servers; see CollectiveOptimizer."""
+        """Runs after an update: does nothing with servers; see CollectiveOptimizer."""
 
     @property
     def loss_scale(self) -> float:
-        """The factor that ``strategy.amp`` has in the backward of models; 1 where it has none."""
+        """The loss scale of ``strategy.amp``; 1 where it has none."""
         return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
 
     def _overflowed(self) -> bool:
-        """Whether a gradient of this trainer is not finite, where somebody scales losses."""
+        """Whether a gradient of this trainer is not finite, where losses are scaled."""
         gradients = self._gradients().values()
         if self.loss_scaling is not None:
             return self.loss_scaling.overflowed(self, gradients)
@@ -242,7 +242,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         clip_in_place(self.grad_clip, gradients, self.names)
 
     def _step_alone(self, overflow: bool) -> bool:
-        """Gives whether the step overflowed on some trainer, and was nobody's."""
+        """Steps without servers; returns whether a trainer overflowed, so that all skipped it."""
         if not overflow:
             self._clip_here()
             if self.dgc is None:
@@ -281,13 +281,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return overflow
 
     def _send_early(self) -> None:
-        """From now on each gradient leaves when backward has finished with it."""
+        """Makes backward send each gradient as soon as it is complete."""
         if self._connection is not None:
             trained = {p: name for name, p in self.trained().items() if p.requires_grad}
             send_early(trained, lambda: self._connection, self.grad_clip, self._left)
 
     def _step_here(self, gradients: Gradients) -> None:
-        """The user's own optimizer steps these parameters, and no others."""
+        """Steps these parameters, and no others, by the user's own optimizer."""
         with hidden({p: g for p, g in self._gradients().items() if p not in gradients}):
             self._inner.step()
 
@@ -302,9 +302,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return found if self._tables is None else found | self._tables.hparams()
 
     def _seen_by_schedulers(self) -> None:
-        """A step of this optimizer counts as one of the wrapped one, so that a scheduler that was
-        made for that does not warn.
-        """
+        """Marks the wrapped optimizer as stepped, so that a scheduler of it does not warn."""
         self._inner._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
 
     # ---- groups and states ----
@@ -329,7 +327,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._connect(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and states, whole and current on every trainer: the servers give theirs."""
+        """The groups and states, whole and current on every trainer: the servers send theirs."""
         self._collect()
         state = super().state_dict()
         if self.loss_scaling is not None:
@@ -342,7 +340,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         held = self.communicator.states()  # the other optimizers', too
         for name, parameter in self.trained().items():
             if name in held:
-                self.state[parameter] = {  # torch keeps all of a state but its count of steps there
+                self.state[parameter] = {  # torch keeps all states but the step count there
                     key: value if key == "step" else value.to(parameter.device)
                     for key, value in held[name].items()
                 }
@@ -361,7 +359,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.communicator.push([self._inner])
 
     def forget(self) -> None:
-        """Leaves out what waits of earlier gradients: parameters and states are others now."""
+        """Drops residuals and merged gradients: parameters and states have been replaced."""
         if self.dgc is not None:
             self.dgc.forget()
         if self._merge is not None:
@@ -376,17 +374,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Waits for every trainer that has not left.
 
         Args:
-            text: what this trainer tells the others there.
+            text: from this trainer for the others.
 
         Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
+            The texts by trainer; empty ones are not in it.
         """
         if self.communicator is not None:
             return self.communicator.barrier(name, text)
         return {0: text} if text else {}
 
     def end(self) -> None:
-        """The script takes no further step."""
+        """Ends the watch of gradients and the merge: the script takes no further step."""
         self.watch(None)
         if self._merge is not None:
             self._merge.end()

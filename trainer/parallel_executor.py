@@ -39,19 +39,19 @@ class ParallelExecutor:
             (loss,) = executor.run(["loss"], batch)
 
     Args:
-        use_cuda: compute on a GPU, and sums travel by NCCL: the GPU that has this trainer's place
-            among those of its host as its number.  Otherwise in main memory, by gloo.
+        use_cuda: compute on the GPU whose number is this trainer's place among those of its host,
+            and sum by NCCL.  Otherwise on the CPU, by gloo.
         loss_name: the loss; checked.
-        main_program: of ``get_trainer_program``.  None: that which ``transpile`` made of the
+        main_program: of ``get_trainer_program``.  None: the program that ``transpile`` made of the
             default main program.
         num_trainers, trainer_id: must be those of the program.
-        exec_strategy, build_strategy: how the program is run, and what becomes of it: objects, or
-            dicts; docs/execution.md.
+        exec_strategy, build_strategy: settings of the program's runs, and changes of it: objects,
+            or dicts; docs/execution.md.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: the numbers are not the program's, it has no such loss, or there is no such GPU.
-        PServerError: the rendezvous fails; the message says which trainer is missing, or runs
+        PServerError: the rendezvous fails; the message names the trainer that is missing, or runs
             another program.
     """
 
@@ -95,13 +95,13 @@ class ParallelExecutor:
 
         Raises:
             TypeError, ValueError: the feed or a name in ``fetch_list`` does not fit the program.
-            PServerError: another trainer is lost, or has left.
+            PServerError: another trainer was lost, or has left.
         """
         return self._executor.run(self._program, feed, fetch_list)
 
     @property
     def transport(self) -> str:
-        """How sums travel: "gloo", "nccl", or "local" alone."""
+        """The transport of sums: "gloo", "nccl", or "local" alone."""
         return self._executor.transport
 
     def close(self) -> None:

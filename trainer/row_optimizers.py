@@ -1,4 +1,4 @@
-"""Optimizers of a table's own: the rule that updates its rows, whatever optimizer its model has.
+"""Optimizers of a table's own: its rows' update rule, independent of the model's optimizer.
 
 ::
 
@@ -9,8 +9,8 @@
 
 They are data: an attribute may be set at any time (``module.optimizer.lr = 0.01``) and holds from
 the next step on.  A table without one follows the parameter group of the script's optimizer that
-its proxy parameter is in.  Where one of them is expected, any of these may be given: one of them;
-``{"type": "adagrad", "lr": 0.1}``; a class of torch.optim, plain or in a ``functools.partial``.
+its proxy parameter is in.  An argument may be one of them; ``{"type": "adagrad", "lr": 0.1}``; or a
+class of torch.optim, plain or in a ``functools.partial``.
 
 A rule's hparams, flags and defaults are those of its spec in ``transpiler.ir.rules``.
 """
@@ -95,11 +95,11 @@ class RowOptimizer:
 
     Attributes:
         type: the rule, a name in ``transpiler.ir.rules.ROW_RULES``.
-        ranges: the values that hparams of this rule may have, where they are not those of all.
+        ranges: the values that hparams of this rule may have, where they are not the usual ones.
 
     Raises:
         AttributeError: an attribute is set that the rule does not have.
-        TypeError: an attribute is set to what is no number (or, a flag, not True or False).
+        TypeError: an attribute is set to something else than a number (a flag: True or False).
         ValueError: it is set to a number out of range.
     """
 
@@ -122,7 +122,7 @@ class RowOptimizer:
         object.__setattr__(self, name, self._checked(name, value))
 
     def _checked(self, name: str, value: Any) -> Any:
-        """An attribute as its rule takes it; raises as the class says."""
+        """A checked attribute; raises as the class says."""
         whose = type(self).__name__
         if name in ROW_RULES[self.type].flags:
             if not isinstance(value, bool):
@@ -167,7 +167,7 @@ class SGD(RowOptimizer):
 
 @dataclass
 class Momentum(RowOptimizer):
-    """torch.optim.SGD with momentum, exact: a row goes on moving in steps that do not touch it."""
+    """torch.optim.SGD with momentum, exact: a row also moves in steps that do not touch it."""
 
     type: ClassVar[str] = "momentum"
     lr: float = DEFAULT
@@ -285,10 +285,10 @@ class Ftrl(RowOptimizer):
 
 @dataclass
 class Interval(RowOptimizer):
-    """No descent: a row's values are the steps between two steps that touch it, as a moving average
-    in which the newest interval weighs ``alpha``; 0 until it is first touched.  What its gradient
-    says does not count (Yi et al.: Sampling-bias-corrected neural modeling for large corpus item
-    recommendations, RecSys 2019, algorithm 2).
+    """No descent: a row's values are a moving average of the number of steps between two steps that
+    touch it, with the weight ``alpha`` for the newest interval; 0 until it is first touched.  The
+    gradient's values do not count (Yi et al.: Sampling-bias-corrected neural modeling for large
+    corpus item recommendations, RecSys 2019, algorithm 2).
     """
 
     type: ClassVar[str] = "interval"
@@ -354,7 +354,7 @@ class Segments:
 
 
 def row_optimizer(given: Any) -> RowOptimizer | Segments:
-    """The optimizer that a user gave for a table.
+    """The optimizer from a user's argument for a table.
 
     Args:
         given: a :class:`RowOptimizer` or :class:`Segments`; a mapping with a "type", the name of a

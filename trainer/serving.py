@@ -1,4 +1,4 @@
-"""Lookups without any server: an exported table as an ordinary module, of torch alone.
+"""Lookups without servers: an exported table as an ordinary module, of torch alone.
 
 ::
 
@@ -28,7 +28,7 @@ POOLINGS = ("sum", "mean", "sqrtn")
 
 
 def _signed(word: int) -> int:
-    """64 bits as torch's int64 has them."""
+    """The value of 64 bits as torch's int64."""
     return word - 2**64 if word >= 2**63 else word
 
 
@@ -42,7 +42,7 @@ OF_ID, OF_COLUMN = _signed(0xA0761D6478BD642F), _signed(0xD1B54A32D192ED03)
 
 def _mix(value: Tensor) -> Tensor:
     """The bijection of 64 bits of pserver/table/ids.py; torch's shift keeps the sign, which a mask
-    takes away.
+    removes.
     """
     value = value + GOLDEN
     value = (value ^ ((value >> 30) & ((1 << 34) - 1))) * FIRST
@@ -58,8 +58,8 @@ class InitialRows(nn.Module):
         kind, low, high: of the table's :class:`transpiler.ir.tables.Initial`.
         seed: of the table.
         dim, dtype: of a row.
-        held: the dtype that the table held rows in, to which initial values are rounded; None: it
-            is that of a row.
+        held: the dtype in which the table held rows, to which initial values are rounded; None:
+            that of a row.
     """
 
     def __init__(
@@ -109,17 +109,17 @@ class LookupModule(nn.Module):
     Args:
         weight: [n, dim].
         ids: int64 [n] in ascending order, the id of each row; None: 0 to n - 1.
-        initial: what the rows of other ids are; None: zeros.
+        initial: the rows of other ids; None: zeros.
         pooling: None: a row for each id; "sum", "mean" or "sqrtn": one for each bag, as
             DistributedEmbedding pools.
         padding_idx: an id that is left out of bags.
-        scale: float32 [n], what each row is multiplied with; None: nothing.  With it, and where
-            rows are of 16 bits, those that are looked up are float32.
-        hash: how ids of strings were made, as a file has it; None: ids are numbers.
+        scale: float32 [n], the factor of each row; None: 1.  With it, and where rows are of 16
+            bits, looked-up rows are float32.
+        hash: of strings to ids, as in a file; None: ids are numbers.
 
     Attributes:
-        described: what a file says of the table beside its tensors, as JSON, by the key that it has
-            there.  So ``load_state_dict`` takes a file as it is, of the same table.
+        described: the file's descriptions of the table, as JSON, by their keys there.  So
+            ``load_state_dict`` takes a file of the same table as it is.
 
     Raises:
         ValueError: ids are not in order or not as many as rows, or no such pooling.
@@ -240,7 +240,7 @@ class LookupModule(nn.Module):
         return found if self.scale is None else found * self.scale[places].unsqueeze(1)
 
     def pooled(self, rows: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
-        """The rows of each bag, put together: [n, dim] -> [bags, dim]; zeros for an empty one."""
+        """The pooled rows of each bag: [n, dim] -> [bags, dim]; zeros for an empty one."""
         each = torch.arange(rows.shape[0], device=rows.device)
         if weights is None and self.pooling != "sqrtn":
             return F.embedding_bag(each, rows, starts, mode=self.pooling or "sum")
@@ -266,7 +266,7 @@ def _as_in_the_file(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Lets a module take what a file has beside tensors of it: descriptions, or no row at all."""
+    """Lets a module load a file's other entries: descriptions, or a table without rows."""
     assert isinstance(module, LookupModule)
     if module.empty and len(state.get(prefix + "ids", module.ids)) == 0:
         state |= {prefix + "ids": module.ids, prefix + "weight": module.weight}
@@ -291,8 +291,7 @@ def load_embedding(
 
     Args:
         path: of the file, or its URL.
-        unknown: what ids without a row read where any int64 is an id: their "initial" values, or
-            "zeros".
+        unknown: the values of ids without a row, where any int64 is an id: "initial" or "zeros".
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -5,15 +5,15 @@
 a ``c_broadcast`` starts at once.  Both return the tensor as it was: no op reads it before
 ``c_sync_comm_stream``, which waits and returns what has arrived (invariant ``awaited_before_use``).
 A ``c_reduce_sum`` starts at once, too, and gives the sum to one trainer.
-With ``k_steps`` these ops, and ``scale``, give what they are given, but in the runs that the rule
-of local SGD gives; ``c_adapt_k_steps`` then lets the rule follow the loss.
+With ``k_steps`` these ops, and ``scale``, return their inputs, except in the runs that the rule of
+local SGD selects; ``c_adapt_k_steps`` then adapts the rule to the loss.
 
 All Executors of a process that run programs of one deployment share the process groups, from the
 first op to the last ``close``.
 
-[Note: rendezvous again]  After that a further program makes the trainers meet anew, at the same
-endpoints.  Some may come while trainer 0 still serves the old store, so meetings are numbered, and
-a trainer that finds a later meeting's store gone looks for it again.
+[Note: rendezvous again]  After that a further program starts a new rendezvous, at the same
+endpoints.  Some trainers may arrive while trainer 0 still serves the old store, so rendezvous are
+numbered, and a trainer that loses the store in a later one tries again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class _Job:
-    """The world of one deployment in this process, and how many use it."""
+    """The world of one deployment in this process, and the number of its users."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # guards the four below, held while the trainers meet
@@ -87,8 +87,8 @@ class CollectiveRuntime:
         self._step = 0
         kind = AdaptiveSchedule if self._collective.adaptive else Schedule
         self._schedule = kind(self._collective.steps, self._collective.begin)
-        self._alone = False  # whether the present one averages nothing, but a later one
-        self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> what it holds so far
+        self._alone = False  # whether the present step averages nothing, but a later one
+        self._filling: dict[int, list[tuple[str, Tensor]]] = {}  # bucket -> its tensors so far
         # variable -> the operation that it is part of, and its place there
         self._pending: dict[str, tuple[PendingTensors, int]] = {}
         with _jobs_lock:
@@ -162,7 +162,7 @@ class CollectiveRuntime:
     # ---- kernels ----
 
     def _gen_nccl_id(self, op: Op, **_: Any) -> Any:
-        """The ids are drawn from the job's own, which trainer 0 has drawn: 16 bytes each."""
+        """Derives the ids, 16 bytes each, from the job's own, which trainer 0 has drawn."""
         seed = bytes.fromhex(self._world().peers.id)
         digests = [
             hashlib.blake2b(name.encode(), key=seed, digest_size=ID_BYTES).digest()
@@ -229,8 +229,8 @@ class CollectiveRuntime:
         return x
 
     def _check_whole(self, op: Op) -> None:
-        """Raises after a run that failed in the middle: it has begun operations that the others go
-        on with.
+        """Raises after a run that failed in the middle: it has begun operations that the others
+        continue.
         """
         name = op.outputs[0]
         if name in self._pending or any(
@@ -239,7 +239,7 @@ class CollectiveRuntime:
             raise JobFailed(
                 f"trainer {self._rank}: an earlier run ended in the middle of step {self._step}, "
                 "with sums on their way; "
-                "the other trainers are ahead of this one, and the job cannot go on"
+                "the other trainers are ahead of this one, and the job cannot continue"
             )
         if not self._pending and not self._filling:
             self._step += 1
@@ -269,7 +269,7 @@ class CollectiveRuntime:
             torch.cuda.current_stream(self._device).synchronize()
         return _one_or_all(results)
 
-    # ---- the world ----
+    # ---- process groups ----
 
     def _ring(self, ring_id: int) -> Ring:
         ring = self._job.rings.get((ring_id, self._device.type))
@@ -306,7 +306,7 @@ class CollectiveRuntime:
         if connection.plan_only:
             print(plan_text(deployment.plan), flush=True)
             raise SystemExit(0)
-        # Without wait_port the others are expected to be there already.
+        # Without wait_port the others are expected to be up already.
         if not deployment.wait_port:
             connection = replace(
                 connection, start_timeout_seconds=connection.heartbeat_timeout_seconds
@@ -337,7 +337,7 @@ class CollectiveRuntime:
 
 
 def _learning_rate(program: Program) -> float:
-    """The present one, of the first parameter group."""
+    """The present learning rate, of the first parameter group."""
     storage = program.storage
     if storage is not None and storage.optimizer is not None:
         return float(storage.optimizer.param_groups[0].get("lr", 1.0))
@@ -349,5 +349,5 @@ def _said(names: Sequence[str]) -> str:
 
 
 def _one_or_all(values: list[Tensor]) -> Any:
-    """As generated code takes an op's results."""
+    """An op's results in the form that generated code takes."""
     return values[0] if len(values) == 1 else values

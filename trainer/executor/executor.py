@@ -1,7 +1,7 @@
 """The Executor: runs programs on one device.
 
-What a program needs comes from here: its tensors (bound by its startup program, or the module's
-own), the kernels of its communication ops (a runtime for each job), the feed, the fetches.
+It provides what a program needs: its tensors (bound by its startup program, or the module's own),
+the kernels of its communication ops (a runtime for each job), the feed, the fetches.
 :mod:`trainer.executor.loaded_program` cuts and runs it.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from trainer.executor.program_training import ProgramTraining
 
 
-OFFSETS = "_offsets"  # after a ragged slot's name: the input that takes where its bags begin
+OFFSETS = "_offsets"  # after a ragged slot's name: the input of its bags' offsets
 SHOWN = 6  # of a value's elements, in a line
 Batch = Mapping[str, Any]  # slot -> a tensor, or (values, offsets) of a ragged slot
 ProgramToRun = Program | CompiledProgram | None
@@ -62,7 +62,7 @@ def _main(program: ProgramToRun) -> Program:
 
 
 class _Feeds:
-    """The batches of a dataset as a program takes them."""
+    """The batches of a dataset as feeds of a program."""
 
     def __init__(self, who: str, program: ProgramToRun, dataset: Iterable[Batch]) -> None:
         if not isinstance(dataset, Iterable):
@@ -96,7 +96,7 @@ class _Feeds:
 
 
 class _Lines:
-    """What is printed of a pass."""
+    """The printed lines of a pass."""
 
     def __init__(
         self, fetches: Sequence[str], info: Sequence[str] | None, period: int, debug: bool
@@ -114,7 +114,7 @@ class _Lines:
         self._began = time.perf_counter()
 
     def timed(self, feeds: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-        """The same, with the time counted until each is there."""
+        """The same feeds; counts the time until each arrives."""
         self._began = asked = time.perf_counter()
         for feed in feeds:
             self._waited += time.perf_counter() - asked
@@ -127,7 +127,7 @@ class _Lines:
 
     @onlooker("the lines of fetched values")
     def ran(self, count: int, values: Sequence[Tensor]) -> None:
-        """A batch is over."""
+        """Prints a line after a batch, where it is due."""
         if not self.due(count):
             return
         pairs = zip(self._names, values, strict=True)
@@ -148,7 +148,7 @@ def _shown(value: Tensor) -> str:
 
 # ---- trainer numbers ----
 #
-# A script says which trainer of how many it is; a program knows.
+# Checks of the trainer numbers that a script gives.
 
 
 def check_numbers(
@@ -157,11 +157,11 @@ def check_numbers(
     """Checks the numbers that a script gives against the program's.
 
     Args:
-        who: calls, for messages.
-        num_trainers, trainer_id: None: not said.
+        who: the caller, for messages.
+        num_trainers, trainer_id: None: not given.
 
     Raises:
-        TypeError: a number is none.
+        TypeError: a number is no integer.
         ValueError: it is not the program's.
     """
     deployment = program.deployment
@@ -224,13 +224,13 @@ class Executor:
         self._loaded: dict[int, tuple[weakref.ref[Program], LoadedProgram]] = {}
         # what startup programs bound outside every scope_guard, for programs without values
         self._bound = Scope()
-        self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # what the tables of a server begin with
+        self._rows: dict[str, tuple[Tensor, Tensor]] = {}  # the first rows of a server's tables
         self._servers = ServerValues(lambda: self._scope.tensors, self._rows)
         self._runtimes: list[PServerRuntime] = []
         self._collectives: list[CollectiveRuntime] = []
         self._claims = Claims()  # the paths that it writes checkpoints to
         self._closed = False
-        self._told = False  # that a program trains alone, where others say that there are several
+        self._told = False  # whether it has warned of training alone
 
     def run(
         self,
@@ -254,8 +254,8 @@ class Executor:
                 of these, for n steps.
             fetch_list: names of variables of block 0: outputs, inputs, gradients, named tensors,
                 parameters, states.
-            trainer_id, num_trainers: what the script takes itself for; checked, if given, against
-                the program's.
+            trainer_id, num_trainers: the script's own numbers; checked, if given, against the
+                program's.
 
         Returns:
             The values of ``fetch_list``, as detached tensors: those of the last step.
@@ -263,9 +263,9 @@ class Executor:
         Raises:
             TypeError, ValueError: the feed, a name in ``fetch_list`` or a number does not fit the
                 program, or the program has no values.
-            PServerError: the job cannot go on, or (a pserver program) has failed.
-            SystemExit: a pserver program was told to stop before its job was done; or SIGTERM has
-                come to a trainer, which has left in its grace period.
+            PServerError: the job cannot continue, or (a pserver program) has failed.
+            SystemExit: a pserver program was stopped before its job was done; or a trainer has left
+                in its grace period, after SIGTERM.
         """
         if self._closed:
             raise ValueError("Executor.run: this Executor is closed")
@@ -299,7 +299,7 @@ class Executor:
         return found
 
     def _warn_alone(self, deployment: Deployment | None) -> None:
-        """Says it where another launcher has started several processes."""
+        """Warns where another launcher has started several processes."""
         if not self._told and (deployment is None or deployment.plan.trainers == 1):
             self._told = True
             environment.warn_of_other_launchers(
@@ -309,7 +309,7 @@ class Executor:
     def _step(
         self, program: Program, loaded: LoadedProgram, feed: Any, fetches: tuple[str, ...]
     ) -> list[Tensor]:
-        """Runs a program's ops once; gives what is fetched."""
+        """Runs a program's ops once; returns the fetched values."""
         for runtime in self._runtimes:
             runtime.refresh()
 
@@ -332,21 +332,21 @@ class Executor:
         In the k-step modes the trainer's own parameters stay its own.
 
         Raises:
-            PServerError: the job cannot go on.
+            PServerError: the job cannot continue.
         """
         for runtime in self._runtimes:
             runtime.flush()
 
     def save(self, path: str, program: Programs = None, scheduler: Any | None = None) -> None:
-        """Writes what a program trains to the directory ``path``, as ``fleet.save`` does, whole or
-        not at all: parameters, buffers, tables, optimizer state and step.
+        """Writes a program's training state to the directory ``path``, as ``fleet.save`` does,
+        whole or not at all: parameters, buffers, tables, optimizer state and step.
 
         Every trainer of a job with servers calls this, between steps; trainer 0 writes.  Where
         trainers share gradients or parameters without servers one of them calls it.
 
         A server's program that this Executor has served is written with what the server held when
         its job ended, or failed, to one file: :meth:`load`, ``Program.load`` and ``pserver serve
-        --program`` read it, and a job of the same plan goes on from its step.
+        --program`` read it, and a job of the same plan continues from its step.
 
         Args:
             path: of the checkpoint, which ``fleet.load`` reads, too, on any number of servers; of
@@ -359,8 +359,8 @@ class Executor:
         Raises:
             OSError: the directory cannot be written, or another job writes there (InUse).
             ValueError: the program was loaded and has tables or is a trainer's, or trainers give
-                different paths; files of others are in the directory, and no checkpoint; or a
-                server's has no values, or is given a scheduler.
+                different paths; the directory has other files, and no checkpoint; or a server's
+                program has no values, or is given a scheduler.
 
         ::
 
@@ -376,14 +376,14 @@ class Executor:
             program_training.save(self._trainings(program), path, scheduler, self._claims)
 
     def load(self, path: str, program: Programs = None, scheduler: Any | None = None) -> int:
-        """Reads what :meth:`save`, or ``fleet.save``, wrote; the program goes on from there.
+        """Reads what :meth:`save`, or ``fleet.save``, wrote; the program continues from there.
 
         Every trainer of a job calls this, between steps, and must be able to read ``path``.
 
         Args:
-            program: as in :meth:`save`.  A server's takes up its values: its next run begins with
-                them, without its startup program.
-            scheduler: takes up the state that was saved with it.
+            program: as in :meth:`save`.  A server's gets its values: its next run begins with them,
+                without its startup program.
+            scheduler: gets the state that was saved with it.
 
         Returns:
             The step at which it was saved; of several optimizers that of the first.
@@ -393,8 +393,7 @@ class Executor:
             ValueError: it is torn, or of another model or optimizer, or trainers find different
                 ones, or a loaded program's ops have other hyper-parameters, or it is another
                 server's program; nothing is changed.
-            FingerprintMismatch: a server's program of another job; the message says in what it
-                differs.
+            FingerprintMismatch: a server's program of another job; the message has the differences.
         """
         from trainer.executor import program_training
 
@@ -408,10 +407,10 @@ class Executor:
             runtime.forget()
 
     def steps(self, program: Program | None = None) -> int:
-        """The steps that were taken with a program's values, those included that its servers had
-        when this Executor joined them, and those before a checkpoint that was loaded.
+        """The number of steps of a program's values, including those that its servers had when this
+        Executor joined them, and those before a loaded checkpoint.
 
-        In modes that merge or count several steps as one, servers know of those.
+        In modes that merge or count several steps as one, servers count those.
 
         Args:
             program: that holds values; None: the default main program.
@@ -421,7 +420,7 @@ class Executor:
 
         ::
 
-            executor.run(startup_program)  # joins servers that go on with what a job has left
+            executor.run(startup_program)  # joins servers that continue an earlier job
             for _ in range(executor.steps(trainer_program)):
                 scheduler.step()
         """
@@ -441,9 +440,7 @@ class Executor:
         return trainings_of(programs, [self._communicator_of(each) for each in programs])
 
     def _communicator_of(self, program: Program) -> Communicator | None:
-        """The connection to the servers that hold what a program trains; None: this process
-        does.
-        """
+        """The connection to the servers that train a program; None: this process trains it."""
         deployment = program.deployment
         if program.storage is not None:
             move(program.storage, self._device_of(program))
@@ -455,7 +452,7 @@ class Executor:
         return None if runtime is None else runtime.communicator
 
     def close(self) -> None:
-        """Sends what still waits to be sent, leaves the job when every trainer has finished, and
+        """Sends all that waits to be sent, leaves the job when every trainer has finished, and
         drops all programs.
 
         Without servers the process groups go with the last Executor of the process that used them.
@@ -485,7 +482,7 @@ class Executor:
 
     @property
     def _scope(self) -> Scope:
-        """Holds what startup programs bind now."""
+        """The scope in which startup programs bind now."""
         current = global_scope()
         return self._bound if current is PROCESS_SCOPE else current
 
@@ -569,7 +566,7 @@ class Executor:
         """The tensors behind the program's persistent variables, on the device.
 
         Raises:
-            ValueError: the process holds no values for one of them, or others than it may have.
+            ValueError: the process holds no value for one of them, or a wrong one.
         """
         device = self._device_of(program)
         if program.storage is not None:
@@ -659,12 +656,12 @@ class Executor:
             dataset: ``fleet.InMemoryDataset``, ``fleet.QueueDataset``, or any iterable of dicts of
                 tensors by slot.
             fetch_list: names of variables, printed every ``print_period`` batches.
-            fetch_info: how they are called there; None: by their names.
+            fetch_info: their names there; None: those of the variables.
             print_period: batches between two lines.
-            debug: each line also says how long this waited for batches, and how long it ran.
+            debug: each line also has the time spent waiting for batches, and running.
 
         Returns:
-            How many batches there were.
+            The number of batches.
 
         Raises:
             TypeError, ValueError: the dataset does not feed an input, or see :meth:`Executor.run`.

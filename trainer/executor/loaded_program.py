@@ -1,4 +1,4 @@
-"""A program as an Executor holds it, cut into segments that run one after the other.
+"""A program in an Executor, cut into segments that run one after the other.
 
 A segment is a run of ops: generated code for compute and (in a trainer's program) communication, or
 optimizer ops.  A variable lives from the segment that defines it to the last one that reads it;
@@ -57,7 +57,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 # ---- devices ----
 #
-# Where a program computes: the device that an Executor was given, and moving tensors there.
+# The device of an Executor, and moving tensors there.
 
 
 def checked_device(device: str | torch.device) -> torch.device:
@@ -85,7 +85,7 @@ def checked_device(device: str | torch.device) -> torch.device:
 
 
 def move(storage: Storage, device: torch.device) -> None:
-    """Moves the module's tensors in place, so that the module and the optimizer go on holding them;
+    """Moves the module's tensors in place, so that the module and the optimizer still hold them;
     with their gradients, and the optimizer's state.
     """
     moved = False
@@ -106,11 +106,11 @@ def move(storage: Storage, device: torch.device) -> None:
 
 # ---- execution ----
 #
-# What an Executor does around the steps of a run, as an Execution says.
+# The work of an Executor around the steps of a run, according to an Execution.
 
 
 def execution_in(program: Program) -> Execution:
-    """How the strategy that a program was transpiled with wants it to be run."""
+    """The execution settings of the strategy that a program was transpiled with."""
     return Execution() if program.deployment is None else program.deployment.execution
 
 
@@ -120,11 +120,11 @@ def built(
     build: BuildStrategy | None,
     run: ExecutionStrategy | None,
 ) -> tuple[Program, Execution]:
-    """A program as its strategies want it, and how it is run.
+    """A program changed by its strategies, and its execution settings.
 
     Args:
         who: for messages.
-        build, run: None: as the program's own strategy has it.
+        build, run: None: those of the program's own strategy.
 
     Raises:
         TypeError: one is no such strategy.
@@ -183,7 +183,7 @@ def feeds_of(feed: Any, iterations: int) -> Sequence[Any]:
 
 
 class Cleanup:
-    """Gives memory back after every so many runs.
+    """Frees memory after every ``every`` runs.
 
     Args:
         every: 0 for never.
@@ -193,7 +193,7 @@ class Cleanup:
         self._every, self._runs = every, 0
 
     def ran(self) -> None:
-        """A run is over: unreachable objects are collected, allocators return what they keep."""
+        """Counts a run; where it is due, collects unreachable objects and empties allocators."""
         self._runs += 1
         if self._every and self._runs % self._every == 0:
             gc.collect()
@@ -203,7 +203,7 @@ class Cleanup:
 
 
 class ProgramDump:
-    """What is written down of each step of a trainer's program.
+    """The dump of each step of a trainer's program.
 
     Args:
         program: a trainer's, which trains.
@@ -232,11 +232,11 @@ class ProgramDump:
         self._found: dict[str, Tensor] = {}
 
     def begins(self, tensors: Any) -> None:
-        """A step begins: keeps the parameters as it finds them."""
+        """Copies the parameters at the beginning of a step."""
         self._found = {name: tensors[name].detach().clone() for name in self._params}
 
     def ends(self, steps: int, values: Sequence[Tensor]) -> None:
-        """A step is over: writes it.
+        """Writes a step at its end.
 
         Args:
             steps: that were taken before it.
@@ -248,11 +248,11 @@ class ProgramDump:
 
 # ---- compiled program ----
 #
-# A program together with the way in which an Executor runs it, by the original's name.
+# A program with its execution settings, by the original's name.
 
 
 class CompiledProgram:
-    """A program with what is said about its running, for ``Executor.run``.
+    """A program with settings of its execution, for ``Executor.run``.
 
     Example::
 
@@ -267,15 +267,16 @@ class CompiledProgram:
 
     Args:
         program: of one process, or a trainer's.
-        build_strategy: what becomes of the program: a BuildStrategy, or a dict; docs/execution.md.
+        build_strategy: changes of the program: a BuildStrategy, or a dict; docs/execution.md.
         compile: ``torch.compile`` the compute of this program, as ``Executor(compile=True)`` does
             of all (needs a C++ compiler; rounding may then differ).
 
     Attributes:
-        program: as given: for whatever takes a program, such as ``Executor.save``.
-        main: what an Executor runs.
-        first: what it runs once before: it gives every trainer trainer 0's values; None: nothing.
-        execution: how an Executor runs it.
+        program: as given: for calls that take a program, such as ``Executor.save``.
+        main: the program that an Executor runs.
+        first: the program that it runs once before: it gives every trainer trainer 0's values;
+            None: there is none.
+        execution: the settings of the runs.
 
     Raises:
         TypeError: an argument has another type.
@@ -317,8 +318,8 @@ class CompiledProgram:
 
         Args:
             loss_name: the loss; checked.
-            build_strategy, exec_strategy: what becomes of the program, and how it is run: objects,
-                or dicts; docs/execution.md.
+            build_strategy, exec_strategy: changes of the program, and settings of its runs:
+                objects, or dicts; docs/execution.md.
             share_vars_from: a compiled program over the same values, which is checked: programs of
                 one module share them anyway.
             places: the one device of this process, which must be the Executor's; None: that.
@@ -328,8 +329,9 @@ class CompiledProgram:
 
         Raises:
             TypeError: an argument has another type.
-            ValueError: it is said twice, the program is one of a job with servers, the loss or the
-                place does not exist, there is more than one place, or a setting cannot act.
+            ValueError: the call or its build strategy is given twice, the program is one of a job
+                with servers, the loss or the place does not exist, there is more than one place, or
+                a setting cannot act.
         """
         if self._parallel:
             raise ValueError("with_data_parallel: expected to be called once")
@@ -352,7 +354,7 @@ class CompiledProgram:
         return self
 
     def _check_build(self) -> None:
-        """Raises where what the build strategy asks for was decided before it was given."""
+        """Raises where the build strategy is too late for one of its settings."""
         build = BuildStrategy() if self._build is None else {**BuildStrategy(), **self._build}
         placed = len(self.main.main.ops) > len(self.program.main.ops)  # sums, by this object
         late = {
@@ -369,16 +371,15 @@ class CompiledProgram:
     def begun(
         self, device: torch.device, loaded: Collection[int], run: Callable[[Program], Any]
     ) -> Program:
-        """The program to run; where this is the first time in an Executor, what comes before it has
-        run.
+        """The program to run; runs ``first`` before, once in an Executor.
 
         Args:
             device: the Executor's.
             loaded: the ids of the programs that it has run.
-            run: runs one.
+            run: runs a program.
 
         Raises:
-            ValueError: the program is for another place, or the build strategy comes too late.
+            ValueError: the program is for another place, or the build strategy is too late.
         """
         if self._place not in (None, device):
             raise ValueError(
@@ -392,7 +393,7 @@ class CompiledProgram:
 
 
 def check_without_servers(who: str, program: Program) -> None:
-    """Checks that a program is none of a job with servers.
+    """Checks that a program is not one of a job with servers.
 
     Raises:
         ValueError: it is.
@@ -453,19 +454,19 @@ def _place(places: Any) -> torch.device | None:
 
 # ---- compressed gradients ----
 #
-# The op ``dgc`` of a trainer's program: what leaves of a large gradient.
+# The op ``dgc`` of a trainer's program: the part of a large gradient that is sent.
 
 
 Hparams = Mapping[int, Mapping[str, Hparam]]
 
 
 class CompressedGradients:
-    """What one trainer keeps for the ``dgc`` ops of its program.
+    """One trainer's state for the ``dgc`` ops of its program.
 
     Args:
         plan: of the job.
         live: the present hyper-parameters of each group whose optimizer this process holds.
-        step: gives the steps that the job has taken.
+        step: returns the number of the job's steps.
     """
 
     def __init__(self, plan: Plan, live: Callable[[], Hparams], step: Callable[[], int]) -> None:
@@ -474,7 +475,7 @@ class CompressedGradients:
         self._sources: dict[int, int] = {}  # group of large parameters -> the script's
 
     def kernel(self, op: Op, grad: Tensor, param: Tensor, **_: Any) -> Tensor:
-        """The op: a tensor of the gradient's shape, with zeros for what waits."""
+        """The op: a tensor of the gradient's shape, with zeros for elements that are held back."""
         arguments, name = op.arguments, op.arguments["param"]
         source, sparsity = arguments["group"], arguments["sparsity"]
         begin, steps = arguments["rampup_begin_step"], arguments["rampup_step"]
@@ -491,7 +492,8 @@ class CompressedGradients:
         return made.dense()
 
     def hparams(self, present: Hparams) -> dict[int, Mapping[str, Hparam]]:
-        """Those of all groups: servers step large parameters by plain SGD, at the present rate.
+        """The hyper-parameters of all groups: servers step large parameters by plain SGD, at the
+        present rate.
 
         Args:
             present: of all groups, as their optimizer has them.
@@ -503,19 +505,19 @@ class CompressedGradients:
         return {**present, **own}
 
     def forget(self) -> None:
-        """Begins again: parameters are others now."""
+        """Drops the residuals: the parameters have been replaced."""
         if self._residuals is not None:
             self._residuals.forget()
 
     def end(self, applied: bool) -> None:
-        """The step has ended."""
+        """Ends the step."""
         if self._residuals is not None:
             self._residuals.end(applied)
 
 
 # ---- feed ----
 #
-# What is fed to a program, checked against the program's inputs.
+# The feed of a program, checked against the program's inputs.
 
 
 Value = Tensor | np.ndarray[Any, Any]
@@ -528,7 +530,7 @@ def check_feed(program: Program, feed: Feed, device: torch.device) -> dict[str, 
     Raises:
         TypeError: it is no tuple and no dict of tensors or arrays.
         ValueError: an input is missing or unknown, or has another dtype, rank or size than the
-            program asks for; the message names the input, what was expected and what came.
+            program expects; the message names the input, what was expected and what was fed.
     """
     inputs = {variable.name: variable for variable in program.main.variables_of(Role.INPUT)}
     named = _by_name(list(inputs), feed)
@@ -561,7 +563,7 @@ def _by_name(names: list[str], feed: Feed) -> dict[str, Tensor]:
 
 
 def _tensor(value: Any) -> Any:
-    """An array as a tensor; what is neither stays as it is, and is refused by name."""
+    """An array as a tensor; any other value is returned as it is, and refused later by name."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "bifuc":
         return torch.tensor(value)  # a copy: arrays may be read-only
     return value
@@ -572,7 +574,9 @@ def _words(variable: Variable) -> str:
 
 
 def _check(variable: Variable, tensor: Any, sizes: dict[str, tuple[int, str]]) -> None:
-    """``sizes`` collects what the free sizes are in this feed, and which input said so."""
+    """Checks an input; ``sizes`` collects the free sizes of the feed, each with the input that set
+    it.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"feed: input {variable.name!r}: expected a tensor, {_words(variable)}, got "
@@ -614,7 +618,7 @@ def _name(op: Op, argument: str) -> str:
 
 
 def _fusion(op: Op) -> dict[str, bool]:
-    """Which of torch's kernels an op asks for."""
+    """The flags by which an op selects torch's kernels."""
     return {key: bool(op.arguments[key]) for key in ("foreach", "fused") if key in op.arguments}
 
 
@@ -622,7 +626,7 @@ def _fusion(op: Op) -> dict[str, bool]:
 def _flagged(
     optimizer: torch.optim.Optimizer, flags: Mapping[Any, Mapping[str, bool]]
 ) -> Iterator[None]:
-    """The optimizer's groups have the flags of their ops, which a strategy may have set."""
+    """Gives the optimizer's groups the flags of their ops, which a strategy may have set."""
     kept = []
     try:
         for index, said in flags.items():
@@ -644,7 +648,7 @@ class OptimizerSegment:
         tensors: the parameters by name; updated in place.
         optimizer: the live one whose parameters they are, or None.
         tables: those whose rows the ops update, by name.
-        states: where there is no optimizer, the states to go on from, by parameter's name and
+        states: where there is no optimizer, the states to continue from, by parameter's name and
             state; the dicts have the present ones afterwards.
 
     Attributes:
@@ -695,9 +699,9 @@ class OptimizerSegment:
         return optimizers
 
     def __call__(self, values: Mapping[str, Any]) -> None:
-        """One step.
+        """Takes one step.
 
-        ``p.grad`` is borrowed and given back: it is neither read nor changed by running a program.
+        ``p.grad`` is borrowed and given back: running a program neither reads nor changes it.
         """
         members = [
             p
@@ -734,8 +738,8 @@ class OptimizerSegment:
 
 # ---- fetch ----
 #
-# What is fetched from a program: the names are checked before it runs, the values are copied after
-# it has run.
+# Fetches from a program: the names are checked before it runs, the values are copied after it has
+# run.
 
 
 def check_fetches(program: Program, fetch_list: Sequence[str] | None) -> tuple[str, ...]:
@@ -773,7 +777,7 @@ def fetched(
         updates: the program's, which have the optimizer states.
 
     Raises:
-        ValueError: the program gives the variable no value, or it is a table.
+        ValueError: the variable has no value after the run, or it is a table.
     """
     variable = program.main.variables[name]
     if variable.role is Role.STATE:
@@ -827,7 +831,7 @@ def _sparse_tensor(name: str, gradient: SparseRows, program: Program) -> Tensor:
 
 # ---- merge segment ----
 #
-# The part of a program that merges gradients over runs, and decides whether a run goes on.
+# The part of a program that merges gradients over runs, and decides whether a run continues.
 
 
 log = logging.getLogger(__name__)
@@ -855,7 +859,7 @@ class MergeSegment:
         return self._storage.summed == 0
 
     def __call__(self, values: Mapping[str, Any]) -> Sequence[Tensor]:
-        """Adds a run's gradients; gives the sums so far, or what an update takes."""
+        """Adds a run's gradients; returns the sums so far, or the gradients of an update."""
         sums, gradients = self._storage.sums, [values[name] for name in self.inputs]
         for name, gradient in zip(self.outputs, gradients, strict=True):
             sums[name] = gradient.clone() if self.complete else sums[name].add_(gradient)
@@ -866,10 +870,10 @@ class MergeSegment:
         return [sums[name] for name in self.outputs]
 
     def end(self) -> None:
-        """Says how many runs have made no update, where an Executor closes within a window."""
+        """Warns of runs that have made no update, where an Executor closes within a window."""
         if not self.complete:
             log.warning(
-                "gradient_merge: the last %d runs have made no update, for one takes %d",
+                "gradient_merge: the last %d runs have made no update: an update takes %d",
                 self._storage.summed,
                 self._k_steps,
             )
@@ -878,14 +882,14 @@ class MergeSegment:
 
 # ---- ops optimizer ----
 #
-# The optimizer of a program that was loaded, as a checkpoint sees it: its groups are those of the
-# ops, its states are the storage's.
+# The optimizer of a loaded program, for checkpoints: its groups are those of the ops, its states
+# are the storage's.
 
 
 class StoredStates(MutableMapping[Tensor, dict[str, Tensor]]):
     """The storage's states by parameter.
 
-    Each dict is changed in place: what runs the program's ops goes on with the same one.
+    Each dict is changed in place: the program's ops continue with the same one.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -911,7 +915,7 @@ class StoredStates(MutableMapping[Tensor, dict[str, Tensor]]):
 
 
 class OpsOptimizer:
-    """Groups and states of a loaded single-node program.
+    """The groups and states of a loaded single-node program.
 
     Args:
         program: with a storage that has no optimizer.
@@ -946,16 +950,16 @@ class OpsOptimizer:
         self.state = StoredStates(storage)
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and states, as torch's optimizers give them."""
+        """The groups and states, as torch's optimizers give them."""
         members = [parameter for group in self.param_groups for parameter in group["params"]]
         states = {index: dict(self.state[each]) for index, each in enumerate(members)}
         return {"state": states, "param_groups": self.param_groups}
 
     def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Whether the ops have the hyper-parameters of a checkpoint.
+        """Checks that the ops have the hyper-parameters of a checkpoint.
 
         Raises:
-            ValueError: one differs: ops cannot take up another.
+            ValueError: one differs: ops cannot take another value.
         """
         for index, (mine, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
             for key in sorted(set(mine) & set(theirs) - {"params"}):
@@ -972,7 +976,7 @@ class OpsOptimizer:
 # ---- loaded program ----
 
 
-# ops that only name what is in its place
+# ops that only name values that are in place
 PLACES = frozenset({"init", "concat"})
 
 
@@ -981,9 +985,9 @@ class Segment:
     """Ops that run as one: generated code, or an update.
 
     Attributes:
-        run: takes values by name, gives those of ``outputs``.
+        run: takes values by name, returns those of ``outputs``.
         name: of its span in a trace.
-        ops: how many there are.
+        ops: their number.
         last_uses: variables that no later segment needs.
     """
 
@@ -996,7 +1000,7 @@ class Segment:
 
     def advance(self, values: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Runs, puts the results into ``values`` or, where ``tensors`` hold a variable, into its
-        tensor, and drops what is not needed any more.
+        tensor, and drops values that are no longer needed.
         """
         results = self.run(values)
         for name, value in zip(self.outputs, results, strict=True):
@@ -1023,12 +1027,12 @@ class LoadedProgram:
     Attributes:
         binds: the variables that the program's init ops name.
         trains: whether a run of it is a step.
-        updates: its optimizer ops, in the order in which they run; made when they are first cut.
-        merge: what merges its gradients over runs; None: every run updates.
-        cleanup: gives memory back, where the execution asks for it.
-        dump: what is written down of each step; None: nothing.
-        complete: whether the last run came to its end, which it does not where gradients are merged
-            over runs and it was not the last one.
+        updates: its optimizer ops, in the order in which they run; made when it is first cut.
+        merge: merges its gradients over runs; None: every run updates.
+        cleanup: frees memory, where the execution asks for it.
+        dump: of each step; None: there is none.
+        complete: whether the last run ran all segments; where gradients are merged over runs, only
+            the last run of a window does.
     """
 
     def __init__(
@@ -1070,7 +1074,7 @@ class LoadedProgram:
         device: torch.device,
         finish: Callable[[], None],
     ) -> list[Tensor]:
-        """Runs the program's ops once, and writes down what is dumped of it.
+        """Runs the program's ops once, and writes its dump.
 
         Args:
             program: that this object was made of.
@@ -1113,7 +1117,7 @@ class LoadedProgram:
         return found
 
     def _run(self, segments: Iterable[Segment], values: dict[str, Any]) -> bool:
-        """Runs segments one after the other; gives whether the last one has run."""
+        """Runs segments one after the other; returns whether the last one has run."""
         for segment in segments:
             began = now() if SPANS.on else 0.0
             segment.advance(values, self.tensors)
@@ -1138,7 +1142,7 @@ class LoadedProgram:
         return self._segments[fetches]
 
     def end(self) -> None:
-        """The program runs no more."""
+        """Ends the runs of the program."""
         if self.merge is not None:
             self.merge.end()
 
@@ -1223,7 +1227,7 @@ def _traced(name: str, kernel: Kernel) -> Kernel:
 
 
 def _updating(update: OptimizerSegment, skips: str) -> Callable[[dict[str, Any]], Sequence[Any]]:
-    """An update, which is not made where the variable ``skips`` is true."""
+    """An update that is skipped where the variable ``skips`` is true."""
 
     def run(values: dict[str, Any]) -> Sequence[Any]:
         if not skips or not bool(values[skips]):

@@ -1,6 +1,6 @@
-"""What a program trains, and its checkpoints: those of ``fleet``, which either side reads.
+"""A program's training state, and its checkpoints: those of ``fleet``, which either side reads.
 
-A trainer's program asks its servers for states and rows; the others have them here.
+A trainer's program asks its servers for states and rows; other programs have them in this process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProgramTraining:
-    """What a program trains: its tensors, its optimizer's groups and states, its tables.
+    """A program's training state: its tensors, its optimizer's groups and states, its tables.
 
     Args:
         program: single-node, or a trainer's.
@@ -71,12 +71,12 @@ class ProgramTraining:
 
     @property
     def first(self) -> bool:
-        """Whether this trainer writes, and gives the servers what was read."""
+        """Whether this trainer writes, and sends the servers what it has read."""
         return self._communicator is None or self._communicator.roll.is_first
 
     @property
     def together(self) -> tuple[Storage, ...]:
-        """The storages of the programs that were transpiled together, this one's included."""
+        """The storages of the programs that were transpiled together, including this one's."""
         return self._storage.together
 
     @property
@@ -86,7 +86,7 @@ class ProgramTraining:
 
     @property
     def steps(self) -> int:
-        """Taken by the job, those before a resumed checkpoint included."""
+        """The steps of the job, including those before a loaded checkpoint."""
         return self._storage.steps
 
     @steps.setter
@@ -112,7 +112,7 @@ class ProgramTraining:
         return store_of(Tables(found), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and states, whole and current: the servers give theirs."""
+        """The groups and states, whole and current: the servers send theirs."""
         held = {} if self._communicator is None else self._communicator.states()
         for parameter in (p for group in self.param_groups for p in group["params"]):
             states = held.get(self.names.get(parameter, ""))  # not those of other optimizers
@@ -124,16 +124,16 @@ class ProgramTraining:
         return self._optimizer.state_dict()
 
     def restart(self) -> None:
-        """Goes on from what was read: gradients that were merged before it are left out, and what
-        was read into the groups of an optimizer that a strategy has put in the place of the
-        script's is the script's too, whose scheduler goes on from it.
+        """Continues from a loaded checkpoint: drops merged gradients, and, where a strategy has
+        replaced the script's optimizer, gives the script's groups the loaded hyper-parameters, from
+        which its scheduler continues.
         """
         self._storage.summed = 0
         if isinstance(self._optimizer, FollowingOptimizer):
             self._optimizer.lead()
 
     def check(self, groups: Sequence[Mapping[str, Any]], scheduler: Any | None) -> None:
-        """Whether the program can take up a checkpoint's groups, and a scheduler's state.
+        """Checks that the program can take a checkpoint's groups, and a scheduler's state.
 
         Raises:
             ValueError: it was loaded, so that its ops hold other hyper-parameters, or no schedule.
@@ -147,7 +147,7 @@ class ProgramTraining:
             self._optimizer.check(groups)
 
     def served(self) -> Mapping[str, Tensor]:
-        """The servers' values of what trainers step by themselves, by name."""
+        """The servers' values of parameters that trainers step by themselves, by name."""
         return {} if self._communicator is None else self._communicator.served()
 
     def flush(self) -> None:
@@ -156,12 +156,12 @@ class ProgramTraining:
             self._communicator.flush()
 
     def push(self) -> None:
-        """What trainer 0 has read becomes the servers', and then every trainer's."""
+        """Sends what trainer 0 has read to the servers, and from there to every trainer."""
         if self._communicator is not None:
             self._communicator.push()
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
-        """Waits for every trainer that has not left; gives what they have told, by trainer."""
+        """Waits for every trainer that has not left; returns the text of each, by trainer."""
         if self._communicator is not None:
             return self._communicator.barrier(name, text)
         return {0: text} if text else {}
@@ -170,7 +170,7 @@ class ProgramTraining:
 def trainings_of(
     programs: Sequence[Program], communicators: Sequence[Communicator | None]
 ) -> list[ProgramTraining]:
-    """What these programs train, of which each steps one optimizer of a job.
+    """The training states of these programs, each of which steps one optimizer of a job.
 
     Raises:
         ValueError: as :class:`ProgramTraining`; or the programs are not all that were transpiled
@@ -222,7 +222,7 @@ def load(
     """Reads a checkpoint; every trainer calls this.  See :meth:`Executor.load`.
 
     Args:
-        forget: drops the rows and the gradients that this process keeps.
+        forget: drops the copies of rows and the residuals that this process keeps.
     """
     first, tensors = trainings[0], _tensors(trainings)
     first.flush()

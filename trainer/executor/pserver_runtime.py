@@ -1,11 +1,11 @@
 """The kernels of the communication ops of a trainer program, over one communicator.
 
-In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for what comes back; an
-async program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step
-program.  In a program of several lanes the step is one: every lane closes it where its own op
-stands, and it is finished when all have closed it.  Whether that waits for a result is the lane's
-affair: a queue has room.  Parameters arrive in the module's own memory, so ``recv`` names what has
-arrived there, and ``concat`` finds its slices in their places already.
+In sync mode ``send_barrier`` closes the step and ``fetch_barrier`` waits for the replies; an async
+program has neither, and its first ``recv`` does both, as does the one ``send`` of a k-step program.
+The lanes of a program share one step: each closes it at its own op, and it is finished when all
+have closed it.  Whether that waits for a result depends on the lane: a queue has room.  Parameters
+arrive in the module's own memory, so ``recv`` names what has arrived there, and ``concat`` finds
+its slices in their places already.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_checkpoint(connection: Connection) -> None:
-    """Says so, once, where the environment asks for it."""
+    """Warns of this, once, where the environment asks for checkpoints."""
     if connection.checkpoint:
         _warn(connection.checkpoint)
 
@@ -71,8 +71,8 @@ def _warn(path: str) -> None:
 
 # ---- program averages ----
 #
-# Gradients of a program that trainers average among themselves, beside servers: kernels, and what a
-# process that comes later gets.
+# Gradients of a program that trainers average among themselves, beside servers: kernels, and the
+# values for a trainer that joins late.
 #
 # See [Note: a step of both] in trainer/gradients/averaging.py; and transpiler/passes/trainer.py for
 # where the ops stand.
@@ -86,14 +86,14 @@ class _Ops:
 
 
 class _Steps:
-    """How far a program's values are; see :class:`trainer.gradients.averaging.Stepper`.
+    """The steps of a program's values; see :class:`trainer.gradients.averaging.Stepper`.
 
     Args:
         storage: that holds them.
 
     Attributes:
         storage: as given.
-        ahead: the averaged part of a step counts that the Executor has not counted yet.
+        ahead: whether the averaged part of a step counts that the Executor has not counted yet.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -101,7 +101,7 @@ class _Steps:
 
     @property
     def steps(self) -> int:
-        """Taken by the job."""
+        """The steps of the job."""
         return self.storage.steps + self.ahead
 
     @steps.setter
@@ -110,7 +110,7 @@ class _Steps:
 
     @property
     def inner(self) -> torch.optim.Optimizer | _Ops:
-        """What runs the optimizer ops."""
+        """The optimizer of the program's optimizer ops."""
         found = self.storage.optimizer
         return _Ops(self.storage) if found is None else found
 
@@ -120,12 +120,12 @@ class _Steps:
 
 
 class ProgramAverages:
-    """What the trainers of a job average of its programs' gradients.
+    """The gradients of a job's programs that its trainers average among themselves.
 
     Args:
         plan: of the job, which leaves some to the trainers.
         storage: of the first program that runs.
-        communicator: gives the connection, which is brought up when it is first asked for.
+        communicator: returns the connection, joined on first use.
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class ProgramAverages:
         self._steps = _Steps(storage)
 
     def connect(self, communicator: Communicator) -> None:
-        """Meets the other trainers, once this one has joined the servers.
+        """Connects to the other trainers, after this one has joined the servers.
 
         Raises:
-            PServerError: they have not come.
-            ValueError: trainers are to leave when they are preempted, and cannot.
+            PServerError: they have not arrived.
+            ValueError: a grace period is set, and trainers cannot leave this job.
         """
         communicator.dense_allreduce = dense_means_of(communicator, [self._steps])
 
     def _move_to(self, storage: Storage) -> None:
-        """A program that was loaded keeps states beside its startup program's: they go on from
-        those that came with this trainer's first values.
+        """Makes this the storage of the steps.  A loaded program has states beside its startup
+        program's: they continue from those that this trainer received with its first values.
         """
         if storage is not self._steps.storage and storage.optimizer is None:
             given = AveragedValues(self._plan, [self._steps]).give()
@@ -156,7 +156,7 @@ class ProgramAverages:
         """The kernels of a program's ops.
 
         Args:
-            committed: gives how many trainers are in the step that servers have decided last.
+            committed: returns the number of trainers in the last step that servers have decided.
         """
         of = {gradient_of(op): parameter_of(op) for op in optimizer_ops(program.main)}
         if of and program.storage is not None:
@@ -170,7 +170,7 @@ class ProgramAverages:
             parameters, step = parameters_of(op), self._step
             means = step.average(dict(zip(parameters, x, strict=True)), overflow=False)
             if step.decided:
-                return _results(x)  # what the wait gives counts
+                return _results(x)  # the result of the wait counts
             return self._count(means, parameters)
 
         def wait(op: Op, x: Sequence[Tensor], **_: Any) -> Any:
@@ -186,38 +186,37 @@ class ProgramAverages:
         return AveragedStep(self._steps.trained, lanes, self._communicator())
 
     def _count(self, means: GradientMeans, parameters: Sequence[Tensor]) -> Any:
-        """These means count: copies of them, as another trainer may have to be told them yet."""
+        """Copies of means, which now count; another trainer may still have to receive them."""
         self._steps.ahead = True
         found = dict(zip(means.parameters, means.means, strict=True))
         return _results([_copied(found[parameter], parameter) for parameter in parameters])
 
     def counted(self) -> None:
-        """The Executor has counted the step."""
+        """Notes that the Executor has counted the step."""
         self._steps.ahead = False
 
 
 def _results(tensors: Sequence[Tensor]) -> Any:
-    """As generated code takes results."""
+    """Results in the form that generated code takes."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 def _copied(mean: Tensor | None, parameter: Tensor) -> Tensor:
-    """A mean where its parameter is: one that another trainer has told is on the host."""
+    """A mean on its parameter's device: a mean from another trainer is on the host."""
     assert mean is not None, "every trainer of a program has all gradients"
     return mean.to(parameter.device, parameter.dtype, copy=True)
 
 
 # ---- server values ----
 #
-# The values of the pserver programs that an Executor serves: what a job begins with, and what it
-# leaves.
+# The values of the pserver programs that an Executor serves: a job's first and last ones.
 
 
 class ServerValues:
     """The values of pserver programs that hold none themselves.  One thread uses it.
 
     Args:
-        scope: gives what startup programs have bound: slices by name.
+        scope: returns what startup programs have bound: slices by name.
         rows: and the first rows of tables.
     """
 
@@ -230,12 +229,12 @@ class ServerValues:
         self._held: list[tuple[Program, Storage]] = []  # of programs that have served, or loaded
 
     def forget(self) -> None:
-        """A startup program has run: servers begin anew."""
+        """Drops all values after a startup program has run: servers begin anew."""
         self._held.clear()
 
     def of(self, program: Program) -> Storage:
-        """The values that a program serves next: those that a file gave, those that its last job
-        has left, or those of its startup program.
+        """The values that a program serves next: those of a loaded file, those of its last job, or
+        those of its startup program.
 
         Raises:
             ValueError: there are none.
@@ -267,7 +266,7 @@ class ServerValues:
         replace(program, storage=self.of(program)).save(path)
 
     def load(self, path: str, program: Program) -> int:
-        """Reads what :meth:`save` wrote: the program's next job goes on from there.
+        """Reads what :meth:`save` wrote: the program's next job continues from there.
 
         Returns:
             The step at which it was saved.
@@ -275,7 +274,7 @@ class ServerValues:
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: it is damaged, holds no server's program, or that of another server.
-            FingerprintMismatch: it is of another job; the message says in what it differs.
+            FingerprintMismatch: it is of another job; the message has the differences.
         """
         read = Program.load(path)
         mine, theirs = program.deployment, read.deployment
@@ -309,11 +308,11 @@ def serve(program: Program, values: ServerValues) -> None:
     """Runs a pserver program: serves one job until it is done.
 
     Args:
-        values: what servers of this process begin with.
+        values: of the servers of this process.
 
     Raises:
-        PServerError: the job has failed; this is what ended it.
-        SystemExit: SIGTERM or SIGINT came before the job was done, with status 143 or 130.
+        PServerError: the job has failed; this is the cause.
+        SystemExit: SIGTERM or SIGINT arrived before the job was done, with status 143 or 130.
     """
     deployment, connection = program.deployment, Connection.from_environment()
     if deployment is None or deployment.server_index is None:
@@ -409,8 +408,8 @@ class PServerRuntime:
         }
 
     def _share(self, storage: Storage) -> None:
-        """Programs that were loaded one by one hold values of their own: from here on theirs are
-        those of the first one, which the communicator sends and receives.
+        """Makes a program that was loaded separately share the values of the first one, which the
+        communicator sends and receives.
         """
         if self.trains(storage) or storage.optimizer is not None:
             return
@@ -442,13 +441,13 @@ class PServerRuntime:
         return {} if self._tables is None else self._tables.handles
 
     def refresh(self) -> None:
-        """Before a program runs: takes in what a receiving thread has fetched meanwhile."""
+        """Takes, before a program runs, the values that a receiving thread has fetched."""
         lanes = self._deployment.plan.lanes
         if self._started and any(lane.independent_recv_thread for lane in lanes):
             self.communicator.refresh()
 
     def end_step(self) -> None:
-        """A step has ended, and is counted: leaves, where SIGTERM has come in a grace period.
+        """Counts the end of a step; leaves the job after SIGTERM, where there is a grace period.
 
         Raises:
             SystemExit: it has left.
@@ -463,7 +462,7 @@ class PServerRuntime:
             self.communicator.flush()
 
     def forget(self) -> None:
-        """Parameters and rows are others now: copies of rows, and what waits of gradients, go."""
+        """Drops copies of rows, and residuals: parameters and rows have been replaced."""
         self._compressed.forget()
         if self._started and self._tables is not None:
             self._tables.invalidate_caches()
@@ -478,7 +477,7 @@ class PServerRuntime:
                 self._finish(self._storages[0])
 
     def _go_on(self) -> None:
-        """Takes up the steps of servers that go on with what a job has left."""
+        """Takes the step numbers of servers that continue an earlier job."""
         for number, storage in enumerate(self._storages):
             lanes = self._communicator.plan.lanes_of(number)
             steps = [self._communicator.lanes[lane].step for lane in lanes]
@@ -529,7 +528,7 @@ class PServerRuntime:
     def _send(self, program: Program, op: Op, x: Sequence[Any], **_: Any) -> tuple[()]:
         plan, first = self._deployment.plan, next(refs(op.arguments["x"]))
         if self._overflow and "delta" not in op.arguments:
-            return ()  # nobody takes this step
+            return ()  # no trainer takes this step
         if self._tables is not None and "table" in op.arguments:
             self._tables.send(str(op.arguments["table"]), x)
             return ()
@@ -586,7 +585,7 @@ class PServerRuntime:
         return ()
 
     def _flush(self, op: Op, **_: Any) -> tuple[()]:
-        """Before a program evaluates: the servers' values, in modes that do not wait for them."""
+        """Receives the servers' values before an evaluation, in modes that do not wait for them."""
         self.communicator.flush()
         return ()
 
@@ -604,7 +603,7 @@ class PServerRuntime:
         return results
 
     def _update_scale(self, op: Op, found_infinite: torch.Tensor, **arguments: Any) -> Any:
-        """By what all trainers of the step have found, where they take it together."""
+        """Updates the loss scale by the overflows of all trainers, where they step together."""
         return update_loss_scaling(op, found_infinite | self._refused, **arguments)
 
     def _concat(self, op: Op, x: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
@@ -635,7 +634,7 @@ def _present(
 
 
 def _note_what_servers_hold(plan: Plan, storage: Storage) -> None:
-    """Optimizer states and rows that this process has no more, so that no file claims to hold them.
+    """Notes the optimizer states and rows that only servers hold, so that no file claims them.
 
     Raises:
         ValueError: a loaded program has states, which would be lost on the way to the servers.

@@ -1,4 +1,4 @@
-"""What the variable of a table holds while a program runs."""
+"""The value of a table's variable while a program runs."""
 
 from __future__ import annotations
 

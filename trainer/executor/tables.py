@@ -1,4 +1,4 @@
-"""Tables while programs run: where rows are, who steps them, what pulls and sends them."""
+"""Tables while programs run: the places of rows, their steps, and the kernels of lookups."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from transpiler.program import Program
 
 # ---- table runtime ----
 #
-# The handles of tables while programs run: where the rows are, and who steps them.
+# The handles of tables while programs run: the places of the rows, and their steps.
 #
 # Each table's variable holds one :class:`~trainer.executor.table_handle.TableHandle`::
 #
@@ -69,7 +69,7 @@ class NativeRowKernels(RowKernels):
 
 
 def as_gradient(rows: SparseRows) -> RowGradient:
-    """A program's gradient of rows as communicators and tables take it."""
+    """A program's gradient of rows in the form that communicators and tables take."""
     return RowGradient(rows.ids, rows.rows.contiguous(), rows.statistics)
 
 
@@ -86,7 +86,7 @@ class RangeChecked:
         self._count = rows
 
     def checked(self, ids: Tensor) -> Tensor:
-        """The same ids, int64 [n].
+        """Checks ids, int64 [n], and returns them.
 
         Raises:
             ValueError: one is out of range.
@@ -113,7 +113,7 @@ class EmbeddingHandle(RangeChecked):
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
-        """The proxy parameter has the gradient, as after a backward."""
+        """Gives the proxy parameter the gradient, as after a backward."""
         with self._module.proxy.lend(as_gradient(gradient)):
             yield
 
@@ -133,7 +133,7 @@ class WeightHandle(RangeChecked):
 
     @contextmanager
     def stepping(self, gradient: SparseRows) -> Iterator[None]:
-        """The weight has the gradient, as after a backward."""
+        """Gives the weight the gradient, as after a backward."""
         before, device = self._weight.grad, self._weight.device
         places, values = gradient.ids.unsqueeze(0).to(device), gradient.rows.to(device)
         self._weight.grad = torch.sparse_coo_tensor(
@@ -179,10 +179,10 @@ class DeclaredHandle(RangeChecked):
 
 
 class ServedHandle(RangeChecked):
-    """Rows of servers, or those that a k-step trainer has of them.
+    """Rows of servers, or a k-step trainer's copies of them.
 
     Args:
-        source: gives the source to pull from; joins the servers if that has not been done.
+        source: returns the source to pull from; joins the servers if that has not been done.
         send: queues a gradient of a table, by name.
     """
 
@@ -277,7 +277,7 @@ class DividedGradient(RowGradient):
     in the servers' order.
 
     Attributes:
-        sizes: how many rows each server has.
+        sizes: the number of rows of each server.
     """
 
     sizes: tuple[int, ...] = ()
@@ -302,7 +302,7 @@ class ServedTables:
     Args:
         plan: of the job.
         storage: the program's.
-        communicator: gives the connection, joined on first use.
+        communicator: returns the connection, joined on first use.
 
     Attributes:
         handles: the values of the tables' variables, by name.
@@ -435,7 +435,7 @@ class ServedTables:
     def _together(
         self, tables: Sequence[ServedHandle], wanted: Sequence[Tensor]
     ) -> list[Arrived | None]:
-        """What servers have of the rows of several tables, in one request to each server."""
+        """Pulls the rows of several tables, in one request to each server."""
         asked = [table.source().asks(ids) for table, ids in zip(tables, wanted, strict=True)]
         if not any(map(len, asked)):  # every row is fresh
             return [None] * len(tables)

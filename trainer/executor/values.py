@@ -38,7 +38,7 @@ from transpiler.tracing.default_programs import default_main_program
 
 # ---- inference model ----
 #
-# A forward program and its values as one file: what serves a model without the job that trained it.
+# A forward program and its values as one file, to serve a model without the job that trained it.
 #
 # The file is a program's file (transpiler/formats/program_file.py): the ops that the fetched
 # variables need, the inputs that are fed, parameters, buffers, and the rows of tables.
@@ -75,7 +75,7 @@ def save_inference_model(
         TypeError: an argument has another type.
         ValueError: the program has no such variable, a fetch needs an input that is not fed, or the
             process has no values for it.
-        OSError: the file cannot be written; the one that was there stays.
+        OSError: the file cannot be written; an existing file stays.
 
     Example::
 
@@ -116,7 +116,7 @@ def load_inference_model(
         executor: that has joined the servers, where rows are on these.
 
     Returns:
-        The program, the names that it is fed with, and those that it is fetched by.
+        The program, the names of its inputs, and those of its outputs.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -321,8 +321,8 @@ def _names(listed: Names) -> list[str]:
 def set_program_state(program: Program, state: Mapping[str, Tensor]) -> None:
     """Gives variables of a program other values; a warning names those that it does not have.
 
-    In a job with servers these travel as what a script writes into parameters does: with the next
-    step, or at the start with trainer 0's values.
+    In a job with servers these are external writes: they are sent with the next step, or at the
+    start with trainer 0's values.
 
     Args:
         program: that holds values: captured in this process, or loaded.
@@ -405,7 +405,7 @@ def serialize_persistables(
         feed_vars, fetch_vars: with ``fetch_vars`` only those variables that these are computed
             from, where ``feed_vars`` are given; otherwise all that this process holds, optimizer
             states too.
-        executor: that has run the program; what it has sent is waited for.
+        executor: that has run the program; waits until servers have applied all that it has sent.
         program: None: the default main program.
 
     Raises:
@@ -457,7 +457,7 @@ def deserialize_persistables(program: Program, data: bytes, executor: Executor) 
 
     Args:
         program: that holds values.
-        executor: that runs it; what it has sent is waited for first.
+        executor: that runs it; waits first until servers have applied all that it has sent.
 
     Returns:
         The program.

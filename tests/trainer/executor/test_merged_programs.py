@@ -204,7 +204,7 @@ def test_what_stands_behind_the_merge_is_fetched_in_its_runs(
             executor.run(made.main, feed=batches(1)[0], fetch_list=[clipped])
         executor.run(made.main, feed=batches(1)[0], fetch_list=[clipped])
         executor.run(made.main, feed=batches(1)[0])
-    assert "the last 1 runs have made no update, for one takes 2" in caplog.text
+    assert "the last 1 runs have made no update: an update takes 2" in caplog.text
 
 
 def test_what_is_made_prints_saves_and_is_drawn(tmp_path: Any) -> None:
