@@ -1,8 +1,8 @@
-"""A folder of checkpoints that a job writes as it goes: which are there, and which may go.
+"""The folder of a job's automatic checkpoints: which exist, and which may be removed.
 
 Each is a directory of its own, ``step-000120``.  ``checkpoints.json`` lists those that are
 complete, the newest last; it is replaced after a checkpoint has become complete, and before an old
-one is removed.  So it never names one that is not there, also in stores that cannot list folders.
+one is removed.  So it never names a missing one, even in stores that cannot list folders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CheckpointFolder:
 
     Args:
         path: of the folder, or its URL.
-        keep: how many of the newest are kept, besides those that these continue.
+        keep: the number of newest ones that are kept, besides those that these continue.
 
     Raises:
         ValueError: ``keep`` is below 1, or the list is damaged.
@@ -51,18 +51,17 @@ class CheckpointFolder:
         self._listed, self._kept = listed_in(self._place)
 
     def hold(self) -> PathLock | None:
-        """Keeps other jobs out of a directory, and removes what saves have left there that were
-        stopped in their middle.  None where nothing can be held: behind a URL, or where nothing can
-        be written.
+        """Locks the directory against other jobs, and removes what interrupted saves have left
+        there.  None where no lock is possible: behind a URL, or without write access.
 
         Raises:
-            InUse: another job is there.
+            InUse: another job holds the lock.
         """
         try:
             lock = self._place.lock()
         except InUse:
             raise
-        except OSError:  # each save will say so
+        except OSError:  # each save will raise it
             return None
         if isinstance(self._place, LocalPlace):
             listed = {kept.name for kept in self._kept}
@@ -77,17 +76,17 @@ class CheckpointFolder:
         return [self.path_of(kept.name) for kept in reversed(self._kept)]
 
     def path_of(self, name: str) -> str:
-        """The directory, or the URL, of one."""
+        """The directory, or the URL, of a checkpoint."""
         return joined(self._path, name)
 
     def name_at(self, step: int) -> str:
-        """The name of a checkpoint after so many steps."""
+        """The name of a checkpoint after this number of steps."""
         return f"step-{step:06d}"
 
     def continued(self, saved: Saved | None, deltas: int) -> str:
         """The name of the checkpoint that the next one may continue: the newest, where the job has
         saved, or read, it last, and fewer than ``deltas`` lead from it back to one that has all
-        rows.  "": the next one has to have all rows itself.
+        rows.  "": the next one must have all rows itself.
         """
         if saved is None or not self._kept or self._length(self._kept[-1]) >= deltas:
             return ""
@@ -95,25 +94,25 @@ class CheckpointFolder:
         return newest if place_at(saved.path) == self._place.at(newest) else ""
 
     def _length(self, kept: Kept) -> int:
-        """How many checkpoints it continues."""
+        """The number of checkpoints that it continues, directly or not."""
         found, length = {each.name: each for each in self._kept}, 0
         while kept.base:
             kept, length = found[kept.base], length + 1
         return length
 
     def add(self, name: str, base: str = "") -> None:
-        """Lists a checkpoint that is complete, and removes those that are kept no longer.
+        """Lists a checkpoint that is complete, and removes those that are no longer kept.
 
         Args:
-            base: the name of the one that it continues.
+            base: the name of the checkpoint that it continues.
 
         Raises:
-            OSError: the list cannot be written; or another job writes it.
+            OSError: the list cannot be written; or another job has written it.
         """
         kept = [*(each for each in self._kept if each.name != name), Kept(name, base)]
         bases = {each.name: each.base for each in kept}
         needed = {each.name for each in kept[-self._keep :]}
-        for each in reversed(kept):  # whoever continues another one comes after it
+        for each in reversed(kept):  # a checkpoint stands behind the one that it continues
             if each.name in needed and bases[each.name]:
                 needed.add(bases[each.name])
         self._list([each for each in kept if each.name in needed])
@@ -122,7 +121,7 @@ class CheckpointFolder:
                 self._remove(each.name)
 
     def discard(self, name: str, servers: int) -> None:
-        """Removes what so many servers have written of a checkpoint that did not become one."""
+        """Removes a checkpoint that was never completed, with the parts of its servers."""
         place = self._place.at(name)
         try:
             if name not in {each.name for each in self._kept}:
@@ -139,7 +138,7 @@ class CheckpointFolder:
         self._listed, self._kept = content, kept
 
     def _remove(self, name: str) -> None:
-        """Removes the files of a checkpoint.  What cannot be removed is no reason to stop."""
+        """Removes the files of a checkpoint; a failure is only logged."""
         place = self._place.at(name)
         try:
             parts = _part_places(place)
@@ -155,7 +154,7 @@ class CheckpointFolder:
 
 
 def _part_places(place: Place) -> list[Place]:
-    """Where servers have written their parts of a checkpoint."""
+    """The places of the servers' parts of a checkpoint."""
     try:
         return manifest.part_places(manifest.read(place))
     except (OSError, ValueError):

@@ -3,20 +3,20 @@ cluster that trained it.
 
 [Note: an exported table]  A table of a declared range becomes what nn.Embedding has:
 ``NAME.weight`` [num_embeddings, dim]; rows that were never touched have their initial values there,
-less what weights have decayed.
+less their weight decay.
 Where that would be larger than ``MAX_BYTES``, or where ids are any int64, the file has::
 
     NAME.ids       int64 [n], in ascending order
     NAME.weight    [n, dim], the row of each of these ids
-    NAME.initial   uint8 [m], JSON in ASCII: how the rows of all other ids begin
+    NAME.initial   uint8 [m], JSON in ASCII: the initializer of all other rows
 
-Where rows are asked for as int8, ``NAME.weight`` is int8 and ``NAME.scale``, float32 [n], is what
-each row is multiplied with.
+Where rows are written as int8, ``NAME.weight`` is int8, and ``NAME.scale``, float32 [n], has the
+factor of each row.
 
-A table whose ids are strings' has ``NAME.hash``, uint8 [m], JSON in ASCII: the hash, and what the
-ids are remainders of.  What the module itself has in a state_dict (its proxy parameter, its
-padding's row, rows of its own) is in neither.  trainer/serving.py looks rows up in both.  Rows are
-gathered in files beside the target, so that no table has to fit into memory.
+A table whose ids are strings' has ``NAME.hash``, uint8 [m], JSON in ASCII: the hash, and the
+modulus of the ids.  The module's own entries in a state_dict (its proxy parameter, its padding's
+row, rows of its own) are in neither.  trainer/serving.py looks rows up in both.  Rows are gathered
+in files beside the target, so that no table has to fit into memory.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from transpiler.program import Program
 
 # ---- exported program ----
 #
-# A forward program as torch.export has programs: for what serves models without this package.
+# A forward program in the form of torch.export, to serve a model without this package.
 
 
-# extents of an example's free sizes: no two alike, none of them 1
+# extents of an example's free sizes: all different, none of them 1
 _EXTENTS = (4, 6, 9, 10, 14, 15, 21, 22)
 
 
@@ -101,7 +101,7 @@ class _Extents:
         self._known: dict[str, tuple[int, Any]] = {}
 
     def of(self, size: int | str) -> int:
-        """The example's."""
+        """The example's extent of a size."""
         if isinstance(size, int):
             return size
         name, _, least = size.partition(">=")
@@ -209,11 +209,11 @@ def _of_modules(table: Table, storage: Storage) -> tuple[Tensor, Tensor] | None:
 
 # ---- row forms ----
 #
-# The numbers in which an export writes rows of tables: as they are computed, or shorter.
+# The number formats in which an export writes rows of tables: as they are computed, or shorter.
 
 
 INT8_MOST = 127
-# what a user writes, and the dtype of the weight
+# the user's name of a format, and the dtype of the weight
 FORMS: Mapping[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16", "int8")
 }
@@ -223,7 +223,7 @@ Made = Callable[[str, tuple[int, ...], str], Tensor]
 
 
 def check_form(form: str | None) -> None:
-    """Returns if rows can be written so.
+    """Checks that rows can be written in a format.
 
     Raises:
         ValueError: they cannot.
@@ -234,10 +234,10 @@ def check_form(form: str | None) -> None:
 
 
 def written_as(weight: Tensor, form: str | None, made: Made) -> dict[str, Tensor]:
-    """Rows as a file has them.
+    """Rows in the format of a file.
 
     int8 rows are symmetric, with one scale a row: row i is ``weight[i] * scale[i]``, where scale[i]
-    is the row's largest size by 127.
+    is the row's largest magnitude divided by 127.
 
     Args:
         weight: [n, dim], as rows are computed.
@@ -279,12 +279,12 @@ class TableRows:
     """A table to be exported.
 
     Attributes:
-        chunks: that have all its rows, each once: "ids" int64 [m] and "values" [m, dim], as a
-            lookup reads them.
+        chunks: all its rows, each once: "ids" int64 [m] and "values" [m, dim], as a lookup reads
+            them.
         padding_idx: an id that reads ``padding_row`` ([dim], zeros where it is None) instead of a
             row.
-        reader: reads rows of any ids, int64 [n], as [n, dim], where steps have moved rows that
-            nobody touched; None: they are as they begin.
+        reader: reads rows of any ids, int64 [n], as [n, dim], where steps have changed untouched
+            rows; None: these have their initial values.
     """
 
     table: Table
@@ -294,7 +294,7 @@ class TableRows:
     reader: Callable[[np.ndarray], np.ndarray] | None = None
 
     def checked(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids and values, the padding's among them.
+        """Ids and values, including the padding's.
 
         Raises:
             ValueError: rows of another width or dtype, or an id outside of the table's range.
@@ -341,13 +341,13 @@ def export(
         tables: by the name of their module.  See [Note: an exported table].
         max_bytes: of a table's weight that has all rows of its range; where it would be larger,
             its ids are listed.
-        rows: in which numbers tables are written: "float32", "float64", "bfloat16", "float16" or
-            "int8"; None: those in which they are computed.
+        rows: the number format of tables: "float32", "float64", "bfloat16", "float16" or "int8";
+            None: that in which they are computed.
 
     Raises:
         ValueError: ``rows`` is something else, a table's name is another tensor's, or an id is
             outside of its table's range.
-        OSError: the file cannot be written; the one that was there stays.
+        OSError: the file cannot be written; an existing file stays.
     """
     check_form(rows)
     wanted = {
@@ -378,7 +378,7 @@ def _prefix(module: str) -> str:
 
 
 def _of_module(name: str, tables: Iterable[str]) -> bool:
-    """Whether a tensor is what an embedding itself has in a state_dict."""
+    """Whether a tensor is an embedding's own entry in a state_dict."""
     own = [
         name.removeprefix(_prefix(module)) for module in tables if name.startswith(_prefix(module))
     ]
@@ -420,7 +420,7 @@ def _whole(rows: TableRows, count: int, scratch: Path) -> torch.Tensor:
 
 
 def _listed(rows: TableRows, scratch: Path) -> dict[str, torch.Tensor]:
-    """The rows that there are, in the order of their ids."""
+    """The existing rows, in the order of their ids."""
     table, count = rows.table, 0
     with (
         naming(scratch),

@@ -2,8 +2,8 @@
 and step.
 
 Tensors are named ``model/NAME`` and ``state/STATE/NAME``.  They are whole, never slices, so that
-any number of servers can go on.  Of several optimizers the parameter groups follow one another, and
-"optimizers" says how many groups and steps each has.
+any number of servers can continue.  The parameter groups of several optimizers follow one another,
+and "optimizers" has the numbers of groups and steps of each.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 #
 # A part of a call that all trainers make: it succeeds on all of them, or raises on all of them.
 #
-# A trainer that fails says so at the barrier that ends the part, instead of an exception that only
-# it sees while the others wait for ever.  So a script that catches the error on every trainer goes
-# on.
+# A trainer that fails reports its error at the barrier that ends the part: otherwise only it would
+# raise, and the others would wait forever.  So a script that catches the error on every trainer can
+# continue.
 
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -45,17 +45,17 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Meeting(Protocol):
-    """Where all trainers of a job meet."""
+    """The barriers of a job's trainers."""
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
-        """Waits for every trainer that has not left; gives what they have told."""
+        """Waits for every trainer that has not left; returns the text of each."""
 
 
 class Part:
     """One trainer's share of a joint part.
 
     Attributes:
-        fact: what this trainer has found; all trainers must have found the same.
+        fact: a finding of this trainer, which must be the same on all trainers.
     """
 
     def __init__(self) -> None:
@@ -64,19 +64,18 @@ class Part:
 
 @contextmanager
 def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
-    """What happens inside has succeeded on every trainer when this ends, and otherwise raises on
-    every trainer.
+    """Ends when the block has succeeded on every trainer, and otherwise raises on every trainer.
 
     Args:
         meeting: of the job, such as its optimizer.
         call: the user's, for messages: "fleet.save".
-        barrier: its name; all trainers come to it.
+        barrier: its name; all trainers enter it.
 
     Raises:
-        Exception: what was raised inside, on the trainer where it was.  Elsewhere OSError,
-            ValueError or TypeError where it was one, RuntimeError otherwise; the message names the
-            trainer.
-        ValueError: trainers have found different facts.
+        Exception: the failure of the block, on the trainer that failed.  The other trainers raise
+            OSError, ValueError or TypeError where it was one, otherwise RuntimeError; the message
+            names the trainer.
+        ValueError: trainers have different facts.
 
     Example::
 
@@ -105,8 +104,8 @@ def jointly(meeting: Meeting, call: str, barrier: str) -> Iterator[Part]:
 
 
 def _tell(meeting: Meeting, barrier: str, failure: BaseException) -> None:
-    """Tells the others.  Where that fails, they learn from the job's end: the first error is the
-    one that this trainer raises.
+    """Reports a failure to the other trainers.  Where that fails, the job's end informs them; this
+    trainer raises the first error.
     """
     said: dict[str, object] = {
         "error": [each.__name__ for each in type(failure).__mro__],
@@ -123,11 +122,11 @@ def _tell(meeting: Meeting, barrier: str, failure: BaseException) -> None:
     try:
         meeting.barrier(barrier, json.dumps(said))
     except Exception as error:
-        failure.add_note(f"the other trainers could not be told: {error}")
+        failure.add_note(f"the other trainers could not be notified: {error}")
 
 
 def _error(where: str, said: dict[str, object]) -> Exception:
-    """Another trainer's failure, as this one raises it."""
+    """Another trainer's failure, to be raised on this one."""
     names = said["error"]
     assert isinstance(names, list)
     kind = next((_ERRORS[name] for name in names if name in _ERRORS), RuntimeError)
@@ -142,15 +141,15 @@ def _error(where: str, said: dict[str, object]) -> Exception:
     return kind(text)
 
 
-# ---- resume ----
+# ---- save and load ----
 
 
 log = logging.getLogger(__name__)
 
 
 class Trained(Protocol):
-    """What one optimizer of a job trains, as a checkpoint needs it: a ``DistributedOptimizer``,
-    or the ``ProgramTraining`` of a program.
+    """One optimizer of a job, as a checkpoint needs it: a ``DistributedOptimizer``, or the
+    ``ProgramTraining`` of a program.
 
     Attributes:
         names: of parameters, those of other optimizers included.
@@ -167,7 +166,7 @@ class Trained(Protocol):
     loss_scaling: LossScaling | None
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and states, whole and current."""
+        """The groups and states, whole and current."""
 
 
 def save(
@@ -192,13 +191,13 @@ def save(
         optimizers: of the job, in their order.
         scheduler: whose state is written too, or a list of several.
         tables: of the job, if it has some.
-        base: the checkpoint that this one continues: of tables it has what changed since.
+        base: the checkpoint that this one continues: of tables it has only later changes.
         passes: over the data that the job has begun.
         claims: the paths that this job writes to.
-        place: where the script is, of an automatic checkpoint: see
+        place: the script's position, in an automatic checkpoint: see
             :class:`trainer.job.script_place.ScriptPlace`.
-        log: as of which entries of the servers' recorded log this is; None: there is none.
-        unmerged: further tensors, of servers, for a replay of that; see
+        log: the position in the servers' recorded log; None: there is no log.
+        unmerged: further tensors, of servers, for a replay of that log; see
             :func:`pserver.dense.slices.unmerged_states`.
 
     Returns:
@@ -206,9 +205,9 @@ def save(
 
     Raises:
         InUse: another job writes there.
-        OSError: the directory cannot be written; the checkpoint that was there stays.
-        ValueError: ``base`` was removed or replaced; or files of others are in the directory, and
-            no checkpoint.
+        OSError: the directory cannot be written; an existing checkpoint stays.
+        ValueError: ``base`` was removed or replaced; or the directory has other files, and no
+            checkpoint.
     """
     check_unshared(place_at(path))
     named = {f"model/{name}": tensor.detach() for name, tensor in tensors.items()}
@@ -288,8 +287,8 @@ def _state_of(scheduler: Any) -> Any:
 
 
 def packed(value: Any) -> Any:
-    """A scheduler's state as JSON holds it: mappings as pairs, as their keys may be numbers;
-    functions are left to the script.
+    """A scheduler's state for JSON: mappings as pairs, as their keys may be numbers; without
+    functions, which the script makes.
     """
     if isinstance(value, Mapping):
         return {
@@ -301,7 +300,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What :func:`packed` packed."""
+    """Restores from :func:`packed`."""
     if not isinstance(value, dict):
         return value
     ((kind, items),) = value.items()
@@ -311,7 +310,7 @@ def unpacked(value: Any) -> Any:
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group as JSON holds it."""
+    """A parameter group for JSON."""
     plain = {
         key: value.item() if torch.is_tensor(value) else value
         for key, value in group.items()
@@ -406,7 +405,7 @@ def load(
     Args:
         tensors: the live ones, by name.
         optimizers: of the job, in their order.
-        tables: to give their rows; one trainer of all gives servers theirs.
+        tables: whose rows are replaced; with servers only one trainer passes them.
     """
     with torch.no_grad():
         for name, tensor in found.values.items():
@@ -446,7 +445,7 @@ def load(
 
 
 def load_groups(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Trained]) -> None:
-    """Takes the hyper-parameters of all groups, of one optimizer after the other."""
+    """Sets the hyper-parameters of all groups, optimizer by optimizer."""
     groups = [group for each in optimizers for group in each.param_groups]
     for group, plain in zip(groups, saved, strict=True):
         group.update(
@@ -458,8 +457,8 @@ def load_groups(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Trained
 
 
 def load_stepped(found: Opened, tables: TableStore | None) -> None:
-    """Takes the rows that a trainer steps by itself, with their states; every trainer calls this
-    when the servers have theirs.  A checkpoint of another mode has none: states begin anew.
+    """Loads the rows that a trainer steps by itself, with their states; every trainer calls this
+    after the servers have theirs.  A checkpoint of another mode has none: states start anew.
     """
     for name in [] if tables is None else tables.stepped():
         assert tables is not None
@@ -469,7 +468,7 @@ def load_stepped(found: Opened, tables: TableStore | None) -> None:
 
 
 def _odd(mine: set[str], theirs: set[str]) -> str:
-    """Which names only the model has, and which only the checkpoint: three of each."""
+    """The names that only the model has, and those that only the checkpoint has: three of each."""
     sides = (("model", sorted(mine - theirs)), ("checkpoint", sorted(theirs - mine)))
     return "; ".join(
         f"only the {side} has {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
@@ -514,7 +513,7 @@ def _spelled(sizes: Sequence[int]) -> str:
 
 
 def _check_schedulers(path: str, states: Any, scheduler: Any) -> None:
-    """Raises ValueError if there are not as many schedulers as a checkpoint has states of."""
+    """Raises ValueError if the number of schedulers is not that of a checkpoint."""
     theirs = len(states) if isinstance(states, list) else 1
     mine = len(scheduler) if isinstance(scheduler, list | tuple) else 1
     if theirs != mine or isinstance(states, list) != isinstance(scheduler, list | tuple):
@@ -551,12 +550,12 @@ def _check(
 
 # ---- server parts ----
 #
-# Checkpoints of which every server writes its part: what a trainer adds to them.
+# Checkpoints of which every server writes its part, and a trainer the rest.
 #
 # A part has the slices and the optimizer states that its server holds, and its rows of the tables.
 # The trainer adds what no server has: buffers, parameters that trainers average among themselves,
-# the states of optimizers that step on trainers, groups, steps and schedulers.  It says in the
-# manifest of which slices each tensor is put together, under the names of ``resume``.
+# the states of optimizers that step on trainers, groups, steps and schedulers.  Its manifest lists
+# the slices of each tensor, under the names of ``resume``.
 
 
 States = Sequence[Mapping[str, Mapping[str, str]]]
@@ -564,7 +563,7 @@ States = Sequence[Mapping[str, Mapping[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a trainer adds to the servers' parts: copies, which steps leave as they are.
+    """A trainer's addition to the servers' parts: copies, which later steps do not change.
 
     Attributes:
         tensors: by the names of ``resume``.
@@ -585,7 +584,7 @@ class Rest:
         meta: Mapping[str, Any],
         tables: TableStore | None,
     ) -> Rest:
-        """Copies it, between two steps.
+        """Copies the tensors, between two steps.
 
         Args:
             tensors: those that no server holds as they are now, by name.
@@ -621,7 +620,7 @@ def _on_trainer(plan: Plan, name: str) -> bool:
 
 
 def layout_of(plan: Plan, states: States) -> dict[str, WholeTensor]:
-    """The tensors that are put together from the servers' parts, by the names of ``resume``.
+    """The tensors that consist of slices in the servers' parts, by the names of ``resume``.
 
     Args:
         states: of each server, see :func:`transpiler.ir.slice_states.slice_states`.
@@ -648,7 +647,7 @@ def write(
     layout: Mapping[str, WholeTensor],
     tables: Mapping[str, Mapping[str, Any]],
 ) -> Saved:
-    """Writes what the trainer adds, and the manifest last of all.
+    """Writes the trainer's addition, and the manifest last of all.
 
     Args:
         parts: of all servers, in their order: they are complete.
@@ -657,7 +656,7 @@ def write(
 
     Raises:
         InUse: another job writes there.
-        OSError: the disk is full, or refuses; the checkpoint that was there stays.
+        OSError: the files cannot be written; an existing checkpoint stays.
     """
     meta = dict(rest.meta)
     if tables:

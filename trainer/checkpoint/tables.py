@@ -1,5 +1,4 @@
-"""The tables of a job as a checkpoint reads and writes them, with rows on servers or in this
-process.
+"""The tables of a job in a checkpoint, with rows on servers or in this process.
 
 A table's metadata in a checkpoint are its width and dtype, its rules by columns, and the metadata
 that :class:`pserver.table.table.SparseTable` has besides its rows.  Rows travel in chunks,
@@ -7,9 +6,9 @@ so that no process holds a table.
 
 [Note: states of rows that trainers step]  In a geo lane servers have values alone, and in a diloco
 lane the states of the outer optimizer: each trainer has the states of the rows that it has trained,
-as it has those of dense parameters.  Of both a checkpoint has trainer 0's, and every trainer goes
-on with them.  They are a table of their own in the checkpoint, "NAME@trainer", which jobs in other
-modes leave alone.
+as it has those of dense parameters.  A checkpoint has trainer 0's of both, and every trainer
+continues with them.  They are a table of their own in the checkpoint, "NAME@trainer", which jobs in
+other modes ignore.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ class TableStore(Protocol):
 
         Args:
             changed: only rows that changed since :meth:`mark_saved`.
-            metadata: the table's are written into it before the last chunk.
+            metadata: has the table's when the chunks have ended.
         """
 
     def materialized(self, name: str) -> Iterator[Chunk]:
         """A table's rows as lookups read them: "ids" and "values"."""
 
     def reader(self, name: str) -> Reader | None:
-        """Reads rows of any ids, in a table whose steps move rows that nobody has touched; None:
-        these are as they begin.
+        """A function that reads rows of any ids, of a table whose steps change untouched rows;
+        None: these have their initial values.
         """
 
     def mark_saved(self, name: str) -> None:
-        """Notes that all that has changed until now has been saved."""
+        """Marks all changes until now as saved."""
 
     def stepped(self) -> list[str]:
         """The tables whose rows this trainer steps by itself.
@@ -73,7 +72,7 @@ class TableStore(Protocol):
         """
 
     def load_stepped(self, name: str, chunks: Iterable[Chunk], metadata: Mapping[str, Any]) -> None:
-        """Replaces them, with their states; the first lookup of each brings its values."""
+        """Replaces these rows, with their states; the first lookup of each brings its values."""
 
     def described(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
         """A table's metadata in a checkpoint.

@@ -37,7 +37,7 @@ class Ragged:
 
     @classmethod
     def of(cls, values: Array, counts: Array) -> Ragged:
-        """A column of which the values of each sample were counted."""
+        """A column from values, and the number of values of each sample."""
         bounds = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=bounds[1:])
         return cls(values, bounds)
@@ -47,7 +47,7 @@ class Ragged:
 
     @property
     def counts(self) -> Array:
-        """int64 [samples]: how many values each sample has."""
+        """int64 [samples]: the number of values of each sample."""
         return np.diff(self.bounds)
 
 
@@ -56,12 +56,12 @@ Columns = Mapping[str, Column]
 
 
 def samples_of(columns: Columns) -> int:
-    """How many samples there are."""
+    """The number of samples."""
     return min((len(column) for column in columns.values()), default=0)
 
 
 def bytes_of(columns: Columns) -> int:
-    """The memory that they take."""
+    """The bytes of memory that columns take."""
     return sum(
         column.values.nbytes + column.bounds.nbytes if isinstance(column, Ragged) else column.nbytes
         for column in columns.values()
@@ -69,7 +69,7 @@ def bytes_of(columns: Columns) -> int:
 
 
 def part(columns: Columns, begin: int, end: int) -> dict[str, Column]:
-    """Samples in a row, without a copy."""
+    """Consecutive samples, without a copy."""
     return {name: _part(column, begin, end) for name, column in columns.items()}
 
 
@@ -115,8 +115,8 @@ def _joined(columns: Sequence[Column]) -> Column:
 #
 # Samples by number, and the random order that a hash of a number gives.
 #
-# A sample is known by the trainer that has read it and its place among those.  An order that is a
-# hash of that number is the same wherever the sample is by then, and needs nobody's state.
+# A sample's number has the trainer that read it, and the sample's place among that trainer's.  An
+# order by a hash of that number is the same wherever the sample is by then, and needs no state.
 
 
 PLACE_BITS = 40  # of a sample's number: its place; above them the trainer
@@ -128,7 +128,7 @@ _ODD, _FIRST, _SECOND = (
 
 
 def numbers_of(trainer: int, samples: int) -> Array:
-    """int64 [samples]: the numbers of those that a trainer has read."""
+    """int64 [samples]: the numbers of the samples that a trainer has read."""
     return np.arange(samples, dtype=np.int64) + (trainer << PLACE_BITS)
 
 
@@ -147,12 +147,12 @@ def hashed(numbers: Array, *salts: int) -> Array:
 
 
 def shuffled(numbers: Array, *salts: int) -> Array:
-    """int64 [samples]: places in a random order, in which equal numbers always come alike."""
+    """int64 [samples]: places in a random order, which depends on the numbers and salts alone."""
     return np.lexsort((numbers, hashed(numbers, *salts)))
 
 
 def checksum(numbers: Array) -> int:
-    """Of a set of samples, however they are ordered or divided: the sums of parts add up."""
+    """The checksum of a set of samples, in any order; the checksums of its parts add up to it."""
     with np.errstate(over="ignore"):
         return int(hashed(numbers, 0).astype(np.int64).sum())
 
@@ -170,7 +170,7 @@ def tensors_of(columns: Columns, pinned: bool | None = None) -> Batch:
     takes.  The tensors share the columns' memory where it is not pinned.
 
     Args:
-        pinned: in memory from which a GPU copies by itself; None: where there is one.
+        pinned: in pinned memory, for copies to a GPU; None: where there is a GPU.
     """
     pins = torch.cuda.is_available() if pinned is None else pinned
 
@@ -187,11 +187,11 @@ def tensors_of(columns: Columns, pinned: bool | None = None) -> Batch:
 
 
 class Prefetched(Generic[T]):
-    """What an iterator gives, made ahead by a thread, at most so many at a time.
+    """The items of an iterator, made ahead by a thread.
 
     Args:
         begin: makes the iterator, in the thread, which also closes it.
-        most: that wait to be taken.
+        most: items that wait to be taken, at most.
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]], most: int) -> None:
@@ -244,7 +244,7 @@ class Prefetched(Generic[T]):
                 self._moved.notify_all()
 
     def _put(self, one: T) -> bool:
-        """Whether it is still wanted."""
+        """Queues an item, when there is room; returns whether the iteration is still open."""
         with self._moved:
             self._moved.wait_for(lambda: len(self._made) < self._most or self._closed)
             self._made.append(one)

@@ -77,7 +77,7 @@ class DataFeedDesc:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All those of a line, in its order."""
+        """All slots of a line, in its order."""
         return tuple(
             Slot(slot.name, DTYPES[slot.type], slot.width if slot.is_dense else None)
             for slot in self._slots
@@ -85,21 +85,21 @@ class DataFeedDesc:
 
     @property
     def used(self) -> frozenset[str]:
-        """The names of those that a dataset gives."""
+        """The names of the slots that a dataset gives."""
         return frozenset(slot.name for slot in self._slots if slot.is_used)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Samples of a batch.
+        """Sets the number of samples of a batch.
 
         Raises:
-            ValueError: fewer than 1.
+            ValueError: it is below 1.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
         self.batch_size = batch_size
 
     def set_dense_slots(self, dense_slots_name: Iterable[str]) -> None:
-        """These slots are dense, too.
+        """Makes these slots dense, too.
 
         Raises:
             ValueError: there is none of this name.
@@ -108,7 +108,7 @@ class DataFeedDesc:
             slot.is_dense = True
 
     def set_use_slots(self, use_slots_name: Iterable[str]) -> None:
-        """These slots are used, too.
+        """Makes a dataset give these slots, too.
 
         Raises:
             ValueError: there is none of this name.

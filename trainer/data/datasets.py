@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 # ---- exchange ----
 #
-# Samples that change trainers.
+# The exchange of samples between trainers.
 #
 # Each trainer sends every sample to the trainer that its hash names, some at a time, so that
-# messages stay small.  Nobody lets go of what it had before all trainers have compared what was
+# messages stay small.  No trainer drops its old samples before all trainers have compared what was
 # sent with what has arrived.
 
 
@@ -67,10 +67,10 @@ NUMBER = ""  # the column of the samples' numbers: no slot has this name
 
 
 class SampleExchange:
-    """One trainer's part in exchanges of samples.  Not thread-safe.
+    """One trainer's side of exchanges of samples.  Not thread-safe.
 
     Args:
-        groups: of the trainers, who all make one at the same time.
+        groups: of the trainers, which all create one at the same time.
 
     Raises:
         PServerError: the group does not come up.
@@ -82,29 +82,30 @@ class SampleExchange:
         self._group = groups.group("samples", range(self._size), CPU)
 
     def gathered(self, *numbers: int) -> Array:
-        """int64 [trainers, numbers]: what each trainer says.
+        """int64 [trainers, numbers]: the numbers of each trainer.
 
         Raises:
-            TrainerLost: another trainer is gone.
+            TrainerLost: another trainer was lost.
         """
         return self._table(np.array(numbers, np.int64))
 
     def exchange(
         self, columns: Columns, to: Array, advance: Callable[[int], None] = lambda _: None
     ) -> dict[str, Column]:
-        """Sends samples to other trainers, and gets theirs.
+        """Sends samples to other trainers, and receives theirs.
 
         Args:
-            columns: with the samples' numbers; they stay.
+            columns: with the samples' numbers; not changed.
             to: int64 [samples]: the trainer that gets each.
-            advance: called with how many samples have gone.
+            advance: called with the number of samples that have been sent.
 
         Returns:
-            The samples that this trainer has got, of all trainers together as many as they had.
+            The samples that this trainer has received; over all trainers there are as many as
+            before.
 
         Raises:
-            TrainerLost: another trainer is gone; nothing has changed here.
-            RuntimeError: samples are missing, or have come twice; nothing has changed here.
+            TrainerLost: another trainer was lost; nothing has changed here.
+            RuntimeError: samples are missing, or have arrived twice; nothing has changed here.
         """
         samples = samples_of(columns)
         rounds = int(self.gathered(-(-samples // ROUND_SAMPLES)).max())
@@ -120,7 +121,7 @@ class SampleExchange:
         return found
 
     def _round(self, columns: Columns, to: Array) -> dict[str, Column]:
-        """Exchanges samples, which are sorted by the trainer that gets them."""
+        """Exchanges samples, which are sorted by their receivers."""
         table = self._table(np.bincount(to, minlength=self._size).astype(np.int64))
         sent, comes = table[self._rank], table[:, self._rank]
         found: dict[str, Column] = {}
@@ -169,20 +170,20 @@ class SampleExchange:
 def exchanged(
     group: ElasticGroup, columns: Columns, to: Array, advance: Callable[[int], None]
 ) -> Columns:
-    """Samples change trainers among those that are there.  What is to go to another trainer goes
-    nowhere: who gets a lease for it reads it again.
+    """Exchanges samples between the live trainers.  Samples for other trainers are dropped: the
+    trainers that get leases for them read them again.
 
     Args:
-        group: of the trainers that are there.
+        group: of the live trainers.
         columns, to, advance: see :meth:`SampleExchange.exchange`.
 
     Returns:
-        The samples that this trainer has then; those that it had, where the others have made this
-        exchange before it came.
+        This trainer's samples after the exchange; unchanged where the others have made this
+        exchange before this trainer joined.
 
     Raises:
-        PServerError: what has ended the job.
-        RuntimeError: samples are missing, or have come twice.
+        PServerError: the job has ended.
+        RuntimeError: samples are missing, or have arrived twice.
         ValueError: another trainer makes another call.
     """
     while True:
@@ -190,7 +191,9 @@ def exchanged(
         if group.is_past:
             return columns
         if others := sorted(trainer for trainer, text in told.items() if text != WHAT):
-            raise ValueError(f"expected {WHAT} on every trainer, got another call on {others[0]}")
+            raise ValueError(
+                f"expected {WHAT} on every trainer, got another call on trainer {others[0]}"
+            )
         places = {member.trainer: place for place, member in enumerate(group.members)}
         there = np.array([places.get(each, -1) for each in range(max(places) + 1)], np.int64)
         place = np.where(to < len(there), there[np.minimum(to, len(there) - 1)], -1)
@@ -199,14 +202,14 @@ def exchanged(
         try:
             exchange = SampleExchange(group.groups())
             found = exchange.exchange(taken(columns, going), place[going], advance)
-        except PServerError as error:  # one of them is gone: those that are left do it again
+        except PServerError as error:  # a trainer was lost: the others begin again
             failure = str(error)
         if group.confirmed(failure):
             return found
 
 
 def _sums(counts: Array, parts: Array) -> Array:
-    """The sums of counts in parts of so many."""
+    """The sums of counts, over consecutive parts of these sizes."""
     ends = np.cumsum(parts)
     bounds = np.concatenate(([0], np.cumsum(counts)))
     sums: Array = bounds[ends] - bounds[ends - parts]
@@ -219,7 +222,7 @@ def _bytes(rows: Array) -> Tensor:
 
 # ---- file dataset ----
 #
-# What datasets over files have in common: their settings, their files, their wrong lines.
+# The base of datasets over files: settings, files, wrong lines.
 
 
 Parses = Callable[[Iterable["Piece"]], Generator["Parsed"]]
@@ -237,7 +240,7 @@ class FileDataset(ABC):
 
     Attributes:
         number: of the last pass, from 1.
-        wrong_lines: how many were left out in what was read last, with ``on_error="skip"``.
+        wrong_lines: the number of lines that the last read left out, with ``on_error="skip"``.
     """
 
     def __init__(self, trainers: Trainers) -> None:
@@ -248,10 +251,10 @@ class FileDataset(ABC):
         self._slots: tuple[Slot, ...] = ()
         self._made: Format | None = None
         self.wrong_lines = self.number = 0
-        self._said, self._warning = set[str](), RepeatedWarning(log)  # wrong lines that were told
-        self._given = 0  # batches of the pass under way
-        self._resumed = 0  # of the next pass, which are left out
-        # passes that leases deal out, by their numbers: the one under way, and the next one
+        self._said, self._warning = set[str](), RepeatedWarning(log)  # reported wrong lines
+        self._given = 0  # batches of the current pass
+        self._resumed = 0  # batches of the next pass, which are left out
+        # passes that leases deal out, by their numbers: the current one, and the next one
         self._leased: int | None = None
         self._leased_next: int | None = None
         self.init()
@@ -267,7 +270,7 @@ class FileDataset(ABC):
         seed: int = 0,
         prefetch: int = 2,
     ) -> None:
-        """Settings; what is not given has its default.
+        """Sets all settings; a missing one gets its default.
 
         Args:
             batch_size: samples of a batch.
@@ -283,8 +286,8 @@ class FileDataset(ABC):
             prefetch: batches that a thread makes ahead.
 
         Raises:
-            TypeError, ValueError: a setting is none of these; of the parser and its slots this is
-                said when files are read, as the slots may come later.
+            TypeError, ValueError: a setting is none of these; the parser and its slots are checked
+                when files are read, as the slots may be set later.
         """
         self.set_batch_size(batch_size)
         self.set_thread(thread_num)
@@ -296,29 +299,29 @@ class FileDataset(ABC):
         self.set_use_var(use_var)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Samples of a batch, from the next pass on."""
+        """Sets the number of samples of a batch, from the next pass on."""
         self._batch_size = _count("batch_size", batch_size)
 
     def set_thread(self, thread_num: int) -> None:
-        """How many pieces of files are parsed at once."""
+        """Sets the number of pieces of files that are parsed at once."""
         self._threads = _count("thread_num", thread_num)
 
     def set_use_var(self, use_var: Iterable[Any]) -> None:
-        """The slots; see :meth:`init`."""
+        """Sets the slots; see :meth:`init`."""
         self._slots, self._made = slots_of(use_var), None
 
     def set_filelist(
         self, filelist: Sequence[str], trainer_id: int | None = None, trainers: int | None = None
     ) -> None:
-        """The files of all trainers, or their URLs: trainer i of n reads files i, i + n, ...
+        """Sets the files of all trainers, or their URLs: trainer i of n reads files i, i + n, ...
 
         Args:
             filelist: the same on every trainer.
-            trainer_id, trainers: None: as the job says; 0 and 1: this one reads all, by itself.
+            trainer_id, trainers: None: those of the job; 0 and 1: this trainer reads all files.
 
         Raises:
             TypeError: it is one text.
-            ValueError: a file is there twice, or there is no such trainer.
+            ValueError: a file is listed twice, or there is no such trainer.
         """
         if isinstance(filelist, str) or not all(isinstance(path, str) for path in filelist):
             raise TypeError(f"set_filelist: expected a list of paths, got {filelist!r}")
@@ -347,17 +350,17 @@ class FileDataset(ABC):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which trainer this is, and of how many."""
+        """The number of this trainer, and the number of trainers."""
         return self._trainers.part() if self._part is None else self._part
 
     @property
     def batching(self) -> tuple[int, bool, int]:
-        """How batches are made: ``batch_size``, ``drop_last``, ``prefetch``."""
+        """The settings of batches: ``batch_size``, ``drop_last``, ``prefetch``."""
         return self._batch_size, self._drop_last, self._prefetch
 
     @property
     def divided_by_job(self) -> bool:
-        """Whether the job says which files this trainer reads."""
+        """Whether the job decides which files this trainer reads."""
         return self._part is None
 
     @property
@@ -373,7 +376,7 @@ class FileDataset(ABC):
         return self._made
 
     def _pieces(self) -> list[Piece]:
-        """Of this trainer's files."""
+        """The pieces of this trainer's files."""
         self._check_files()
         files = self.get_filelist()
         if not files:
@@ -386,10 +389,10 @@ class FileDataset(ABC):
         return [piece for path in files for piece in self._format().pieces(path)]
 
     def all_pieces(self) -> list[Piece]:
-        """Of all trainers' files, in their order.
+        """The pieces of all trainers' files, in their order.
 
         Raises:
-            RuntimeError: there was no ``set_filelist``.
+            RuntimeError: ``set_filelist`` was not called.
             OSError: a file cannot be read.
         """
         self._check_files()
@@ -397,7 +400,7 @@ class FileDataset(ABC):
 
     @property
     def all_files(self) -> tuple[str, ...]:
-        """Those of all trainers, in their order."""
+        """The files of all trainers, in their order."""
         return self._files
 
     def _check_files(self) -> None:
@@ -422,14 +425,14 @@ class FileDataset(ABC):
             raise _nothing(files)
 
     def check_samples(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """Returns if all files together have a sample, and each file with bytes has one, but where
-        a parser of the script has left its lines out.
+        """Checks that all files together have a sample, and each file with bytes has one, unless a
+        parser of the script has left its lines out.
 
         Args:
-            pieces: of all files; ``counts``: how many samples each has.
+            pieces: of all files; ``counts``: the number of samples of each.
 
         Raises:
-            ValueError: they have not; it says why.
+            ValueError: they have not; the message has the reason.
         """
         samples = Counter[str]()
         for piece, count in zip(pieces, counts, strict=True):
@@ -444,14 +447,14 @@ class FileDataset(ABC):
         if not samples and form.each_line:
             raise ValueError(
                 f"{shown(path)}: {size_of(path)} bytes, and no sample: {form.why_nothing(path)}; "
-                "a file that is to have none is left out of set_filelist()"
+                "leave it out of set_filelist() if that is right"
             )
 
     def _parsed(self, pieces: Iterable[Piece], further: bool = False) -> Generator[Parsed]:
-        """What the pieces give, in their order.
+        """The samples of pieces, in their order.
 
         Args:
-            further: of the same pass as before.
+            further: whether the pieces are of the same pass as before.
         """
         from trainer.data.formats import in_parallel
 
@@ -465,12 +468,12 @@ class FileDataset(ABC):
                     yield parsed
         finally:
             wrong = self.wrong_lines - before
-            if wrong and first not in self._said:  # each pass comes by there
+            if wrong and first not in self._said:  # each pass finds it again
                 self._said.add(first)
                 self._warning.warn(self._files, f"left out {wrong} wrong lines, the first: {first}")
 
     def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
-        """How many samples pieces have, in their order.
+        """The number of samples of each piece, in their order.
 
         Raises:
             WrongLine, ValueError, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
@@ -484,7 +487,7 @@ class FileDataset(ABC):
 
     @property
     def parsing(self) -> str:
-        """In words: what says which lines of a file are samples."""
+        """A description of the settings that decide which lines of a file are samples."""
         form = self._format()
         named = getattr(self._parser, "__qualname__", type(form).__name__)
         return f"{named}, {form.slots}, {self._on_error}"
@@ -495,15 +498,15 @@ class FileDataset(ABC):
         return self.begin_pass()
 
     def begin_pass(self) -> Iterator[Batch]:
-        """A pass; the first one after :meth:`load_state_dict` goes on with the saved one.
+        """Begins a pass; the first one after :meth:`load_state_dict` continues the saved one.
 
         Raises:
-            RuntimeError: leases dealt out the pass that was saved, and deal out this one no more.
+            RuntimeError: leases dealt out the saved pass, but not this one.
         """
         if self._leased_next is not None:
             raise RuntimeError(
-                "load_state_dict: expected a job whose samples are dealt out by leases, as the one "
-                "that has saved, got one where each trainer has files of its own"
+                "load_state_dict: expected a job whose samples are dealt out by leases, as in the "
+                "job that saved, got one where each trainer has files of its own"
             )
         first, self._resumed = self._resumed, 0
         return self.batches(first)
@@ -512,15 +515,15 @@ class FileDataset(ABC):
         """The number of the next pass that leases deal out.
 
         Args:
-            begin: gives that of a new one.
+            begin: returns the number of a new pass.
 
         Raises:
-            RuntimeError: each trainer had files of its own in the pass that was saved.
+            RuntimeError: each trainer had files of its own in the saved pass.
         """
         if self._resumed:
             raise RuntimeError(
-                "load_state_dict: expected a job where each trainer has files of its own, as the "
-                "one that has saved, got one whose samples are dealt out by leases"
+                "load_state_dict: expected a job where each trainer has files of its own, as in "
+                "the job that saved, got one whose samples are dealt out by leases"
             )
         number, self._leased_next = self._leased_next, None
         return begin() if number is None else number
@@ -532,7 +535,7 @@ class FileDataset(ABC):
 
         Args:
             number: of the pass, as the leases know it.
-            batches: makes its batches with what parses pieces.
+            batches: makes its batches, with a function that parses pieces.
         """
         self.number += 1
         mine, self._leased, self._given = self.number, number, 0
@@ -566,22 +569,22 @@ class FileDataset(ABC):
             self._given = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: the batches given in the pass under way; where leases deal out its samples,
-        also the pass's number, by which the servers know what is left.
+        """The position: the number of batches given in the current pass; where leases deal out its
+        samples, also the pass's number, by which the servers know what is left.
         """
         state = {"batches": self._given, "batch_size": self._batch_size}
         return state if self._leased is None else state | {"pass": self._leased}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass begins after the batches that a dataset over the same files had given.
+        """Makes the next pass begin after the batches that a dataset over the same files had given.
 
         Raises:
             ValueError: the batches have another size.
         """
         if state["batches"] and state["batch_size"] != self._batch_size:
             raise ValueError(
-                f"load_state_dict: expected batch_size={state['batch_size']}, as in the pass that "
-                f"was under way, got {self._batch_size}"
+                f"load_state_dict: expected batch_size={state['batch_size']}, as in the saved "
+                f"pass, got {self._batch_size}"
             )
         self._leased_next = state.get("pass")
         self._resumed = 0 if "pass" in state else state["batches"]
@@ -601,7 +604,7 @@ def _count(name: str, given: Any) -> int:
 
 # ---- load bar ----
 #
-# How far a dataset has come in loading its files, on a terminal.
+# The progress of a dataset that loads its files, on a terminal.
 
 
 class LoadBar:
@@ -650,14 +653,14 @@ class LoadBar:
         self.leave()
 
     def leave(self) -> None:
-        """Gives the terminal back."""
+        """Releases the terminal."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
 
     @onlooker("the bar of loading", end=lambda bar: bar.leave())
     def at(self, done: int, samples: int) -> None:
-        """So much of the total is done, and there are so many samples."""
+        """Shows the progress: the part of the total that is done, and the number of samples."""
         if self._bar is not None:
             (task,) = self._bar.tasks
             self._bar.update(task.id, completed=done, description=f"{samples:,} samples")
@@ -665,11 +668,11 @@ class LoadBar:
 
 # ---- sample places ----
 #
-# Where the samples of files lie, and which trainer has which: known to every trainer alike, from
-# how many samples each piece of the files has.
+# The places of samples in files, and the trainer that has each.  Every trainer computes them alike,
+# from the number of samples of each piece of the files.
 #
 # A sample has an index, its place among those of all files in their order, which stays while the
-# files do; and a number, by which it is known to the trainers of a job: see
+# files do; and a number, by which the trainers of a job know it: see
 # :mod:`~trainer.data.batches`.
 
 
@@ -678,7 +681,7 @@ BLOCK = 2**20  # samples that are hashed at once
 
 
 class SamplePlaces:
-    """The samples of all files, as so many trainers number them.
+    """The samples of all files, in the numbering of a certain number of trainers.
 
     Args:
         files: of each piece, the number of its file; pieces are in the order of the files.
@@ -686,7 +689,7 @@ class SamplePlaces:
         trainers: trainer i of n has read files i, i + n, ...
 
     Attributes:
-        parts: how many samples each trainer has read.
+        parts: the number of samples that each trainer has read.
     """
 
     def __init__(self, files: Sequence[int], counts: Sequence[int], trainers: int) -> None:
@@ -702,12 +705,12 @@ class SamplePlaces:
         self.parts = [int(own[pieces].sum()) for pieces in self._of_part]
 
     def pieces(self, indices: Array) -> tuple[Array, Array]:
-        """In which piece samples lie, and the place of each there."""
+        """The pieces of samples, and the place of each in its piece."""
         pieces = np.searchsorted(self._ends, indices, "right")
         return pieces, indices - self._begins[pieces]
 
     def numbers(self, indices: Array) -> Array:
-        """The numbers of samples."""
+        """The numbers of samples by their indices."""
         pieces, places = self.pieces(indices)
         numbers: Array = (self._part[pieces] << PLACE_BITS) + self._first[pieces] + places
         return numbers
@@ -740,13 +743,13 @@ class Shuffles:
 
 
 def receivers(numbers: Array, seed: int, number: int, trainers: int) -> Array:
-    """int64 [samples]: which trainer a global shuffle gives each."""
+    """int64 [samples]: the trainer that gets each in a global shuffle."""
     found: Array = (hashed(numbers, seed, GLOBAL, number) % np.uint64(trainers)).astype(np.int64)
     return found
 
 
 class SharedOrder:
-    """Which samples each trainer has after some shuffles, and in which order.
+    """The samples of each trainer after some shuffles, in their order.
 
     Args:
         places: of the samples.
@@ -759,7 +762,7 @@ class SharedOrder:
 
     @property
     def counts(self) -> list[int]:
-        """How many samples each trainer has."""
+        """The number of samples of each trainer."""
         if self._counts is None:
             if self._shuffles.globally == NEVER:
                 self._counts = list(self.places.parts)
@@ -790,12 +793,12 @@ class SharedOrder:
 
 
 def batch_bounds(counts: Sequence[int], size: int, drop_last: bool) -> list[Array]:
-    """For each trainer int64 [batches + 1]: where its batches begin and end, equally many on all.
+    """For each trainer int64 [batches + 1]: the bounds of its batches, equally many on all.
 
     Args:
         counts: samples of each trainer.
         size: of a batch, at most.
-        drop_last: all batches are as large, and what is left is in none.
+        drop_last: all batches are full, and the remaining samples are left out.
 
     Raises:
         ValueError: a trainer has fewer samples than there are batches.
@@ -819,7 +822,7 @@ def batch_bounds(counts: Sequence[int], size: int, drop_last: bool) -> list[Arra
 
 # ---- in memory ----
 #
-# A dataset whose samples are in memory, where they can be shuffled.
+# A dataset with its samples in memory, where they can be shuffled.
 
 
 class InMemoryDataset(FileDataset):
@@ -837,7 +840,7 @@ class InMemoryDataset(FileDataset):
         self._order: Array | None = None  # in which they are given; None: as they are
         self._exchange: SampleExchange | None = None
         self._counts: list[int] | None = None  # samples of each trainer
-        self._read: dict[Piece, int] = {}  # of the loaded pieces, how many samples each had
+        self._read: dict[Piece, int] = {}  # the number of samples of each loaded piece
         self._known: tuple[list[Piece], list[int]] | None = None  # of all trainers' pieces
         self._forget()
 
@@ -881,12 +884,12 @@ class InMemoryDataset(FileDataset):
         )
 
     def release_memory(self) -> None:
-        """Lets the samples go."""
+        """Frees the samples."""
         self._columns = None
         self._forget()
 
     def get_memory_data_size(self, everywhere: bool = False) -> int:
-        """How many samples are in memory: on this trainer, or on all, who then all call this.
+        """The number of samples in memory: on this trainer, or on all, which then all call this.
 
         Raises:
             RuntimeError: nothing is loaded.
@@ -897,10 +900,11 @@ class InMemoryDataset(FileDataset):
     # ---- orders ----
 
     def local_shuffle(self, epoch: int | None = None) -> None:
-        """The samples of this trainer, in another order.
+        """Shuffles the samples of this trainer.
 
         Args:
-            epoch: with the seed it says the order; None: the number of shuffles before this one.
+            epoch: it and the seed determine the order; None: the number of shuffles before this
+                one.
 
         Raises:
             RuntimeError: nothing is loaded.
@@ -910,8 +914,8 @@ class InMemoryDataset(FileDataset):
         self._local = number
 
     def global_shuffle(self, epoch: int | None = None, progress: bool = True) -> None:
-        """Samples change trainers: a hash of seed, epoch and sample says which trainer gets each,
-        and their order there.  Every trainer calls this.
+        """Shuffles the samples of all trainers: a hash of seed, epoch and sample decides which
+        trainer gets each, and their order there.  Every trainer calls this.
 
         Args:
             epoch: as in :meth:`local_shuffle`.
@@ -919,9 +923,9 @@ class InMemoryDataset(FileDataset):
 
         Raises:
             RuntimeError: nothing is loaded, or this trainer has not joined the others, or samples
-                are missing, or have come twice.
-            TrainerLost: another trainer is gone, and the job does not go on without it.  After an
-                error all samples are as before.
+                are missing, or have arrived twice.
+            TrainerLost: another trainer was lost, and the job does not continue without it.  After
+                an error all samples are as before.
         """
         held, number = self._held(), self._next(epoch)
         _, of = self.place
@@ -962,15 +966,15 @@ class InMemoryDataset(FileDataset):
                 self._counts = self.shared_order(self.place[1]).counts
         return self._counts
 
-    # ---- what leases deal out ----
+    # ---- leases ----
 
     @property
     def all_files(self) -> tuple[str, ...]:
-        """See :attr:`FileDataset.all_files`; those of which some are in memory."""
+        """See :attr:`FileDataset.all_files`; those that were loaded."""
         return self._loaded
 
     def counted(self, pieces: Iterable[Piece]) -> Generator[int]:
-        """See :meth:`FileDataset.counted`; those that are loaded were counted then."""
+        """See :meth:`FileDataset.counted`; loaded pieces are already counted."""
         for piece in pieces:
             if piece in self._read:
                 yield self._read[piece]
@@ -984,18 +988,18 @@ class InMemoryDataset(FileDataset):
 
     @property
     def where(self) -> tuple[list[Piece], list[int]]:
-        """The pieces of all files, and how many samples each has."""
+        """The pieces of all files, and the number of samples of each."""
         found = self._where()
         assert found is not None, "leases deal its samples out"
         return found
 
     @property
     def shuffles(self) -> Shuffles:
-        """Those that say where each sample is now."""
+        """The shuffles that determine where each sample is now."""
         return Shuffles(self._seed, self._global, self._local)
 
     def shared_order(self, trainers: int) -> SharedOrder:
-        """Which samples each of so many trainers has, and in which order."""
+        """The samples of each trainer, in their order, with this number of trainers."""
         (pieces, counts), made = self.where, (trainers, self.shuffles)
         if self._shared is None or self._shared[0] != made:
             places = SamplePlaces(files_of(pieces, self._loaded), counts, trainers)
@@ -1012,8 +1016,8 @@ class InMemoryDataset(FileDataset):
         return self._held()
 
     def keep(self, columns: dict[str, Column]) -> None:
-        """Takes samples into memory that were read again: ``columns`` has those in memory first,
-        as they were.
+        """Adds samples that were read again: ``columns`` begins with those that are in memory, in
+        the same order.
         """
         self._columns = columns
         if self._order is not None:
@@ -1037,7 +1041,7 @@ class InMemoryDataset(FileDataset):
         return self._counted(made, first)
 
     def _bounds(self) -> Array:
-        """int64 [batches + 1]: where batches begin and end."""
+        """int64 [batches + 1]: the bounds of batches."""
         own, size = samples_of(self._held()), self._batch_size
         if not (self.shared and torch.is_grad_enabled()):
             return batch_bounds([own], size, self._drop_last)[0]
@@ -1049,7 +1053,7 @@ class InMemoryDataset(FileDataset):
     # ---- position ----
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: the last shuffles, and the batches given in the pass under way."""
+        """The position: the last shuffles, and the number of batches given in the current pass."""
         return super().state_dict() | {
             "shuffles": self._shuffles,
             "global_shuffle": self._global,
@@ -1057,8 +1061,8 @@ class InMemoryDataset(FileDataset):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a dataset over the same files was: the samples are shuffled as they were
-        there, and the next pass begins after the batches that it had given.
+        """Continues at the position of a dataset over the same files: shuffles the samples alike,
+        and makes the next pass begin after the batches that it had given.
 
         Every trainer calls this, after ``load_into_memory``.
 
@@ -1076,7 +1080,7 @@ class InMemoryDataset(FileDataset):
 
 # ---- queue dataset ----
 #
-# A dataset whose samples come from their files as they are asked for.
+# A dataset that reads its samples from files as a pass needs them.
 
 
 class QueueDataset(FileDataset):
@@ -1100,7 +1104,7 @@ class QueueDataset(FileDataset):
 
 
 def _cut(blocks: Iterator[Columns], left_out: int, size: int, drop_last: bool) -> Iterator[Columns]:
-    """Batches of samples in a row, which begin in one block and may end in another.
+    """Batches of consecutive samples; a batch may span several blocks.
 
     Args:
         left_out: samples at the beginning.

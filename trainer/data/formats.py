@@ -212,7 +212,7 @@ def _names(slot: Slot, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 # ---- multislot lines ----
 #
-# The original's MultiSlot text: for each slot of a line a count, and then so many values.
+# The original's MultiSlot text: for each slot of a line a count, and then that many values.
 
 
 class MultiSlotLines(LineFormat):
@@ -268,7 +268,7 @@ class MultiSlotLines(LineFormat):
         return Lines(columns, wrong, first, why)
 
     def _why(self, line: bytes, place: int) -> str:
-        """What is wrong with a line: counted again, word by word."""
+        """The reason why a line is wrong, found word by word."""
         words, at = line.split(), 0
         for _ in range(place):
             at += 1 + int(words[at])
@@ -287,7 +287,7 @@ class MultiSlotLines(LineFormat):
 
 
 class Parquet:
-    """Slots by the names of columns; lists are ragged, or dense where all are as long.
+    """Slots by the names of columns; lists are ragged, or dense where all have one length.
 
     A null is wrong.  ``read`` gives a piece's samples; wrong rows are never left out, as a Parquet
     file has no lines that could be torn.
@@ -347,7 +347,7 @@ class Parquet:
         return "its groups of rows are empty"
 
     def count(self, piece: Piece, skip: bool) -> int:
-        """How many rows a group has, as the file says.
+        """The number of rows of a group, from the file's metadata.
 
         Raises:
             OSError: the file cannot be read.
@@ -464,7 +464,7 @@ class PythonLines(LineFormat):
 
 
 def _given(slot: Slot, sample: Any) -> Any:
-    """What the parser gives for a slot."""
+    """The parser's value for a slot."""
     if not isinstance(sample, Mapping):
         raise TypeError(f"expected a dict or None from the parser, got {_shown(sample)}")
     if slot.name not in sample:
@@ -473,7 +473,7 @@ def _given(slot: Slot, sample: Any) -> Any:
 
 
 def _shown(given: Any) -> str:
-    """The values that a parser has given, in a message: how many values, where they are many."""
+    """A parser's values for a message; of many only their number and the first ones."""
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > SHOWN_VALUES:
         first = ", ".join(repr(each)[:SHOWN_BYTES] for each in given[:SHOWN_VALUES])
         return f"{len(given)} values: {first}, ..."
@@ -499,12 +499,12 @@ def _values(slot: Slot, given: Any) -> Any:
 
 
 class Format(Protocol):
-    """How files become columns; see :class:`trainer.data.lines.LineFormat`.
+    """A format of files; see :class:`trainer.data.lines.LineFormat`.
 
     Attributes:
         slots: its columns.
         in_processes: whether only processes parse it in parallel.
-        each_line: whether the script leaves no line out that is right.
+        each_line: whether each right line is a sample.
     """
 
     slots: tuple[Slot, ...]
@@ -512,16 +512,16 @@ class Format(Protocol):
     each_line: bool
 
     def pieces(self, path: str) -> list[Piece]:
-        """A file in pieces."""
+        """The pieces of a file."""
 
     def read(self, piece: Piece, skip: bool) -> Parsed:
         """The samples of a piece."""
 
     def why_nothing(self, path: str) -> str:
-        """Why a file with bytes has no sample."""
+        """The reason why a file with bytes has no sample."""
 
     def count(self, piece: Piece, skip: bool) -> int:
-        """How many samples a piece has."""
+        """The number of samples of a piece."""
 
 
 FORMATS: dict[str, Callable[[Sequence[Slot]], Format]] = {
@@ -596,7 +596,7 @@ def in_parallel(
 def counted(
     form: Format, pieces: Iterable[Piece], workers: int, skip: bool
 ) -> Generator[tuple[Piece, int]]:
-    """How many samples pieces have; see :func:`in_parallel`."""
+    """Counts the samples of pieces; see :func:`in_parallel`."""
     return _each(form.count, form, pieces, workers, skip)
 
 
@@ -620,8 +620,8 @@ def _each(
             yield first, found.result()
     except BrokenProcessPool:
         raise RuntimeError(
-            "a process that runs the script's parser was killed, as for want of memory: expected "
-            "it to end by itself; set_thread() says how many there are"
+            "a process that runs the script's parser was killed, perhaps for lack of memory; "
+            "set_thread() sets the number of these processes"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -636,7 +636,7 @@ def _pool(form: Format, workers: int) -> Executor:
 
 
 def _begin_worker() -> None:
-    """An interrupt is the parent's to act on, whose end is this process's end."""
+    """Leaves interrupts to the parent process, and ends this process with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Formats whose samples are lines of text, and what becomes of lines that are wrong."""
+"""Formats whose samples are lines of text, and the handling of wrong lines."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SHOWN_BYTES = 60  # of a wrong field, in a message
 
 
 class WrongLine(ValueError):
-    """A line that is not as its format says: the message names the file, the line's number, what
-    was expected and what was got.
+    """A line that does not fit its format: the message has the file, the line's number, what was
+    expected and what was found.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a piece has given.
+    """The samples of a piece.
 
     Attributes:
         blocks: its samples, in order.
-        wrong: how many lines were left out.
-        first: of these the first one, in words; "" where there is none.
+        wrong: the number of lines that were left out.
+        first: the first of these, in words; "" where there is none.
     """
 
     blocks: list[Columns]
@@ -36,7 +36,7 @@ class Parsed:
 
     @property
     def samples(self) -> int:
-        """How many it has."""
+        """The number of samples."""
         return sum(map(samples_of, self.blocks))
 
 
@@ -45,10 +45,10 @@ class Lines:
     """Lines that were parsed together.
 
     Attributes:
-        columns: of those that are right.
-        wrong: how many are not.
-        first: the number of the first one that is not, from 0; -1: all are right.
-        why: what was expected there, and what was got.
+        columns: of the right lines.
+        wrong: the number of wrong lines.
+        first: the number of the first wrong line, from 0; -1: all are right.
+        why: what was expected there, and what was found.
     """
 
     columns: Columns
@@ -123,7 +123,7 @@ class LineFormat(ABC):
         return Parsed(blocks, wrong, said)
 
     def why_nothing(self, path: str) -> str:
-        """Why a file with bytes has no sample, in words.
+        """The reason why a file with bytes has no sample, in words.
 
         Raises:
             OSError: it cannot be read.
@@ -141,8 +141,8 @@ class LineFormat(ABC):
         return "each of its lines was left out"
 
     def count(self, piece: Piece, skip: bool) -> int:
-        """How many samples :meth:`read` gives.  Where a wrong line is an error lines are counted,
-        and not parsed.
+        """The number of samples that :meth:`read` gives.  Where a wrong line is an error, lines are
+        counted, and not parsed.
 
         Raises:
             WrongLine, ValueError, OSError: see :meth:`read`.
@@ -172,7 +172,7 @@ class LineFormat(ABC):
 
 
 def buffer_of(text: bytes) -> Array:
-    """A text as kernels take it, uint8 [bytes]."""
+    """A text in the form that kernels take, uint8 [bytes]."""
     return np.frombuffer(text, np.uint8)
 
 
@@ -183,7 +183,7 @@ def quoted(field: bytes) -> str:
 
 
 def why_of_fields(line: bytes, delimiter: bytes, expected: list[str], place: int) -> str:
-    """What is wrong with a line of fields.
+    """The reason why a line of fields is wrong.
 
     Args:
         expected: of each field, in words that begin with its name.
@@ -197,11 +197,11 @@ def why_of_fields(line: bytes, delimiter: bytes, expected: list[str], place: int
 
 
 def exact(values: Array, hard: Array, text: bytes) -> Array:
-    """Floats of which the kernels could not read all: see [Note: exact numbers].
+    """Floats, including those that the kernels could not read: see [Note: exact numbers].
 
     Args:
         values: int64, the bits of the floats; changed.
-        hard: where in the text the hard ones stand, after their number.
+        hard: the number of hard ones, and then their places in the text.
     """
     floats = values.view(np.float64)
     for place in np.flatnonzero((values < 0) & (values >= -hard[0])):

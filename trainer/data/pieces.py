@@ -1,7 +1,7 @@
-"""Parts of files that are parsed by themselves, and how their bytes are read.
+"""Parts of files that are parsed by themselves, and the reading of their bytes.
 
-A piece of a text has the lines that begin between two offsets.  What is compressed cannot be
-entered in its middle: it is one piece.
+A piece of a text has the lines that begin between two offsets.  A compressed file cannot be entered
+in its middle: it is one piece.
 
 [Note: the end of a line]  Lines end with a line feed, also behind a carriage return.  In a file of
 old spreadsheets they end with a carriage return alone.  So where the first bytes of a file have
@@ -31,7 +31,7 @@ from transpiler.files.files import shown
 
 # ---- slots ----
 #
-# What the columns of a dataset are: slots.
+# The columns of a dataset.
 
 
 DTYPES = ("int64", "float32", "float64")
@@ -75,7 +75,7 @@ class Slot:
 
     @property
     def values(self) -> str:
-        """In words how many values a sample has."""
+        """The number of values of a sample, in words."""
         if self.width is None:
             return "any number of values"
         return "1 value" if self.width <= 1 else f"{self.width} values"
@@ -173,7 +173,7 @@ def opened(path: str) -> Iterator[IO[bytes]]:
 
 
 def size_of(path: str) -> int:
-    """How many bytes a file has.
+    """The number of bytes of a file.
 
     Raises:
         OSError: it cannot be read.
@@ -188,7 +188,7 @@ def size_of(path: str) -> int:
 
 
 def pieces_of(path: str, most: int = PIECE_BYTES) -> list[Piece]:
-    """A text in pieces of about so many bytes.
+    """The pieces of a text, of about ``most`` bytes each.
 
     Raises:
         OSError: it cannot be read, or its name says that it is compressed, and it is empty.
@@ -270,8 +270,8 @@ def blocks_of(piece: Piece, most: int = BLOCK_BYTES) -> Iterator[bytes]:
 
 
 def _to_line_end(file: _Lines, left: int | None) -> tuple[bytes, int] | None:
-    """Reads up to the first line that begins here: what was read of it, and how many bytes of the
-    piece are left; None: no line begins in the piece.
+    """Reads up to the first line that begins in the piece: what was read of it, and the number of
+    bytes of the piece that are left; None: no line begins there.
     """
     assert left is not None, "a piece with a begin has an end"
     left += 1  # with the byte before it
@@ -287,9 +287,9 @@ def _to_line_end(file: _Lines, left: int | None) -> tuple[bytes, int] | None:
 
 
 def _check_end(left: int | None) -> None:
-    """Returns if no byte of the piece is left where the file ends."""
+    """Checks that no byte of the piece is left where the file ends."""
     if left:
-        raise OSError(f"expected {left} more bytes: it has become shorter since it was looked at")
+        raise OSError(f"expected {left} more bytes: it has become shorter since its size was read")
 
 
 def _line_rest(file: _Lines) -> bytes:
@@ -304,7 +304,7 @@ def _line_rest(file: _Lines) -> bytes:
 
 
 def lines_before(piece: Piece) -> int:
-    """How many lines of the file begin before a piece: for messages."""
+    """The number of lines of the file that begin before a piece: for messages."""
     if not piece.begin:
         return 0
     found, left = 0, piece.begin
@@ -323,25 +323,25 @@ def lines_before(piece: Piece) -> int:
 
 
 class Trainers(Protocol):
-    """The job's trainers, as a dataset asks for them."""
+    """The job's trainers, as a dataset needs them."""
 
     def part(self) -> tuple[int, int]:
-        """Which part of the files this trainer reads, and of how many."""
+        """The part of the files that this trainer reads, and the number of parts."""
 
     def groups(self) -> ProcessGroups:
-        """The trainers, connected with one another; all ask for it at the same time.
+        """The process groups of the trainers; all call this at the same time.
 
         Raises:
             RuntimeError: this trainer has not joined the others yet.
-            PServerError: a trainer does not come.
+            PServerError: a trainer does not arrive.
         """
 
     def elastic(self) -> ElasticGroup | None:
-        """Those of the trainers that are there; None: all are there, or the job ends."""
+        """The group of the live trainers; None in a job that ends with a lost trainer."""
 
     def counted(self, dataset: Any) -> tuple[list[Piece], list[int]] | None:
-        """The pieces of all files of a FileDataset, and how many samples each has, where the
-        trainers need not meet to know; None: they meet.
+        """The pieces of all files of a FileDataset, and the number of samples of each, where the
+        trainers need no exchange to know; None: they need one.
         """
 
     def shows(self) -> bool:

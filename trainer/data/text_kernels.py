@@ -1,15 +1,15 @@
 """Numbers from text: whole buffers of lines at once, compiled by numba, without the GIL.
 
 Every kernel takes ``text``, uint8 [bytes], whose last byte ends a line, and ``skip``: whether it
-goes on after a wrong line, or stops there.  It returns the lines that were right, the lines that
-were wrong, and of the first wrong one the number from 0 (-1: there was none), the offsets of its
+continues after a wrong line, or stops there.  It returns the number of right lines, the number of
+wrong lines, and of the first wrong one the number from 0 (-1: there is none), the offsets of its
 begin and end, and the place of its first wrong field.
 
 [Note: exact numbers]  A float is read as ``float(text)`` reads it, to the bit.  Where its digits
 are a whole number below 2 ** 53 and its power of ten is at most 22, both are exact in double, and
-one multiplication or division rounds once.  Others are rare: kernels note where they stand, in
-``hard``, int64 [1 + floats], whose first element counts them, and Python reads them.  Until then
-the place of number n of them has the bits of the whole number -n, a nan that no other float has.
+one multiplication or division rounds once.  Others are rare: kernels note their places in ``hard``,
+int64 [1 + floats], whose first element counts them, and Python reads them.  Until then the place of
+number n of them has the bits of the whole number -n, a nan that no other float has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLUS, MINUS, ZERO = 43, 45, 48
 NUMBERS, CATEGORIES = 13, 26
 CATEGORY_BITS = 32
 MISSING = 2**CATEGORY_BITS  # above all categories of a slot: an id of its own
-WRONG, EXACT, HARD = 0, 1, 2  # what became of a float: see [Note: exact numbers]
+WRONG, EXACT, HARD = 0, 1, 2  # the state of a float: see [Note: exact numbers]
 
 HEXADECIMAL = np.full(256, -1, np.int64)
 for _digits in ("0123456789abcdef", "0123456789ABCDEF"):
@@ -41,7 +41,7 @@ Result = tuple[int, int, int, int, int, int]
 
 @kernel
 def line_end(text: Array, at: int) -> int:
-    """Where the line that ``at`` is in has its end."""
+    """The offset of the end of the line at ``at``."""
     while text[at] != NEWLINE:
         at += 1
     return at
@@ -87,7 +87,7 @@ def read_word(text: Array, at: int) -> tuple[float, int, int]:
 
 @kernel
 def read_float(text: Array, at: int) -> tuple[float, int, int]:
-    """A float: itself, the offset after it, and what became of it."""
+    """A float: itself, the offset after it, and its state."""
     sign = 1.0
     if text[at] == MINUS or text[at] == PLUS:
         sign = -1.0 if text[at] == MINUS else 1.0
@@ -217,7 +217,7 @@ def criteo_lines(text: Array, labels: Array, numbers: Array, ids: Array, skip: b
 
 @kernel
 def skip_field(text: Array, at: int, delimiter: int) -> int:
-    """The offset after a field that nobody reads; it may be quoted."""
+    """The offset after an unused field; it may be quoted."""
     quoted = text[at] == QUOTE
     if quoted:
         at += 1
@@ -313,7 +313,7 @@ def after_spaces(text: Array, at: int) -> int:
 
 @kernel
 def ends_word(byte: int) -> bool:
-    """Whether no word goes on here."""
+    """Whether a word ends before this byte."""
     return byte == SPACE or byte == TAB or byte == RETURN or byte == NEWLINE
 
 
@@ -321,8 +321,8 @@ def ends_word(byte: int) -> bool:
 def multislot_slot(
     text: Array, at: int, is_float: bool, width: int, out: Array, place: int, hard: Array
 ) -> tuple[int, int]:
-    """One slot of a line, its values from ``place`` on: the offset after it, and how many they are;
-    -1: it is wrong.
+    """One slot of a line, its values from ``place`` on: the offset after it, and the number of its
+    values; -1: it is wrong.
     """
     count, at, right = read_whole(text, after_spaces(text, at))
     # no line has more values than the text has bytes: ``place + count`` would overflow
@@ -344,11 +344,11 @@ def multislot_slot(
 def multislot_lines(
     text: Array, floats: Array, widths: Array, counts: Array, out: Array, hard: Array, skip: bool
 ) -> Result:
-    """MultiSlot: for each slot a count, and so many values; see the module's docstring.
+    """MultiSlot: for each slot a count, and that many values; see the module's docstring.
 
     Args:
         floats: uint8 [slots]: whose values are floats.
-        widths: int64 [slots]: how many values each sample must have; -1: any number.
+        widths: int64 [slots]: the number of values that each sample must have; -1: any number.
         counts: int64 [lines, slots], written.
         out: int64 [words], written: the values of all slots in the order of the text; floats by
             their bits.
@@ -386,7 +386,7 @@ def pick(values: Array, begins: Array, counts: Array, out: Array) -> None:
     """The values of one slot, from those of all slots sample by sample.
 
     Args:
-        begins, counts: int64 [samples]: where those of each sample stand, and how many they are.
+        begins, counts: int64 [samples]: the begin and the number of each sample's values.
         out: written.
     """
     place = 0

@@ -1,7 +1,7 @@
-"""Data whose batches are known by their numbers only: what comes from any iterable.
+"""Data whose batches are known by their numbers only: those of any iterable.
 
 Every trainer reads all batches, with the same random numbers, and leaves out those that it has no
-lease for.  Where it has to go back, to what another trainer has not done, it begins again.
+lease for.  To go back to batches that another trainer has not trained on, it begins again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _END = object()
 
 
 class Ended(Exception):
-    """There is no such batch.
+    """Signals that there is no such batch.
 
     Args:
-        length: how many there are.
+        length: the number of batches.
     """
 
     def __init__(self, length: int) -> None:
@@ -33,9 +33,9 @@ class CountedReader:
     Args:
         data: gives the same batches whenever it is iterated over with the same random numbers.
         randomness: makes the random sources, each time as at the beginning of the pass.
-        compare: told of each batch that is read, with its number from 0, whether it is this
+        compare: called with each batch that is read, and its number from 0, whether it is this
             trainer's or not.
-        least: batches, below which there are too few for the trainers.
+        least: the fewest batches that are enough for the trainers.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CountedReader:
         least: int = 1,
     ) -> None:
         self._data, self._randomness, self._compare, self._least = data, randomness, compare, least
-        self._next = 0  # the batch that is read next
+        self._next = 0  # the number of the next batch to read
         self._length: int | None = None
         self._sources, self._batches = self._begun()
 
@@ -56,11 +56,11 @@ class CountedReader:
             return sources, iter(self._data)
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
-        """The batch at a position.  Where trainers step together, those of all of them are there.
+        """The batch at a position.  Where trainers step together, each has a batch of this step.
 
         Raises:
             Ended: there are fewer, or too few for each of the trainers to have one.
-            ValueError: there are fewer batches than trainers; or it gives others than before.
+            ValueError: there are fewer batches than trainers; or another number than before.
         """
         ((position, _),) = batch
         place, together = place_of(position, stripes), max(1, stripes)

@@ -1,4 +1,4 @@
-"""Where the samples of files lie in the order in which trainers that step together divide them."""
+"""The order in which trainers that step together divide the samples of files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pserver.leases.epoch import Epoch, Stripes
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Samples in a row of one piece.
+    """Consecutive samples of one piece.
 
     Attributes:
         place: of the piece in the order.
-        first, stop: which of the piece's samples.
-        end: the place behind the last piece of the share in which they are.
+        first, stop: of the piece's samples.
+        end: the place after the last piece of their share.
     """
 
     place: int
@@ -59,7 +59,7 @@ class FileOrder:
         self._stops = [whole.of(trainer)[1] for trainer in range(stripes)]
 
     def spans(self, start: int, stop: int) -> Iterator[Span]:
-        """Where positions lie, in their order."""
+        """The spans of positions, in their order."""
         while start < stop:
             trainer = bisect_right(self._starts, start) - 1
             last = trainer + 1 == len(self._starts)

@@ -1,7 +1,7 @@
-"""One pass over the files of a dataset, as leases deal them out: piece by piece.
+"""One pass over the files of a dataset, which leases deal out piece by piece.
 
-A position is a sample: its piece's segment, and its number there.  A lease is what a piece still
-has; its progress is part of each step's record, so another trainer reads on from there.
+A position is a sample: its piece's segment, and its number there.  A lease has the rest of a piece;
+its progress is part of each step's record, so another trainer can continue from there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.samplers.sample_leases import SampleLeases
 def epoch_of(
     number: int, name: str, pieces: Sequence[Piece], batch_size: int, drop_last: bool
 ) -> Epoch:
-    """A pass over pieces, as the lease table knows it.
+    """A pass over pieces, for the lease table.
 
     Args:
         number: among the passes of the job.
@@ -35,10 +35,10 @@ def epoch_of(
 
 
 def in_words(pieces: Sequence[Piece], *more: object) -> str:
-    """Which pieces these are: the same on every trainer.
+    """A text that identifies pieces, the same on every trainer.
 
     Args:
-        more: what else is to be the same.
+        more: further values that must be the same.
     """
     # hosts may have their files in folders of other names
     said = repr([(PurePath(each.path).name, each.begin, each.end) for each in pieces] + [*more])
@@ -46,7 +46,7 @@ def in_words(pieces: Sequence[Piece], *more: object) -> str:
 
 
 class LeasedFiles:
-    """One pass, as this trainer has it; see :class:`trainer.samplers.leased_pass.LeasedPass`.
+    """This trainer's batches of one pass; see :class:`trainer.samplers.leased_pass.LeasedPass`.
 
     A thread makes batches ahead of the script, so a batch counts as given when the script gets it.
 
@@ -61,14 +61,14 @@ class LeasedFiles:
         self, leases: SampleLeases, epoch: Epoch, pieces: Sequence[Piece], parses: Parses
     ) -> None:
         self._leases, self._epoch, self._pieces, self._parses = leases, epoch, pieces, parses
-        self._first: list[Range] = []  # leased, while nobody reads
+        self._first: list[Range] = []  # leased, and not being read yet
         self._drawn: deque[list[Range]] = deque()  # made, not given
         self._over = False
         self._guard = threading.Lock()  # guards what follows
         self._held = Intervals()  # leased, and not given to the script
 
     def more(self) -> bool:
-        """Whether there is more; waits for it, with nothing in this trainer's hands."""
+        """Whether there is more; waits for it, with no leased samples left."""
         if not self._over:
             lease = self._leases.wait(self._epoch)
             self._over = lease.over
@@ -88,13 +88,13 @@ class LeasedFiles:
                 yield tensors_of(columns)
 
     def give(self) -> None:
-        """The script gets the next batch that was made."""
+        """Counts the next batch as given: the script gets it."""
         ranges, number = self._drawn.popleft(), self._epoch.number
         self._let_go(ranges)
         self._leases.communicator.consumed.give((number, a, b) for a, b in ranges)
 
     def close(self) -> None:
-        """The script takes no more."""
+        """Hands back the rest: the script takes no more."""
         if not self._over:
             self._over = True
             self._leases.hand_back(self._epoch, list(self._held))
@@ -110,7 +110,7 @@ class LeasedFiles:
                 self._held.remove(start, stop)
 
     def _blocks(self) -> Iterator[tuple[int, Columns]]:
-        """Samples in a row: the position of the first one, and their columns."""
+        """Consecutive samples: the position of the first one, and their columns."""
         reading: deque[Range] = deque()  # the leases of the pieces that are parsed
 
         def wanted() -> Iterator[Piece]:
@@ -127,7 +127,7 @@ class LeasedFiles:
                 yield from self._leased(parsed, *reading.popleft())
 
     def _leased(self, parsed: Parsed, start: int, stop: int) -> Iterator[tuple[int, Columns]]:
-        """Those samples of a piece that are leased."""
+        """The leased samples of a piece."""
         segment, begin = start // WIDTH, start // WIDTH * WIDTH
         end = begin + parsed.samples
         with self._guard:
@@ -143,8 +143,7 @@ class LeasedFiles:
 
 
 def cut(blocks: Iterable[tuple[int, Columns]], size: int) -> Iterator[tuple[list[Range], Columns]]:
-    """Batches of samples in a row, which begin in one block and may end in another; the last one
-    has what is left.
+    """Batches of consecutive samples, which may span several blocks; the last one has the rest.
 
     Args:
         blocks: the position of the first sample, and the columns.

@@ -1,4 +1,4 @@
-"""The loader that a script iterates over, dealt out by leases."""
+"""The leases of a loader that a script iterates over."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class LeasedData:
     """The data of one pass.
 
     Attributes:
-        epoch: as the lease table knows it.
-        items: what its positions stand for.
-        argument: of a DataLoader that takes what is drawn; "": it is batches already.
+        epoch: of the lease table.
+        items: that its positions stand for.
+        argument: of a DataLoader, for the drawn items; "": these are batches already.
         share: has the length of an equal share, where one is known.
     """
 
@@ -46,15 +46,15 @@ class LeasedData:
 
 
 class LoaderLeases:
-    """How one loader is dealt out by leases, pass by pass.
+    """The leases of one loader, pass by pass.
 
     Args:
-        loader: what the script iterates over.
+        loader: that the script iterates over.
         knows: whether it is a DataLoader that knows its samples.
-        part: this trainer's, of as many as there are.
+        part: this trainer's.
         seed: of the shuffling.
         passes: over this loader.
-        drawn: what a sampler draws in a pass, whole; None: it has no known end.
+        drawn: returns all draws of a sampler in a pass; None: it has no known end.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LoaderLeases:
         """The data of the pass of this number.
 
         Args:
-            batches: of each trainer that steps of a job without leases have consumed.
+            batches: of each trainer that the steps of a job without leases have consumed.
 
         Raises:
             ValueError: there are fewer samples than trainers; or another trainer has drawn others.
@@ -124,7 +124,7 @@ class LoaderLeases:
         return LeasedData(epoch, SampleLists(epoch, order), "batch_sampler", share)
 
     def _singles(self, loader: DataLoader[Any], number: int, stripes: int) -> LeasedData:
-        """Of a loader that makes no batches: what its sampler draws is a step."""
+        """The data of a loader that makes no batches: each draw of its sampler is a step."""
         order = self._drawn(loader.sampler, number)
         if order is None:
             return self._counted(loader.sampler, loader.sampler, number, stripes, "sampler")
@@ -139,7 +139,7 @@ class LoaderLeases:
     def _lists(
         self, order: Sequence[Any], sampler: Any, number: int, stripes: int, argument: str
     ) -> LeasedData:
-        """Of batches that a sampler of the script's makes."""
+        """The data of batches that a sampler of the script makes."""
         share, items = dealt(order, self._part), BatchLists(order)
         seed, count = str(base_seed(sampler, self._seed)), len(order)
         loader, positions = self._passes.loader, items.count(stripes)
@@ -149,7 +149,7 @@ class LoaderLeases:
     def _counted(
         self, data: Iterable[Any], sampler: Any, number: int, stripes: int, argument: str
     ) -> LeasedData:
-        """Of what has no known end."""
+        """The data of an iterable that has no known end."""
         base = base_seed(sampler, self._seed)
 
         def compare(batch: int, drawn: Any) -> None:
@@ -177,7 +177,7 @@ class LoaderLeases:
 
 
 def _unrepeatable(loader: Iterable[Any]) -> str:
-    """Why a lost trainer's batches could not be read again; "": they can."""
+    """The reason why a lost trainer's batches cannot be read again; "": they can."""
     if isinstance(loader, Iterator):
         return (
             f"expected data that can be iterated over again, got a {type(loader).__name__}: the "

@@ -1,7 +1,7 @@
-"""One pass over data that is dealt out by leases: what positions stand for, batch by batch.
+"""One pass over data that leases deal out: the items of positions, batch by batch.
 
-A lease has the samples of many steps; the next one is asked for, by a thread, before the last one
-is used up.
+A lease has the samples of many steps; a thread asks for the next one before the last one is used
+up.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Items(Protocol):
         """The batch of some positions.
 
         Args:
-            stripes: in the order of which positions are, as :class:`Lease` has it.
+            stripes: that determine the order of positions, as in :class:`Lease`.
 
         Raises:
-            Ended: there is less than that.
+            Ended: there are fewer items.
         """
 
 
@@ -60,12 +60,12 @@ class SampleLists:
 class BatchLists:
     """Positions are batches that the script's sampler has made, lists of samples.
 
-    Trainers that step together have them in the order of jobs without leases: those that are left
-    over, fewer than trainers, are divided sample by sample.
+    Trainers that step together have them in the order of jobs without leases: the last ones, fewer
+    than trainers, are divided sample by sample.
 
     Args:
         batches: all of the pass.
-        whole: each is what one step takes, whatever it is.
+        whole: whether each is the item of one step, of any type, which is never divided.
     """
 
     def __init__(self, batches: Sequence[Any], whole: bool = False) -> None:
@@ -73,7 +73,7 @@ class BatchLists:
         self._divided: dict[int, list[Any]] = {}
 
     def count(self, stripes: int) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return len(self._of(stripes))
 
     def at(self, batch: Sequence[Range], stripes: int) -> Any:
@@ -94,21 +94,21 @@ class BatchLists:
 
 
 class LeasedPass:
-    """One pass, as this trainer has it: batches, drawn lease by lease.
+    """This trainer's batches of one pass, drawn lease by lease.
 
     Loaders draw ahead of the script, so a batch counts as given when the script gets it.
 
     Args:
         leases: of this trainer.
         epoch: the pass.
-        items: what its positions stand for.
+        items: that its positions stand for.
     """
 
     def __init__(self, leases: SampleLeases, epoch: Epoch, items: Items) -> None:
         self._leases, self._epoch, self._items = leases, epoch, items
         self._batches = LeasedBatches(epoch.batch_size)  # leased, not drawn
         self._drawn: deque[list[Range]] = deque()  # by the loader, not given
-        self._ahead: Future[Lease] | None = None  # a lease that is asked for
+        self._ahead: Future[Lease] | None = None  # a requested lease
         self._segments = Segments(epoch.segments, bool(epoch.stripes)) if epoch.segments else None
         self._stripes = epoch.stripes  # those in whose order positions are
         self._over = False
@@ -134,14 +134,14 @@ class LeasedPass:
             yield item
 
     def give(self) -> None:
-        """The script gets the next batch that was drawn."""
+        """Counts the next drawn batch as given: the script gets it."""
         number = self._epoch.number
         consumed: list[EpochRange] = [(number, a, b) for a, b in self._drawn.popleft()]
         self._leases.communicator.consumed.give(consumed)
 
     def close(self) -> None:
-        """The script takes no more."""
-        with suppress(PServerError):  # the job has failed, and says so elsewhere
+        """Hands back the rest: the script takes no more."""
+        with suppress(PServerError):  # the job has failed, and raises it elsewhere
             self._take_ahead()
         if not self._over:
             left = [each for batch in self._drawn for each in batch] + self._batches.ranges
@@ -149,7 +149,7 @@ class LeasedPass:
             self._leases.hand_back(self._epoch, left)
 
     def _end(self, length: int) -> None:
-        """The data has ended."""
+        """Notes the end of the data, after ``length`` batches."""
         segments = self._segments
         assert segments is not None, "where the number of samples is known there are so many"
         if not segments.known:
@@ -159,12 +159,12 @@ class LeasedPass:
         self._batches.keep(segments.existing)
 
     def _take_ahead(self) -> bool:
-        """Whether a lease that was asked for has come with batches."""
+        """Takes the requested lease; returns whether it has batches."""
         ahead, self._ahead = self._ahead, None
         return ahead is not None and self._take(ahead.result())
 
     def _take(self, lease: Lease) -> bool:
-        """Whether the lease has batches."""
+        """Takes a lease; returns whether it has batches."""
         self._over = self._over or lease.over
         if lease.ranges:
             self._stripes = lease.stripes
@@ -175,7 +175,7 @@ class LeasedPass:
 
 
 class Leased(Protocol):
-    """A pass, as :func:`leased_batches` goes through it; see :class:`LeasedPass`."""
+    """A pass for :func:`leased_batches`; see :class:`LeasedPass`."""
 
     def more(self) -> bool:
         """Whether there is more; waits for it where this trainer has nothing left."""
@@ -184,10 +184,10 @@ class Leased(Protocol):
         """The positions that need no wait."""
 
     def give(self) -> None:
-        """The script gets the next batch that was drawn."""
+        """Counts the next drawn batch as given: the script gets it."""
 
     def close(self) -> None:
-        """The script takes no more."""
+        """Hands back the rest: the script takes no more."""
 
 
 def leased_batches(
@@ -196,7 +196,7 @@ def leased_batches(
     """The batches of a pass, as they are leased.  The first ones are drawn at once.
 
     Args:
-        loaded: makes the script's batches of what was drawn.
+        loaded: makes the script's batches from drawn items.
     """
 
     def drawn() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""A trainer's batches among trainers that step together: they end where one of them ends."""
+"""A trainer's batches where trainers step together: they end with the first trainer's last one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class LockstepBatches:
     """A trainer's batches, up to the first step for which some trainer has none.  A pass under
     ``torch.no_grad()``, an evaluation, has all of them, and needs no other trainer.
 
-    Before each batch the trainers tell one another whether they have one.  Without this a trainer
-    with fewer batches would end, and the others would block in their next all-reduce.
+    Before each batch the trainers exchange whether they have one.  Without this a trainer with
+    fewer batches would end, and the others would block in their next all-reduce.
 
     Args:
         batches: this trainer's, of any iterable.
-        trainers, trainer_id: how many take part, and which one this is.
+        trainers, trainer_id: their number, and this trainer's.
     """
 
     def __init__(self, batches: Iterable[Any], trainers: int, trainer_id: int) -> None:
         self._batches, self._trainers, self._trainer_id = batches, trainers, trainer_id
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # what has no length says so
+        return len(self._batches)  # type: ignore[arg-type]  # raises where there is no length
 
     def __iter__(self) -> Iterator[Any]:
         return self._together(iter(self._batches))
@@ -56,7 +56,7 @@ class LockstepBatches:
         self._batches.skip()  # type: ignore[attr-defined]
 
     def _together(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """See the class; it is asked where the pass begins."""
+        """The batches of a pass: decides at its beginning whether trainers step together."""
         return self._up_to_first(batches) if torch.is_grad_enabled() else batches
 
     def _up_to_first(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -2,12 +2,12 @@
 and all trainers have equally many batches.
 
 [Note: equal numbers of batches]  A sync step needs every trainer.  If one had a batch less than the
-others, its next step would be theirs of the last one, and a barrier at the end of an epoch would
-wait for ever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
+others, its next step would meet their last one, and a barrier at the end of an epoch would wait
+forever.  So the data set is cut into joint batches of ``trainers * batch_size`` samples, each
 trainer takes its part of each, and the last, smaller one is divided evenly.  The batches of a batch
-sampler are dealt out one by one, and those left over are divided, too.  Batches of which nothing is
-known but that they come (an iterable data set, a list, a generator) cannot be divided: where the
-last ones are fewer than the trainers they are left out, and a warning counts them.
+sampler are dealt out one by one, and the remaining ones are divided, too.  Batches of unknown
+content (of an iterable data set, a list, a generator) cannot be divided: where the last ones are
+fewer than the trainers they are left out, and a warning counts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which of several equal parts: one trainer's."""
+    """One trainer's part, among several equal ones."""
 
     index: int
     of: int
@@ -35,10 +35,10 @@ class Part:
         return list(samples[first : first + each + (self.index < more)])
 
     def expect(self, count: int, what: str) -> None:
-        """Raises if there are fewer than one for each trainer.
+        """Checks that there is at least one for each trainer.
 
         Raises:
-            ValueError: there are.
+            ValueError: there are fewer.
         """
         if count < self.of:
             raise ValueError(
@@ -48,13 +48,13 @@ class Part:
             )
 
 
-# ---- dealing out ----
+# ---- division ----
 
 
 def joint_batches(
     order: Sequence[int], batch_size: int, part: Part, drop_last: bool
 ) -> list[tuple[int, int]]:
-    """Where each joint batch begins and ends in the order.
+    """The bounds of each joint batch in the order.
 
     Raises:
         ValueError: there are fewer samples than trainers, or ``drop_last`` leaves none.
@@ -108,8 +108,8 @@ class JointBatches:
 def joint_batches_by_and_by(
     windows: Iterator[list[Any]], batch_size: int, part: Part, drop_last: bool
 ) -> Iterator[list[Any]]:
-    """The same where the order has no known length: joint batches come one by one, and each waits
-    for what follows it.
+    """One trainer's part of joint batches where the order has no known length: each joint batch is
+    held until the next window has arrived.
     """
     held: list[Any] = []
     for window in windows:
@@ -124,8 +124,8 @@ def joint_batches_by_and_by(
 
 
 def dealt(batches: Sequence[Sequence[Any]], part: Part) -> list[list[Any]]:
-    """A batch sampler's batches: batch ``part.index`` of each ``part.of`` in a row, and a share of
-    each that is left over.
+    """A batch sampler's batches: batch ``part.index`` of each ``part.of`` consecutive ones, and a
+    share of the remaining ones.
 
     Raises:
         ValueError: there are fewer samples than trainers.
@@ -146,8 +146,8 @@ def dealt(batches: Sequence[Sequence[Any]], part: Part) -> list[list[Any]]:
 
 
 def dealt_by_and_by(windows: Iterator[list[Any]], part: Part) -> Iterator[list[Any]]:
-    """The same where the batches have no known end: they come ``part.of`` at a time, and the last
-    full group waits for what follows it.
+    """A batch sampler's batches where they have no known end: they arrive ``part.of`` at a time,
+    and each full group is held until the next one has arrived.
     """
     held: list[Any] = []
     for window in windows:
@@ -160,7 +160,7 @@ def dealt_by_and_by(windows: Iterator[list[Any]], part: Part) -> Iterator[list[A
 
 
 def singles(order: Iterable[Any], part: Part, number: int) -> Iterator[Any]:
-    """Draw ``part.index`` of each ``part.of`` in a row, where each draw is a step of its own.
+    """Draw ``part.index`` of each ``part.of`` consecutive ones; each draw is a step of its own.
 
     A last group that is not full is left out.
     """
@@ -174,7 +174,7 @@ def singles(order: Iterable[Any], part: Part, number: int) -> Iterator[Any]:
 
 
 def warn_left_out(count: int, part: Part, number: int) -> None:
-    """Says how many of the last batches, or samples, of a pass no trainer gets; 0 says nothing."""
+    """Warns of the last batches, or samples, of a pass that no trainer gets, unless it is 0."""
     if count:
         log.warning(
             "fleet.shard left out the last %d of pass %d: too few for each of %d trainers to have "

@@ -1,10 +1,10 @@
-"""The passes over data that a script has made, so that it finds its place when it is started again.
+"""The passes over data that a script has made, for its position after a restart.
 
-[Note: which pass is which]  A script that is started again does not make the same passes: one that
-evaluates in the middle of an epoch does not come by there where the epoch is over.  So passes are
-counted by loader.  A loader is known by the place in the script where ``fleet.shard`` is called,
-and by how many loaders came by there before it.  Once the script is where it was, all counts are
-those that were saved.
+[Note: which pass is which]  A restarted script does not make the same passes: one that evaluates in
+the middle of an epoch skips that evaluation where the epoch is over.  So passes are counted by
+loader.  A loader is identified by the place in the script where ``fleet.shard`` is called, and by
+the number of loaders of earlier calls there.  Once the script is back at its position, all counts
+are the saved ones.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Pass:
         loader: its name.
         number: of this loader's passes, from 1.
         drawn: the number by which its order is drawn.
-        given: how many batches the script has got.
-        trained: how many of those came before the end of a step.
-        skipped: how many were given, and trained on, before the script was started again; None:
-            all, it is over.
-        live: it was under way when its job saved.
-        size: samples of a full batch of this trainer; 0: nobody knows.
+        given: the number of batches that the script has received.
+        trained: the number of those before the end of the last step.
+        skipped: the number of batches that were given, and trained on, before the restart; None:
+            all, the pass is over.
+        live: whether it was running when its job saved.
+        size: samples of a full batch of this trainer; 0: unknown.
     """
 
     loader: str
@@ -45,15 +45,15 @@ class Pass:
     size: int = 0
 
     def of_size(self, size: int) -> None:
-        """The script's batches have so many samples now: counts in those, up to the batch in which
-        it was.  0: nobody knows.
+        """Sets the number of samples of the script's batches: converts the counts of a resumed pass
+        to such batches, rounded down.  0: unknown.
         """
         if self.live and self.size and size and size != self.size:
             self.skipped = (self.skipped or 0) * self.size // size
             self.given = self.trained = self.skipped
             log.warning(
-                "the checkpoint's batches have %d samples, and the script's %d: the pass that was "
-                "under way goes on behind batch %d of this trainer",
+                "the checkpoint's batches have %d samples, and the script's %d: the saved pass "
+                "continues after batch %d of this trainer",
                 self.size,
                 size,
                 self.skipped,
@@ -63,12 +63,12 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class SavedPasses:
-    """The passes of a script, as a checkpoint has them.
+    """The passes of a script in a checkpoint.
 
     Attributes:
-        loaders: how many have come by, by the place of the call.
-        begun: passes, by loader.
-        under_way: those that were not over.
+        loaders: the number of loaders, by the place of the call.
+        begun: the number of passes, by loader.
+        under_way: the passes that were not over.
     """
 
     loaders: Mapping[str, int]
@@ -76,7 +76,7 @@ class SavedPasses:
     under_way: tuple[Pass, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The passes for JSON."""
         return {
             "loaders": dict(self.loaders),
             "begun": dict(self.begun),
@@ -85,7 +85,7 @@ class SavedPasses:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> SavedPasses:
-        """What :meth:`plain` gave."""
+        """Restores from :meth:`plain`."""
         under_way = [
             Pass(loader, number, drawn, trained, trained, trained, True, *size)
             for loader, number, drawn, trained, *size in plain["under_way"]
@@ -93,7 +93,7 @@ class SavedPasses:
         return cls(plain["loaders"], plain["begun"], tuple(under_way))
 
     def find(self, loader: str, number: int) -> Pass:
-        """What was known of a pass: its batches that were trained on."""
+        """The saved state of a pass, with its batches that were trained on."""
         for each in self.under_way:
             if (each.loader, each.number) == (loader, number):
                 return Pass(**vars(each))
@@ -138,7 +138,7 @@ class PassLog:
         return name
 
     def begin(self, loader: str, saved: SavedPasses) -> Pass:
-        """A pass begins."""
+        """Counts a pass that begins."""
         self._begun[loader] = self._begun.get(loader, 0) + 1
         begun = saved.find(loader, self._begun[loader])
         if begun.skipped is not None:
@@ -146,13 +146,13 @@ class PassLog:
         return begun
 
     def end(self, over: Pass) -> None:
-        """A pass is over, by its end, by ``break``, or by an error."""
+        """Ends a pass: at its end, by ``break``, or by an error."""
         if over in self._under_way:
             self._under_way.remove(over)
 
     @property
     def first(self) -> Pass | None:
-        """The first one of those that are under way."""
+        """The first of the running passes."""
         return self._under_way[0] if self._under_way else None
 
     @property
@@ -161,24 +161,24 @@ class PassLog:
         return bool(self._begun)
 
     def stepped(self) -> None:
-        """A step has ended: it counts the batches that were given until now."""
+        """Counts the batches given so far as trained on, at the end of a step."""
         for each in self._under_way:
             each.trained = each.given
 
     def called(self) -> None:
-        """The script has made a joint call: in the first one of the passes under way."""
+        """Counts a joint call of the script, for the first of the running passes."""
         if self._under_way:
             key = self._under_way[0].loader, self._under_way[0].number
             self.calls[key] = self.calls.get(key, 0) + 1
 
     def saved(self) -> SavedPasses:
-        """The entries for a checkpoint."""
+        """The passes for a checkpoint."""
         under_way = tuple(Pass(**vars(each)) for each in self._under_way)
         return SavedPasses(dict(self._loaders), dict(self._begun), under_way)
 
     def trained(self) -> SavedPasses:
-        """The same for a script that is to train on from here: an evaluation that is under way
-        within another pass counts as over.
+        """The passes for a script that continues to train from here: a running evaluation within
+        another pass counts as over.
         """
         saved = self.saved()
         first = saved.under_way[:1]
@@ -188,7 +188,7 @@ class PassLog:
         return saved
 
     def restore(self, saved: SavedPasses) -> None:
-        """The script is where it was: the counts are those."""
+        """Sets the counts to the saved ones: the script is back at its position."""
         for mine, theirs in ((self._loaders, saved.loaders), (self._begun, saved.begun)):
             for name, count in theirs.items():
                 mine[name] = max(mine.get(name, 0), count)

@@ -1,9 +1,8 @@
 """The passes over shared data that a job has begun, counted alike on every trainer.
 
-The count seeds each pass's order, so that two passes differ; a checkpoint carries it, so that a
-resumed job goes on with orders that it has not had.  What the trainers have drawn is compared: the
-first one to say something about a topic is right, and another that has drawn something else raises.
-Nobody waits for that.
+The count seeds each pass's order, so that two passes differ; a checkpoint has it, so that a resumed
+job continues with new orders.  The draws of the trainers are compared: the first text about a topic
+is the reference, and a trainer that has drawn something else raises.  No trainer waits for that.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ def _nobody(topic: str, text: str) -> str | None:
 
 
 class Passes:
-    """How many passes this trainer has begun, and what it has drawn in them.
+    """The passes that this trainer has begun, and its draws.
 
     Args:
         trainer_id: this trainer.
-        agree: takes a topic and a text and gives the text of the first trainer that said something
-            about that topic; None while nobody can be asked.
+        agree: takes a topic and a text, and returns the first trainer's text about that topic; None
+            while the trainer is not connected.
     """
 
     def __init__(self, trainer_id: int = 0, agree: Agree = _nobody) -> None:
-        self.count = 0  # passes begun, those before a resumed checkpoint included
+        self.count = 0  # passes begun, including those before a loaded checkpoint
         self._trainer_id, self._agree = trainer_id, agree
         self._unasked: list[tuple[str, str, str]] = []
 
@@ -44,13 +43,12 @@ class Passes:
         return self.count - 1
 
     def compare(self, topic: str, drawn: str, advice: str) -> None:
-        """Compares what this trainer has drawn with what the others have, now or when the trainers
-        are joined.
+        """Compares this trainer's draws with the others', now or once the trainer is connected.
 
         Args:
             topic: "pass 3".
-            drawn: in words; equal words are equal draws.
-            advice: what to write where they differ.
+            drawn: a text; equal texts are equal draws.
+            advice: for the message, where they differ.
 
         Raises:
             ValueError: another trainer has drawn something else.
@@ -63,7 +61,7 @@ class Passes:
         return LoaderPasses(self, loader)
 
     def ask(self) -> None:
-        """Compares what could not be compared before.
+        """Compares draws that could not be compared before.
 
         Raises:
             ValueError: another trainer has drawn something else.

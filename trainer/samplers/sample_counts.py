@@ -1,8 +1,8 @@
-"""How many samples the files of a dataset have: each file is counted by one trainer, once.
+"""The numbers of samples of a dataset's files: one trainer counts each file, once.
 
-A trainer counts its own files first, and tells the others by server 0.  Then it takes the parts
-that nobody has told yet: so nobody waits for a trainer that is slow, or lost, and one that comes
-later finds all of them told.
+A trainer counts its own files first, and publishes the counts by server 0.  Then it takes the parts
+that no trainer has published yet: so no trainer waits for a slow or lost one, and a trainer that
+joins late finds all counts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SampleCounts:
 
     Args:
         name: of the dataset, the same on every trainer.
-        agree: takes a topic and a text, and gives the text of the first trainer that said something
-            about it; "" only asks.
+        agree: takes a topic and a text, and returns the first trainer's text about it; "" only
+            asks.
 
     Attributes:
         name: of the dataset.
@@ -42,11 +42,11 @@ class SampleCounts:
     def of(
         self, dataset: FileDataset, pieces: Sequence[Piece], trainer: int, trainers: int
     ) -> list[int]:
-        """How many samples each piece has.
+        """The number of samples of each piece.
 
         Args:
             pieces: of all files.
-            trainer, trainers: which one this is, and of how many.
+            trainer, trainers: this trainer's number, and the number of trainers.
 
         Raises:
             WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.count`.
@@ -74,7 +74,7 @@ class SampleCounts:
     def _part(
         self, topic: str, dataset: FileDataset, pieces: Sequence[Piece], places: Sequence[int]
     ) -> list[int]:
-        """How many samples these pieces have, as the first trainer says that has counted them."""
+        """The numbers of samples of these pieces, by the first trainer that has counted them."""
         found = list[int]()
         if not places:
             return found

@@ -1,4 +1,4 @@
-"""This trainer's leases: which samples of a pass it trains on, as server 0 deals them out.
+"""This trainer's leases: the samples of a pass that server 0 deals out to it.
 
 See ``pserver/leases`` for the rules.  ``leased_pass.py`` makes batches of them.
 """
@@ -21,18 +21,18 @@ from transpiler.plan.plan import Plan
 from transpiler.strategy.strategy import DistributedStrategy
 
 MOST = 64  # batches of a lease that is dealt on demand
-ALL = 2**32 - 1  # of a stripe: nobody else may have them
+ALL = 2**32 - 1  # of a stripe, which no other trainer may have
 
 
 def stripes_of(plan: Plan, elastic: bool) -> int | None:
-    """How a job's samples are dealt out.
+    """The number of stripes by which a job's samples are dealt out.
 
     Args:
-        elastic: by leases, also where a lost trainer ends the job.
+        elastic: whether leases are used even where a lost trainer ends the job.
 
     Returns:
         0: on demand, where no trainer waits for another; the number of trainers where they step
-        together; None: as in a job without leases.
+        together; None: without leases.
     """
     together = bool(plan.averaged) or any(
         lane.kind.waits_for_all or lane.staleness is not None for lane in plan.lanes
@@ -45,14 +45,14 @@ def stripes_of(plan: Plan, elastic: bool) -> int | None:
 class SampleLeases:
     """The leases of one trainer.
 
-    Any thread may ask for leases, as those do that make batches ahead; the rest is for the script's
-    thread.
+    Any thread may ask for leases, such as one that makes batches ahead; the rest is for the
+    script's thread.
 
     Args:
         communicator: of the job.
-        stripes: as :func:`stripes_of` says.
-        meanwhile: called while it waits for others: what they may wait for.
-        elastic: the script has asked for leases.
+        stripes: see :func:`stripes_of`.
+        meanwhile: called while it waits for others, which may wait for that.
+        elastic: whether the script has asked for leases.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class SampleLeases:
         self.elastic = elastic
         self._asking = threading.Lock()  # guards what follows, and is held during a request
         self._asked = 0  # requests
-        self._ended: list[EpochEnd] = []  # ends that were met, and not told
+        self._ended: list[EpochEnd] = []  # ends that were found, and not reported yet
         self._last: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def begin(self, loader: Any, epoch: Epoch) -> None:
-        """A pass over a loader begins; of the last one over it nothing is taken any more.
+        """Begins a pass over a loader, and ends the previous pass over it.
 
         Args:
-            loader: by which passes over the same data are known.
+            loader: identifies passes over the same data.
         """
         before = self._last.get(loader)
         self._last[loader] = epoch.number
@@ -81,12 +81,12 @@ class SampleLeases:
             self.skip(before)
 
     def skip(self, number: int) -> None:
-        """No step will consume what is left of an epoch that this trainer has in its hands."""
+        """Skips the samples of an epoch that this trainer still holds: no step consumes them."""
         skipped = self.communicator.consumed.drop(number)
         self._ask(skipped=skipped, stopped=(number,))
 
     def lease(self, epoch: Epoch) -> Lease:
-        """What is to be had now, of an epoch of which some batches are not given yet."""
+        """Asks for a lease of an epoch, without a wait, while some batches are not given yet."""
         return self._ask(epoch=epoch, most=self._most(epoch))
 
     def lease_ahead(self, epoch: Epoch) -> Future[Lease] | None:
@@ -124,18 +124,18 @@ class SampleLeases:
             self._meanwhile()
 
     def end(self, epoch: Epoch, segment: int, length: int) -> None:
-        """The data has ended there; the next request says it."""
+        """Notes an end of the data; the next request reports it."""
         with self._asking:
             self._ended.append((epoch.number, segment, length))
 
     def hand_back(self, epoch: Epoch, ranges: Sequence[Range]) -> None:
-        """The script will take no more of an epoch: others get these."""
-        with suppress(PServerError):  # the job has failed, and says so elsewhere
+        """Hands samples to other trainers: the script will take no more of an epoch."""
+        with suppress(PServerError):  # the job has failed, and raises it elsewhere
             unused = tuple((epoch.number, start, stop) for start, stop in ranges)
             self._ask(unused=unused, stopped=(epoch.number,))
 
     def leave_out(self, epoch: Epoch, ranges: Sequence[Range]) -> None:
-        """No batch will have these."""
+        """Leaves samples out: no batch will have them."""
         self._ask(skipped=tuple((epoch.number, start, stop) for start, stop in ranges))
 
     def _most(self, epoch: Epoch) -> int:
@@ -150,10 +150,11 @@ class SampleLeases:
 
 
 class JobSamples:
-    """How the samples of a job are dealt out to its trainers.
+    """The leases of a job's samples.
 
     Attributes:
-        restored: what :meth:`kept` gave, from the checkpoint from which the job goes on; "": none.
+        restored: the result of :meth:`kept`, from the checkpoint from which the job continues; "":
+            none.
     """
 
     def __init__(self) -> None:
@@ -166,8 +167,8 @@ class JobSamples:
         first: DistributedStrategy | None,
         saves: Saves | None,
     ) -> SampleLeases | None:
-        """This trainer's leases; None where each trainer has a part that is fixed, as long as the
-        job has no connection, for instance.
+        """This trainer's leases; None where each trainer has a fixed part, for instance before the
+        job has a connection.
 
         Args:
             first: the strategy of ``fleet.init``, as it was there.
@@ -183,23 +184,23 @@ class JobSamples:
             else:
                 self._leases = SampleLeases(communicator, stripes, meanwhile, elastic)
             if self._leases is not None and self.restored:
-                # each trainer says it, before it asks: the first one counts
+                # each trainer sends it before its first request: the first one counts
                 communicator.clients[0].leases.restore(self.restored)
         return self._leases
 
     def restore(self, kept: str) -> None:
-        """Takes what :meth:`kept` gave, of a checkpoint from which the script goes on by itself;
-        nothing once it has asked for a lease.
+        """Takes the result of :meth:`kept`, of a checkpoint from which the script continues by
+        itself; has no effect after the first lease.
         """
         if self._leases is None:
             self.restored = kept
 
     def kept(self) -> str:
-        """The lease table for a checkpoint; "" where nothing is dealt out."""
+        """The lease table for a checkpoint; "" without leases."""
         if self._leases is None:
             return ""
         return self._leases.communicator.clients[0].leases.kept()
 
 
 def _nothing() -> None:
-    """A job that does not save by itself."""
+    """Does nothing, for a job without automatic checkpoints."""

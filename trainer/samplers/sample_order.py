@@ -1,9 +1,8 @@
 """The order of the samples in one pass over a DataLoader: the same in every process.
 
 The loader's sampler, or batch sampler, decides which samples there are.  It draws with the random
-sources of :mod:`trainer.samplers.shared_randomness`.  What it draws from a source of its own is
-compared between the trainers (:mod:`trainer.samplers.passes`), so that nobody trains on another
-order.
+sources of :mod:`trainer.samplers.shared_randomness`.  Draws from a source of its own are compared
+between the trainers (:mod:`trainer.samplers.passes`), so that no trainer uses another order.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SAME_BATCHES = (
     "or seed alike on every trainer; iterate over data that is divided already without "
     "fleet.shard; and every trainer must call fleet.shard equally often"
 )
-# attributes by which samplers that give a part only are known: torch's, and accelerate's
+# attributes that identify samplers that give a part only: torch's, and accelerate's
 _PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))
 
 
@@ -40,10 +39,10 @@ def divides(sampler: Any) -> bool:
 
 
 def refuse_parts(sampler: Any) -> None:
-    """Raises for a sampler that gives a part of the samples, of which the rest is not known.
+    """Refuses a sampler that gives a part of the samples, of which the rest is not known.
 
     Raises:
-        ValueError: the message says what to write.
+        ValueError: it does; the message says what to write.
     """
     if divides(sampler) and type(sampler) is not DistributedSampler:
         raise ValueError(
@@ -66,7 +65,7 @@ def randomness_of(sampler: Any, seed: int) -> SharedRandomness:
 
 
 def _generator(sampler: Any) -> torch.Generator | None:
-    """That of a sampler or loader, or of the sampler inside a batch sampler."""
+    """The generator of a sampler or loader, or of the sampler inside a batch sampler."""
     for each in (sampler, getattr(sampler, "sampler", None)):
         generator = getattr(each, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -81,7 +80,7 @@ def drawn(
 
     Args:
         samples: of the data set.
-        seed: the caller's; with one a loader that does not shuffle is shuffled.
+        seed: the caller's; with one even a loader in order is shuffled.
         number: of the pass.
 
     Returns:
@@ -184,7 +183,7 @@ _SAMPLED_BYTES = 2**16  # of each tensor
 
 
 def checksum(draws: Sequence[Any]) -> str:
-    """Of indices: of their values; of anything else, of how Python prints it."""
+    """The checksum of draws: of indices by their values, of anything else by its repr."""
     if isinstance(draws, range):
         return f"of {draws}"
     try:
@@ -195,7 +194,9 @@ def checksum(draws: Sequence[Any]) -> str:
 
 
 def checksum_of_batch(value: Any, start: int = 0) -> int:
-    """Of a batch's tensors, arrays, numbers and texts; other objects count by their types."""
+    """The checksum of a batch's tensors, arrays, numbers and texts; of other objects by their
+    types.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_quantized:
             return zlib.crc32(str((value.dtype, tuple(value.shape))).encode(), start)

@@ -1,5 +1,5 @@
-"""A trainer's batches in a job that saves by itself: between two of them it may save, and after a
-new start of the script they go on where they were.
+"""A trainer's batches in a job with automatic checkpoints: it may save between two of them, and
+they continue at their position after a restart.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ class Resumable(Protocol):
 
     Attributes:
         number: of the last pass among those of the job, by which its order was drawn.
-        size: samples of a full batch; 0: nobody knows.
+        size: samples of a full batch; 0: unknown.
     """
 
     number: int
     size: int
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of batches."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Those of a new pass."""
+        """The batches of a new pass."""
 
     def after(self, batches: int, number: int) -> Iterator[Any]:
         """The batches of the pass of this number, without its first ones."""
 
     def skip(self) -> None:
-        """The script would iterate over a pass that is over."""
+        """Skips a pass that is over, which the script would iterate over."""
 
 
 class SavedBatches:
@@ -59,7 +59,7 @@ class SavedBatches:
             self._batches.skip()
             return iter(())
         if begun.live:
-            # drawing begins before the random sources are what they were: so it did then
+            # drawing begins before the random sources are restored, as it did originally
             batches = self._batches.after(begun.skipped, begun.drawn)
             self._saves.ready(begun)
         else:

@@ -1,4 +1,4 @@
-"""What follows a job's script, and may write checkpoints by itself."""
+"""The interface by which a job follows its script, and writes automatic checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer.samplers.pass_log import Pass, PassLog
 
 
 class Saves(Protocol):
-    """See :class:`trainer.job.automatic_saves.AutomaticSaves`, and
+    """The automatic saves of a job: :class:`trainer.job.automatic_saves.AutomaticSaves`, or
     :class:`trainer.job.followed_passes.FollowedPasses` where nothing is saved.
 
     Attributes:
@@ -21,25 +21,27 @@ class Saves(Protocol):
     keeps: bool
 
     def connected(self, communicator: Communicator) -> None:
-        """There is a connection to the servers, over which nothing has been said yet."""
+        """Called with a new connection to the servers, before its first message."""
 
     def joined(self) -> None:
-        """One or more optimizers were distributed, and have joined."""
+        """Called after one or more optimizers have joined."""
 
     def cancel(self) -> None:
-        """The script has loaded a checkpoint by itself."""
+        """Called after the script has loaded a checkpoint by itself."""
 
     def begin(self, loader: str) -> Pass:
-        """A pass over a loader begins."""
+        """Begins a pass over a loader."""
 
     def ready(self, begun: Pass) -> None:
-        """A pass is about to give its first batch."""
+        """Called before a pass gives its first batch."""
 
     def finish(self) -> None:
-        """The job is about to end."""
+        """Called before the job ends."""
 
     def waits(self) -> None:
-        """The script waits for a batch that another trainer may hand back."""
+        """Called while the script waits for a batch that another trainer may hand back."""
 
     def between(self, asked: Pass | None) -> None:
-        """The script asks for the next batch of a pass; None: of one that has not begun."""
+        """Called when the script asks for the next batch of a pass; None: of one that has not
+        begun.
+        """

@@ -1,6 +1,6 @@
-"""``fleet.shard``: this trainer's batches of whatever a single-node script iterates over.
+"""``fleet.shard``: this trainer's batches of the data that a single-node script iterates over.
 
-``part.py`` deals out, ``sample_order.py`` says which samples a pass has.
+``part.py`` divides samples, ``sample_order.py`` draws those of a pass.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Shard:
     own where the loader shuffles.
 
     Args:
-        loader: what a single-node script would iterate over.
+        loader: that a single-node script would iterate over.
         part: this trainer's.
         seed: of the shuffling.
         passes: over this loader.
-        leases: gives the job's, where its samples are dealt out by leases.
+        leases: returns the job's, where leases deal out its samples.
 
     Attributes:
         number: of the last pass that was drawn.
@@ -70,12 +70,12 @@ class Shard:
         self._dealt = LoaderLeases(loader, knows, part, seed, passes, self._draws)
         self._last: Iterable[Any] | None = None  # the last pass that was drawn
         self.number = -1  # of that pass
-        self._begun = False  # somebody iterates, or has iterated, over it
+        self._begun = False  # whether an iteration over it has begun
 
     def __len__(self) -> int:
         if self._last is None:
             self._last = self.begin_pass()
-        return len(self._last)  # type: ignore[arg-type]  # what has no length says so
+        return len(self._last)  # type: ignore[arg-type]  # raises where there is no length
 
     def __iter__(self) -> Iterator[Any]:
         asked, self._begun = self._last is not None and not self._begun, True
@@ -88,7 +88,7 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """Samples of a full batch; 0: nobody knows."""
+        """The number of samples of a full batch; 0: unknown."""
         made = getattr(self._loader, "batch_sampler", None)
         return int(made.batch_size) if type(made) is BatchSampler else 0
 
@@ -109,7 +109,7 @@ class Shard:
         return iter(_remade(self._last, later))
 
     def skip(self) -> None:
-        """A pass is over already: one whose length was asked for was that one."""
+        """Skips a pass that is over already: a length that was asked for was that pass's."""
         self._begun = True
 
     def begin_pass(self) -> Iterable[Any]:
@@ -120,7 +120,7 @@ class Shard:
 
     @property
     def _followed(self) -> Any:
-        """By what passes over the same data are known: the loader; a list cannot be."""
+        """The identity of passes over the same data: the loader; this object where it is a list."""
         try:
             weakref.ref(self._loader)
             hash(self._loader)
@@ -129,14 +129,14 @@ class Shard:
         return self._loader
 
     def _leased_by(self) -> SampleLeases | None:
-        """What deals out the samples of the pass that begins; None: this trainer has its part.
+        """The leases of the pass that begins; None: this trainer has its fixed part.
 
         A pass without gradients is an evaluation: each trainer has its part of it.
         """
         return self._dealt.possible(self._leases()) if torch.is_grad_enabled() else None
 
     def _leased(self, leases: SampleLeases, number: int, batches: int = 0) -> Iterator[Any]:
-        """The batches of a pass, as leases give them."""
+        """The batches of a pass that leases deal out."""
         loader, self.number = self._loader, number
         data = self._dealt.begin(number, leases.stripes, batches)
         self._last = loader if data.share is None else data.share
@@ -204,7 +204,7 @@ def _knows_its_samples(loader: Iterable[Any]) -> TypeGuard[DataLoader[Any]]:
 
 
 def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
-    """A loader like this one, of these samples."""
+    """A loader like this one, with other samplers."""
     return DataLoader(
         loader.dataset,
         **chosen,
@@ -219,14 +219,14 @@ def _remade(loader: DataLoader[Any], chosen: dict[str, Any]) -> DataLoader[Any]:
 
 
 class DealtBatches:
-    """Batch ``part.index`` of each ``part.of`` in a row, of any iterable; one pass.
+    """Batch ``part.index`` of each ``part.of`` consecutive ones, of any iterable; one pass.
 
     Every trainer reads all batches, with the same random numbers, and some are compared.
 
     Args:
         batches: that every trainer reads.
         part: this trainer's.
-        seed: of the random numbers; None: a loader's generator's, or 0.
+        seed: of the random numbers; None: that of a loader's generator, or 0.
         passes: over these batches; ``number``: of this pass.
     """
 
@@ -242,7 +242,7 @@ class DealtBatches:
         self._seed = base_seed(batches, seed) + number
 
     def __len__(self) -> int:
-        return len(self._batches) // self._part.of  # type: ignore[arg-type]  # what has no length says so
+        return len(self._batches) // self._part.of  # type: ignore[arg-type]  # raises without a length
 
     def __iter__(self) -> Iterator[Any]:
         part, randomness = self._part, randomness_of(self._batches, self._seed)
@@ -288,18 +288,18 @@ def shard(
 
     A ``DataLoader`` over a data set with a length is cut sample by sample; where it shuffles, every
     pass has another order, the same in every process.  A sampler or batch sampler of the script's
-    own decides which samples there are, and in which order: it is asked with the same random
-    numbers everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
+    own decides which samples there are, and in which order: it draws with the same random numbers
+    everywhere.  Of any other iterable the trainer gets every ``trainers``-th batch.
 
     Args:
-        loader: what a single-node script would iterate over.
-        trainers, trainer_id: how many share the data, and which one this is.
+        loader: that a single-node script would iterate over.
+        trainers, trainer_id: the number of trainers, and this trainer's.
         seed: of the shuffling; with None a loader that shuffles uses its generator's seed, or 0,
             and one that does not keeps its order.
         passes: of the job; None begins to count.
         name: of the loader, where a pass may have to begin in its middle; then every pass has an
-            order that can be drawn again, also where one trainer has all data.
-        leases: gives the job's, where its samples are dealt out by leases.
+            order that can be drawn again, even where one trainer has all data.
+        leases: returns the job's, where leases deal out its samples.
 
     Returns:
         An iterable of batches; each iteration is a pass.

@@ -1,8 +1,8 @@
 """The random sources of a pass over data: the same numbers in every process, while data is drawn.
 
 A sampler draws from torch's, random's or numpy's global generator, or from a torch.Generator that
-it was given.  Inside the context these are seeded by the pass; outside they are the script's own,
-of which nothing has been drawn.
+it was given.  Inside the context these are seeded by the pass; outside they have the script's own
+states, unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 2**63  # seeds are below; numpy's below 2**32
 class SharedRandomness:
     """A context in which the random sources continue a pass's own sequence.
 
-    It may be entered again and again: each time goes on where the last one ended.
+    It may be entered repeatedly: each time continues where the last one ended.
 
     Args:
         seed: of the pass, the same on every trainer.

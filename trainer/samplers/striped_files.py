@@ -2,7 +2,7 @@
 it reads in the order of its files.
 
 A position is a sample.  All pieces of the files were counted before, so all trainers have equally
-many batches, and what a lost trainer leaves can be divided to the sample.
+many batches, and a lost trainer's share can be divided to the sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def striped_epoch(
     batching: tuple[int, bool],
     stripes: int,
 ) -> Epoch:
-    """A pass over pieces, as the lease table knows it.
+    """A pass over pieces, for the lease table.
 
     Args:
         number: among the passes of the job.
@@ -55,8 +55,8 @@ def striped_epoch(
 class StripedFiles:
     """The items of positions: samples of files; see :class:`trainer.samplers.leased_pass.Items`.
 
-    One thread uses it.  It reads on from piece to piece, and parses ahead, up to the end of a
-    trainer's share; where a lease goes on elsewhere, it begins there.
+    One thread uses it.  It reads piece after piece, and parses ahead, up to the end of a trainer's
+    share; where a lease continues elsewhere, it begins there.
 
     Args:
         epoch: the pass.
@@ -79,7 +79,7 @@ class StripedFiles:
         self._orders: dict[int, FileOrder] = {}
         self._reading: Generator[Parsed] | None = None
         self._order: FileOrder | None = None  # in which it reads
-        self._place = -1  # of the piece that was parsed last
+        self._place = -1  # of the last parsed piece
         self._parsed = Parsed([])
 
     def at(self, batch: Sequence[Range], stripes: int) -> Columns:
@@ -98,7 +98,7 @@ class StripedFiles:
         return joined(found)
 
     def batches(self, draws: Iterator[Columns]) -> Iterator[Batch]:
-        """Tensors of the drawn samples; reading has stopped when it ends."""
+        """The tensors of the drawn samples; stops reading at the end."""
         try:
             for columns in draws:
                 yield tensors_of(columns)

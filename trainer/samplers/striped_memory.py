@@ -1,9 +1,8 @@
-"""One pass over samples in memory, as leases deal it out: each trainer has the batches that it has
+"""One pass over samples in memory, which leases deal out: each trainer has the batches that it has
 in memory, and those of a lost trainer are read from the files again.
 
-A position is a batch: the positions of a trainer are its batches, in their order.  Which samples a
-batch has every trainer knows, also of the others' batches: see
-:mod:`trainer.data.datasets`.
+A position is a batch: the positions of a trainer are its batches, in their order.  Every trainer
+knows the samples of all batches, including the others': see :mod:`trainer.data.datasets`.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class Loaded:
     drop_last: bool
 
     def epoch(self, number: int, name: str, trainers: int, batches: int, together: bool) -> Epoch:
-        """The pass, as the lease table knows it.
+        """The pass, for the lease table.
 
         Args:
             number: among the passes of the job.
             name: of the dataset.
             trainers: of the job.
             batches: of each of them.
-            together: they step together.
+            together: whether they step together.
         """
         more = tuple(self.counts), self.shuffles, self.size, self.drop_last
         return Epoch(
@@ -69,7 +68,7 @@ class Loaded:
 
 
 class Division:
-    """The batches of a pass, as so many trainers have them.
+    """The batches of a pass, divided among a number of trainers.
 
     Args:
         order: of the samples.
@@ -113,9 +112,9 @@ class HeldSamples:
     Args:
         columns: that are in memory, with the samples' numbers.
         places: of the samples, as this job's trainers number them.
-        loaded: what the pass is over.
+        loaded: the data of the pass.
         parses: gives the samples of pieces, in their order.
-        keep: told of the columns with what was read.
+        keep: called with the columns, including those that were read again.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class HeldSamples:
         """Samples, in this order.
 
         Args:
-            wanted: where one of them is not in memory: all that will be asked for.
+            wanted: returns all indices that will be needed, where one is not in memory.
 
         Raises:
             WrongLine, OSError: see :meth:`trainer.data.lines.LineFormat.read`.
@@ -153,19 +152,19 @@ class HeldSamples:
         return taken(slots, rows)
 
     def _missing(self, indices: Array) -> Array:
-        """Those that are not in memory, in order, each once."""
+        """The indices that are not in memory, in order, each once."""
         at = np.minimum(np.searchsorted(self._sorted, indices), max(len(self._sorted) - 1, 0))
         held = self._sorted[at] == indices if len(self._sorted) else np.zeros(len(indices), bool)
         missing: Array = np.unique(indices[~held])
         return missing
 
     def _read(self, indices: Array) -> None:
-        """Takes samples from the files."""
+        """Reads samples from the files again."""
         pieces, places = self._places.pieces(indices)
         named = np.unique(pieces)
         log.warning(
             "reads %d samples of %d pieces of files again, which are leased to this trainer and "
-            "not in its memory: the trainer that had them is lost",
+            "not in its memory: the trainer that had them was lost",
             len(indices),
             len(named),
         )
@@ -186,13 +185,13 @@ class HeldSamples:
 
 
 class LeasedMemory(LeasedPass):
-    """One pass, as this trainer has it.
+    """This trainer's batches of one pass.
 
     Args:
         leases: of this trainer.
         epoch: the pass.
-        division: gives the batches of so many trainers.
-        held: gives the samples.
+        division: returns the batches for a number of trainers.
+        held: the samples.
     """
 
     def __init__(
@@ -223,5 +222,5 @@ class LeasedMemory(LeasedPass):
 
 
 def batches_of(draws: Iterator[Columns]) -> Iterator[Batch]:
-    """Tensors of the drawn samples."""
+    """The tensors of the drawn samples."""
     return map(tensors_of, draws)
