@@ -1,4 +1,4 @@
-"""Samples that a script has, as the dict of tensors that a program takes."""
+"""Conversion of a script's samples into the dict of tensors that a program takes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OFFSETS = "_offsets"  # after a ragged input's name: where the values of each sa
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What a sample has a value of.
+    """An input, of which each sample has a value.
 
     Attributes:
-        sizes: of a sample's value; what is no whole number is free.  None: it is ragged.
+        sizes: of a sample's value; a size that is no integer is free.  None: it is ragged.
     """
 
     name: str
@@ -42,9 +42,9 @@ class DataFeeder:
 
     Args:
         feed_list: the inputs in the samples' order: ``transpiler.data(...)``, inputs of a program
-            or their names, or ``fleet.Slot``.  Ragged are slots without a width, and what is
-            followed by its ``x_offsets``, of which samples have no value.
-        place: where the tensors shall be; None: in main memory.
+            or their names, or ``fleet.Slot``.  Ragged are slots without a width, and inputs whose
+            ``x_offsets`` are listed, too; samples have no value for these offsets.
+        place: the device of the tensors; None: the CPU.
         program: whose inputs are named; None: the default main program.
 
     Raises:
@@ -90,7 +90,7 @@ class DataFeeder:
             iterable: samples, each with a value for each input.
 
         Raises:
-            TypeError: a value is no numbers.
+            TypeError: a value does not consist of numbers.
             ValueError: there is no sample, one has fewer or more values than there are inputs, or a
                 value does not fit its input; the message names both.
         """

@@ -1,5 +1,5 @@
-"""Settings of this process: by name, what the environment says about connections, read and changed
-by a script; and what torch and cuDNN go by while a job runs.
+"""Settings of this process: those of its connections, which a script reads and changes by name; and
+those of torch and cuDNN while a job runs.
 
 A flag is an environment variable.  So a process that this one starts has the same setting, and
 there is one place where a setting is looked up: ``environment.connection.Connection``.
@@ -112,14 +112,14 @@ def _check_name(who: str, name: object) -> None:
         raise ValueError(f"{who}: there is no flag {name!r}; close names: {near}")
 
 
-# ---- what torch goes by while a job runs ----
+# ---- torch settings ----
 
 WORKSPACE = "CUDNN_CONV_WSCAP_DBG"  # cuDNN reads it: MB of a convolution
 
 
 @dataclass(frozen=True, slots=True)
 class _Knob:
-    """One thing of the process that can be read and set."""
+    """One setting of the process that can be read and set."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -147,7 +147,7 @@ def _variable(name: str) -> _Knob:
 
 
 class ProcessSettings:
-    """What a job sets in its process, and puts back when it ends.
+    """The settings that a job changes in its process, and restores when it ends.
 
     ::
 
@@ -160,7 +160,7 @@ class ProcessSettings:
         self._before: dict[_Knob, Any] = {}  # in the order in which they were set
 
     def take(self, execution: Execution) -> None:
-        """Sets what an execution asks for; what it leaves open stays as it is."""
+        """Applies an execution's settings; those that it leaves open stay."""
         if execution.threads:
             self._set(_THREADS, execution.threads)
         if execution.benchmarks:
@@ -179,7 +179,7 @@ class ProcessSettings:
         knob.write(value)
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores all settings."""
         while self._before:
             knob, value = self._before.popitem()
             knob.write(value)

@@ -1,4 +1,4 @@
-"""Scopes: which tensor a name stands for, for the programs that an Executor runs.
+"""Scopes: the tensors that names stand for, in the programs that an Executor runs.
 
 [Note: two kinds of scopes]  The values of a captured program are the module's own tensors: running
 it trains the module.  The global scope finds these by name, and keeps no module alive.  A scope of
@@ -98,7 +98,7 @@ class Scope:
     def find_var(self, name: str) -> ScopeVariable:
         """The variable of a name: a parameter, a buffer, or what ``create_global_var`` made.
 
-        In a job with servers, what is set travels as what a script writes into parameters does.
+        In a job with servers a value that is set here is an external write.
 
         Raises:
             TypeError: the name is no text.
@@ -136,7 +136,7 @@ class Scope:
     def program(self, program: Program) -> Program:
         """A program as this scope runs it: over the scope's values instead of the module's.
 
-        It can be saved, or given to whatever takes a program.  In the global scope it is the
+        It can be saved, or given to any call that takes a program.  In the global scope it is the
         program itself.
 
         Raises:
@@ -224,7 +224,7 @@ def global_scope() -> Scope:
 
 @contextmanager
 def scope_guard(scope: Scope) -> Iterator[None]:
-    """Runs programs of this thread in a scope, inside; then again in the former one.
+    """Runs this thread's programs in a scope, inside the block; then again in the former one.
 
     Args:
         scope: a ``Scope()`` of one's own, or the process's, which ``global_scope()`` gives outside

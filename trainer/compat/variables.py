@@ -1,4 +1,4 @@
-"""Variables that a script makes itself, by the original's calls."""
+"""Variables that a script creates itself, by the original's calls."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What the environment says to a process of a job: its variables, read once.
+"""The environment variables of a process of a job.
 
 In reading order::
 
-    environment  how a trainer talks to servers and to other trainers
+    environment  the connection to servers and to other trainers, the role, the variables
 
-These and ``pserver/__main__.py`` alone read the environment.  This room imports ``pserver.config``
+Only this room and ``pserver/__main__.py`` read the environment.  It imports ``pserver.config``
 and ``pserver.security``.
 """

@@ -1,4 +1,4 @@
-"""What the environment says to a process of a job: its role, its place, its connection."""
+"""The settings of a process from its environment: role, rank, connection."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from transpiler.files import bounded_json
 
 
 def number_of(environ: Mapping[str, str], name: str, default: str = "") -> int:
-    """A whole number; of a variable that is not set, the default's.
+    """A variable's whole number; the default's where it is not set.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no whole number.
     """
     text = environ.get(name, "") or default
     try:
@@ -33,19 +33,19 @@ def number_of(environ: Mapping[str, str], name: str, default: str = "") -> int:
 
 
 def seconds_of(environ: Mapping[str, str], name: str, default: float, zero: bool = False) -> float:
-    """A number of seconds.
+    """A variable's number of seconds.
 
     Args:
-        zero: it may be 0.
+        zero: whether it may be 0.
 
     Raises:
-        ValueError: it is none, or out of range.
+        ValueError: the text is no number, or out of range.
     """
     text = environ.get(name, "")
     return config.check_seconds(name, text, zero) if text else default
 
 
-# ---- variables that other libraries read ----
+# ---- other libraries' variables ----
 
 
 def variable(name: str) -> str | None:
@@ -54,7 +54,7 @@ def variable(name: str) -> str | None:
 
 
 def set_variable(name: str, value: str | None) -> None:
-    """Sets a variable of this process's environment; None takes it away."""
+    """Sets a variable of this process's environment; None removes it."""
     if value is None:
         os.environ.pop(name, None)
     else:
@@ -63,7 +63,7 @@ def set_variable(name: str, value: str | None) -> None:
 
 # ---- connection ----
 #
-# How a trainer talks to servers and to other trainers, by the variables of its environment.
+# The settings of a trainer's connections, from the variables of its environment.
 
 
 log = logging.getLogger(__name__)
@@ -73,36 +73,36 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How a trainer talks to servers and to other trainers.
+    """The settings of a trainer's connections to servers and to other trainers.
 
     Attributes:
         heartbeat_timeout_seconds: without a heartbeat, after which a trainer is declared dead, and
-            a server until it tells its own timeout on joining.
+            a server until it announces its own timeout on joining.
         start_timeout_seconds: until servers must be up and installed, and all trainers at their
             rendezvous.
         transport: "auto", or the one transport to use.
-        plan_only: print the plan and end, instead of joining servers: what ``pserver plan`` asks of
-            a script.
-        probe: the file for what ``pserver plan`` wants to know: with ``plan_only`` the loads of the
-            plan, otherwise what some steps take, after which the process ends; "": nothing.
+        plan_only: print the plan and exit, instead of joining servers; ``pserver plan`` sets it.
+        probe: the file for the results of ``pserver plan``: with ``plan_only`` the loads of the
+            plan, otherwise the costs of some steps, after which the process ends; "": none.
         probe_seconds: of such steps.
-        probe_end: on the system's monotonic clock, by when the file is there; 0: any time.
+        probe_end: on the system's monotonic clock, the time by which the file must exist; 0: any
+            time.
         token_file: the file with this process's key; "": it has none.
         keys: the folder of this host's keys, for TLS to the servers; "": without.
         insecure: servers may be beyond this host without keys.
-        insecure_collective: trainers may be on several hosts, although what they send one another
-            is not encrypted.
-        metrics: PORT, on loopback, or HOST:PORT of this trainer's metrics; "": it shows none.
-        job: names the job in metrics; "": the first digits of its plan's fingerprint do.
+        insecure_collective: trainers may be on several hosts, although their traffic is not
+            encrypted.
+        metrics: PORT, on loopback, or HOST:PORT of this trainer's metrics; "": none.
+        job: the job's name in metrics; "": the first digits of its plan's fingerprint.
         log_json: log lines are JSON.
-        trace: the file, or its URL, of a trace of some steps; "": there is none.
+        trace: the file, or its URL, of a trace of some steps; "": none.
         trace_steps: of that trace.
         tensorboard: the folder for TensorBoard's files; "": none.
-        panel: ``launch`` shows how the job goes, so that no trainer need.
-        checkpoint: the folder, or its URL, where the job saves by itself, and from where it goes
-            on; "": it does not.
+        panel: ``launch`` shows the job's progress, so that no trainer has to.
+        checkpoint: the folder, or its URL, of automatic checkpoints, from which the job also
+            resumes; "": none.
         checkpoint_every_seconds: between two such checkpoints.
-        checkpoint_keep: how many of them stay.
+        checkpoint_keep: the number of them that are kept.
         grace_seconds: after SIGTERM, until this trainer must have ended its step and left; 0: it
             ends at once, and the job with it.
         finished: the file that a trainer without servers makes when it has finished its job, so
@@ -154,10 +154,10 @@ class Connection:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Connection:
-        """What the variables say whose names begin with PSERVER_, each optional.
+        """Reads the variables whose names begin with PSERVER_, each optional.
 
         Raises:
-            ValueError: one of them holds something else than it should; the message names it.
+            ValueError: one of them has a wrong value; the message names it.
         """
         environ = os.environ if environ is None else environ
         return cls(
@@ -188,7 +188,7 @@ class Connection:
 
     @classmethod
     def set_environment(cls, texts: Mapping[str, str]) -> None:
-        """Sets variables of this process's environment, which connections then begin with.
+        """Sets variables of this process's environment, for later connections.
 
         Raises:
             ValueError: one is wrong; none is set.
@@ -197,28 +197,28 @@ class Connection:
         os.environ.update(texts)
 
     def check_no_grace(self, why: str) -> None:
-        """Returns if nobody has asked for a grace period.
+        """Checks that there is no grace period.
 
         Args:
             why: a trainer cannot leave this job before its end, as the end of a sentence.
 
         Raises:
-            ValueError: somebody has.
+            ValueError: there is one.
         """
         if self.grace_seconds:
             raise ValueError(f"PSERVER_GRACE: expected 0 {why}, got {self.grace_seconds:g}")
 
     def check_collective(self, host: str) -> None:
-        """Returns if trainers may meet at this host.
+        """Checks that trainers may meet at this host.
 
         Raises:
-            ValueError: it is beyond this one, and the user has not said that nobody else reaches
-                the network.
+            ValueError: it is beyond loopback, and the user has not declared the network as
+                private.
         """
         if not (self.insecure_collective or config.is_loopback(host)):
             raise ValueError(
-                f"the trainers meet at {host}, beyond this host, and what they send one another is "
-                "not encrypted: where nobody else reaches that network (a private one, a VPN) set "
+                f"the trainers meet at {host}, beyond this host, and their traffic is not "
+                "encrypted: on a network without other users (a private one, a VPN) set "
                 "PSERVER_INSECURE_COLLECTIVE=1 for every trainer, or `launch --insecure-collective`"
             )
 
@@ -245,7 +245,7 @@ class Connection:
         )
 
     def access_to(self, endpoints: Sequence[str]) -> Access:
-        """What this trainer proves to servers, and asks of them.
+        """The trainer's credentials for servers, and its checks of them.
 
         Args:
             endpoints: HOST:PORT of each server.
@@ -255,7 +255,7 @@ class Connection:
                 and there are neither keys nor PSERVER_INSECURE.
         """
         if self.plan_only:
-            return OPEN  # to nobody: the endpoints are made up
+            return OPEN  # connects to no server: the endpoints are made up
         if config.check_protected("PSERVER_ENDPOINTS", endpoints, self.keys, self.insecure):
             _warn_of_clear_text(tuple(endpoints))
         return Access.of(self.token_file, self.keys, "trainer")
@@ -263,16 +263,17 @@ class Connection:
 
 @cache
 def _warn_of_clear_text(endpoints: tuple[str, ...]) -> None:
-    """Once."""
+    """Warns, once."""
     log.warning(
-        "PSERVER_INSECURE: what %s get and say is not encrypted: who is there can change models",
+        "PSERVER_INSECURE: the traffic with %s is not encrypted: anyone on the network can change "
+        "models",
         ", ".join(endpoints),
     )
 
 
 # ---- world ----
 #
-# The place of a process among trainers without servers, by torchrun's variables.
+# The rank of a process among trainers without servers, by torchrun's variables.
 
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -280,16 +281,15 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A process's place among the trainers of a collective job: torchrun's variables.
+    """A process's rank among the trainers of a collective job: torchrun's variables.
 
     Attributes:
-        rank, size: this trainer's number, and how many there are.
-        local_rank: its number on its host, which picks its GPU.
+        rank, size: this trainer's rank, and the number of trainers.
+        local_rank: its rank on its host, which picks its GPU.
         address, port: of the store of the trainers' rendezvous; "" in a world of one that no other
             process knows of.
-        served: the store is there already (torchrun's agent, or ``spawn``, keeps it); otherwise
-            rank 0 keeps it.
-        attempt: how often torchrun has started the job again.
+        served: torchrun's agent, or ``spawn``, serves the store; otherwise rank 0 does.
+        attempt: the number of restarts by torchrun.
         all_here: every trainer is on this host.
     """
 
@@ -313,12 +313,11 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> World:
-        """RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without them,
-        otherwise all five.
+        """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: a world of one without
+        them, otherwise all five.
 
         Raises:
-            ValueError: one of them is missing, or holds something else than it should; the message
-                names it.
+            ValueError: one of them is missing, or has a wrong value; the message names it.
         """
         environ = os.environ if environ is None else environ
         if not is_collective(environ):
@@ -368,13 +367,13 @@ def is_collective(environ: Mapping[str, str] | None = None) -> bool:
 #
 # The number of processes by other launchers' variables, where this one trains alone.
 #
-# Nothing here reads such a variable for a process's place in a job: a launcher that is not ours
-# says nothing of servers, and one rank too many is found by nobody.  But where it says that there
-# are several, and this process is about to train as the only one, then each of them does, and the
-# models are none of the job's: that is said.
+# Nothing here reads such a variable for a process's rank in a job: another launcher knows nothing
+# of servers, and a rank too many would go unnoticed.  But where it has started several processes,
+# and this process is about to train alone, then each of them does, and every one trains a model of
+# its own: a warning says so.
 
 
-# By whose variables they are: names of a number of processes; the first that is set counts.
+# by launcher: the variables that have a number of processes; the first that is set counts
 NUMBERS_OF_LAUNCHERS = {
     "Paddle's": ("PADDLE_TRAINERS_NUM", "PADDLE_TRAINERS"),
     "Open MPI's": ("OMPI_COMM_WORLD_SIZE",),
@@ -397,9 +396,9 @@ _other_launchers_told = False  # since the last job has ended
 
 
 def several_processes(environ: Mapping[str, str]) -> Iterator[str]:
-    """The variables that say that there are several processes, each as NAME=VALUE.
+    """The variables that announce several processes, each as NAME=VALUE.
 
-    Beside a job's own role only torchrun's counts: what started ``pserver launch``, once a host,
+    Beside a job's own role only torchrun's counts: the launcher of ``pserver launch``, once a host,
     may have another number.
     """
     own = bool(environ.get("TRAINING_ROLE"))
@@ -429,28 +428,28 @@ def _tf_workers(text: str) -> int:
 
 
 def is_ours(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment says this process's place by the variables that are read: those of a
-    job with servers, or torchrun's.
+    """Whether the environment has this process's role: by the variables of a job with servers, or
+    torchrun's.
     """
     environ = os.environ if environ is None else environ
     return bool(environ.get("TRAINING_ROLE")) or is_collective(environ)
 
 
 def said_of_other_launchers(way_out: str = HOW_TO_START) -> str:
-    """The words of other launchers, as the end of a sentence about training alone; "" where none of
-    them says that there are several.
+    """The end of a sentence about training alone, where another launcher has started several
+    processes; otherwise "".
     """
     found = ", ".join(several_processes(os.environ))
     return f", although there are several by {found}: {way_out}" if found else ""
 
 
 def warn_of_other_launchers(what: str, way_out: str = HOW_TO_START) -> None:
-    """Warns that this process trains alone, once for each job, where another launcher says that
-    there are several.
+    """Warns that this process trains alone, once for each job, where another launcher has started
+    several.
 
     Args:
-        what: trains alone, as the beginning of a sentence.
-        way_out: what to do so that they train together.
+        what: the beginning of the sentence: what trains alone.
+        way_out: the advice to make them train together.
     """
     global _other_launchers_told
     several_said = "" if _other_launchers_told else said_of_other_launchers(way_out)
@@ -460,24 +459,24 @@ def warn_of_other_launchers(what: str, way_out: str = HOW_TO_START) -> None:
 
 
 def other_launchers_told() -> None:
-    """Somebody else has warned of it."""
+    """Suppresses the warning: another message has it."""
     global _other_launchers_told
     _other_launchers_told = True
 
 
 def forget_other_launchers() -> None:
-    """A job has ended: the next one warns anew."""
+    """Makes the next job warn anew, after one has ended."""
     global _other_launchers_told
     _other_launchers_told = False
 
 
 # ---- role ----
 #
-# The role of this process in its job, read from the environment once or given by the script.
+# The role of this process in its job, from the environment or from the script.
 
 
 class Role(enum.Enum):
-    """The part of a process in a job."""
+    """The role of a process in a job."""
 
     TRAINER = "TRAINER"
     PSERVER = "PSERVER"
@@ -491,7 +490,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoleMaker:
-    """A process's place in its job.
+    """A process's role and number in its job.
 
     Attributes:
         server_endpoints: HOST:PORT of each server's control endpoint, by server index.
@@ -546,8 +545,8 @@ class CloudRoleMaker:
     with torchrun's and without servers it is a trainer of a collective job.
 
     Raises:
-        ValueError: some variables of a job are set and others are missing, or one holds something
-            else than it should; the message names it.
+        ValueError: some variables of a job are set and others are missing, or one has a wrong
+            value; the message names it.
     """
 
     def __new__(cls, environ: Mapping[str, str] | None = None) -> RoleMaker:  # type: ignore[misc]  # reads as a class in scripts
@@ -666,7 +665,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 #
 # Every environment variable that the system reads: the tables of docs/environment.md.
 #
-# A test holds them against the names that stand in the sources.
+# A test compares them with the names in the sources.
 
 
 USUAL = Connection()
@@ -681,7 +680,7 @@ class Variable:
         names: of them.
         trainer: whether a trainer of a job needs it, or reads it.
         server: whether a server does.
-        meaning: what it says, and what holds where it is not set.
+        meaning: its meaning, and the default.
     """
 
     names: tuple[str, ...]
@@ -784,13 +783,13 @@ WITH_SERVERS = (
         ("PSERVER_TRACE_STEPS",),
         OPTIONAL,
         NOT_READ,
-        f"how many steps; {USUAL.trace_steps} unless set",
+        f"the number of steps; {USUAL.trace_steps} unless set",
     ),
     Variable(
         ("PSERVER_CHECKPOINT",),
         OPTIONAL,
         NOT_READ,
-        "the folder, or its URL, where the job saves by itself, and from where it goes on; the "
+        "the folder, or its URL, of automatic checkpoints, from which the job also resumes; the "
         "same on every trainer; also in jobs without servers; `launch --checkpoint` sets it",
     ),
     Variable(
@@ -803,7 +802,7 @@ WITH_SERVERS = (
         ("PSERVER_CHECKPOINT_KEEP",),
         OPTIONAL,
         NOT_READ,
-        f"how many of them stay; {USUAL.checkpoint_keep} unless set",
+        f"the number of them that are kept; {USUAL.checkpoint_keep} unless set",
     ),
     Variable(
         ("PSERVER_TENSORBOARD",),
@@ -831,7 +830,7 @@ WITH_SERVERS = (
         OPTIONAL,
         NOT_READ,
         "seconds that a trainer may take, after SIGTERM, to end its step and leave the others, "
-        "which go on; 0, none, unless set; `launch --grace` sets it",
+        "which continue; 0, none, unless set; `launch --grace` sets it",
     ),
     Variable(
         ("PSERVER_CONNECTIONS", "PSERVER_CHECKSUM"),
@@ -853,7 +852,7 @@ WITHOUT_SERVERS = (
         ("LOCAL_WORLD_SIZE",),
         OPTIONAL,
         NOT_READ,
-        "how many trainers this host has; `launch` sets it, as torchrun does",
+        "the number of trainers on this host; `launch` sets it, as torchrun does",
     ),
     Variable(
         ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
@@ -882,13 +881,13 @@ INTERNAL = (
         ("PSERVER_PROBE", "PSERVER_PROBE_SECONDS", "PSERVER_PROBE_END"),
         OPTIONAL,
         NOT_READ,
-        "`pserver plan` asks for some steps: the file for what they take, for how long, until when",
+        "`pserver plan` asks for some steps: the file for their costs, for how long, until when",
     ),
     Variable(
         ("PSERVER_PANEL",),
         OPTIONAL,
         NOT_READ,
-        "`1`: the panel of `pserver launch` shows how the job goes, so that no trainer need",
+        "`1`: the panel of `pserver launch` shows the job's progress, so that no trainer has to",
     ),
     Variable(
         ("PSERVER_FINISHED",),
