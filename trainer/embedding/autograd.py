@@ -1,4 +1,4 @@
-"""Looked-up rows in autograd: gathers, and the gradient of the rows on its way to the table's proxy
+"""Looked-up rows in autograd: gathers, and the path of their gradient to the table's proxy
 parameter.
 """
 
@@ -19,7 +19,7 @@ from trainer.embedding.proxy import ProxyParameter
 def link_to_proxy(
     proxy: ProxyParameter, rows: Tensor, ids: Tensor, statistics: Tensor | None
 ) -> Tensor:
-    """The same rows; each backward pass gives their gradient to the proxy parameter.
+    """The rows, unchanged; each backward pass gives their gradient to the proxy parameter.
 
     Args:
         rows: [u, dim], on any device.
@@ -65,7 +65,7 @@ def gather_bags(rows: Tensor, inverse: Tensor, offsets: Tensor, sizes: Tensor, m
 
 class _LinkToProxy(torch.autograd.Function):
     """The identity on rows, with a proxy parameter as a further input: its gradient is a zero, so
-    that autograd calls its hook when all lookups of a pass have given theirs.
+    that autograd calls its hook when all lookups of a pass have delivered theirs.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Bags of ids, as torch.nn.EmbeddingBag takes them: what was given, and the sum or mean of each
+"""Bags of ids, as torch.nn.EmbeddingBag takes them: the checked input, and the sum or mean of each
 bag's rows.
 """
 
@@ -30,7 +30,7 @@ class Bags:
     weights: Tensor | None
 
     def without(self, padding: int) -> tuple[Bags, Tensor | None]:
-        """The bags without the padding's id; which ids stay, bool [n], or None for all."""
+        """The bags without the padding's id; a mask of the other ids, bool [n], or None for all."""
         stays = self.ids != padding
         if bool(stays.all()):
             return self, None
@@ -39,7 +39,7 @@ class Bags:
         return Bags(self.ids[stays], before[self.offsets], weights), stays
 
     def sizes(self) -> Tensor:
-        """How many ids each has, int64 [bags]."""
+        """The number of ids of each, int64 [bags]."""
         ends = torch.cat([self.offsets[1:], self.offsets.new_tensor([len(self.ids)])])
         return ends[: len(self.offsets)] - self.offsets
 
@@ -47,7 +47,7 @@ class Bags:
 def bags_of(
     whose: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, last: bool = False
 ) -> Bags:
-    """What the user gave, checked.
+    """Checks a user's bags.
 
     Args:
         whose: the table, for the message of an error.
@@ -111,7 +111,7 @@ def _checked(whose: str, offsets: Tensor, count: int, last: bool) -> Tensor:
 
 
 def pool(rows: Tensor, inverse: Tensor, bags: Bags, pooling: str) -> Tensor:
-    """The rows of each bag, put together: [bags, dim]; zeros for an empty one.
+    """The pooled rows of each bag: [bags, dim]; zeros for an empty one.
 
     "sum" is the sum of w * row.  "mean" divides that by the bag's number of ids, with weights by
     their sum.  "sqrtn" divides by the root of the number of ids, with weights by the root of the

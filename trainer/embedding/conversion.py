@@ -3,16 +3,16 @@ whose rows move to the servers.
 
 A :class:`~trainer.embedding.embedding.DistributedEmbedding` takes the embedding's place in its
 model: it reads, pools and trains as that did, begins with its rows, and has its hooks.  The
-optimizer is made after that, of the model's parameters as they are then.  What a model keeps of the
-weight elsewhere is refused, or raises when it is used: see [Note: references to a moved weight].
+optimizer is created after that, with the model's new parameters.  Other references of a model to
+the weight are refused, or raise on use: see [Note: references to a moved weight].
 
 [Note: references to a moved weight]  A model may keep ``embedding.weight`` elsewhere: in a list of
-weights for a penalty, in a closure, in an optimizer that was made before.  After the move such a
-reference would hold the values of then, and its gradient would arrive nowhere.  So the parameter
-itself changes its class, as torch's lazily initialized parameters do: what reads or writes its
-values, or its gradient, raises and says where the model keeps it and what to write.  Its shape,
-dtype and device are as before; its memory is freed.  A view of the memory, which is another tensor,
-is found before anything moves.
+weights for a penalty, in a closure, in an optimizer that was created before.  After the move such a
+reference would hold old values, and its gradient would reach no row.  So the parameter itself
+changes its class, as torch's lazily initialized parameters do: any read or write of its values, or
+of its gradient, raises; the message has the places in the model, and what to write instead.  Its
+shape, dtype and device are as before; its memory is freed.  A view of the memory, which is another
+tensor, is found before anything moves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transpiler.ir.table_ops import refused_form
 
 # ---- moved weight ----
 #
-# The weight that an embedding of torch's had, once its rows have moved.
+# The weight of a torch embedding whose rows have moved.
 
 
 _ATTRIBUTES = (
@@ -43,7 +43,7 @@ _METHODS = (
     *("dim", "element_size", "get_device", "is_complex", "is_floating_point", "is_shared"),
     *("ndimension", "nelement", "numel", "requires_grad_", "size", "__len__"),
 )
-# what tells nothing of the values, nor of the gradient
+# calls that reveal nothing of the values, nor of the gradient
 _HARMLESS: frozenset[Any] = frozenset(
     [
         *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
@@ -56,7 +56,7 @@ _SET_GRAD: Any = Tensor.grad.__set__  # type: ignore[union-attr]  # a descriptor
 
 
 class MovedWeight(nn.Parameter):
-    """A parameter without values: any use but of its shape, dtype and device raises.
+    """A parameter without values: any use except of its shape, dtype and device raises.
 
     See [Note: references to a moved weight].
     """
@@ -113,7 +113,7 @@ def empty_out(weight: Tensor, embedding: str, model: nn.Module | None) -> None:
     Args:
         weight: of an embedding whose rows have been copied.
         embedding: the embedding's name, for messages; also below.
-        model: in which a message looks for what keeps the weight.
+        model: searched for references to the weight, for a message.
     """
     weight.grad = None
     nothing = torch.full((), torch.nan, dtype=weight.dtype, device=weight.device)
@@ -130,7 +130,7 @@ def check_unshared(weight: Tensor, embedding: str, model: nn.Module) -> None:
     """Checks that no other tensor of the model is a view of the weight's memory.
 
     Raises:
-        ValueError: one is; it would keep the values of before the move.
+        ValueError: one is; it would keep the old values.
     """
     begin, end = _memory(weight)
 
@@ -164,11 +164,11 @@ def _copy(embedding: str, shape: torch.Size, dtype: torch.dtype, trains: bool) -
     return made
 
 
-# ---- what a model keeps ----
+# ---- references ----
 
 
 def _places_where(model: nn.Module, wanted: Callable[[Tensor], bool]) -> Iterator[str]:
-    """Where a model's modules keep such tensors, in attributes and in containers there:
+    """The places of such tensors in a model's modules, in attributes and in containers there:
     "head.weight", "penalties[0][3]".
     """
     for name, module in model.named_modules():
@@ -189,12 +189,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _entries(value: Any, place: str = "", above: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """The tensors in nested containers, each with its place; those of modules that are in one."""
+    """The tensors in nested containers and in modules there, each with its place."""
     if isinstance(value, Tensor):
         yield place, value
         return
     if id(value) in above:
-        return  # a container that is in itself
+        return  # a container that contains itself
     above |= {id(value)}
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -263,11 +263,11 @@ def distribute_embedding(module: nn.Module, **options: Any) -> nn.Module:
 
 
 def moved(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
-    """The model, with its marked embeddings, those whose names match a pattern, and those that
-    have moved from another model, replaced; a bare one is itself replaced.
+    """Replaces a model's marked embeddings, those whose names match a pattern, and those that
+    another model has moved.  Returns the model; for a bare embedding its replacement.
 
     Raises:
-        ValueError: a pattern matches no embedding; or an embedding that is to move does more than
+        ValueError: a pattern matches no embedding; or an embedding that should move does more than
             look rows up, or its weight is used elsewhere, too.
     """
     chosen = _chosen(model, patterns)
@@ -332,10 +332,10 @@ def _made(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
 
 
 def _stays(module: nn.Module) -> str | None:
-    """Why a module is more than a weight in which rows are looked up, if it is."""
+    """The reason why a module cannot move: it does more than look rows up; None: it can."""
     if type(module) not in _TORCHS:
         return (
-            "expected an nn.Embedding or nn.EmbeddingBag, as it was when it was marked, got "
+            "expected an nn.Embedding or nn.EmbeddingBag, as when it was marked, got "
             f"{type(module).__name__}"
         )
     from trainer.embedding.state_dict import take_moved_rows
@@ -362,7 +362,7 @@ def _stays(module: nn.Module) -> str | None:
         (module._load_state_dict_post_hooks, "a hook on load_state_dict"),
     ):
         if held:
-            return f"it has {what}, and no such place once its rows are on servers"
+            return f"it has {what}, which would be lost once its rows are on servers"
     return None
 
 
@@ -376,5 +376,5 @@ def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
 
 
 def _places(model: nn.Module, module: nn.Module) -> Iterator[str]:
-    """Every name under which a model has a module."""
+    """All names of a module in a model."""
     return (name for name, other in model.named_modules(remove_duplicate=False) if other is module)

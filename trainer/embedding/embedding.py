@@ -39,23 +39,23 @@ from transpiler.tracing.tables import table_of
 
 # ---- constructor ----
 #
-# The call that makes an embedding, checked.
+# Checks of the constructor's arguments.
 
 
 def check_call(
     init: Callable[..., None], first: Any, misplaced: Sequence[Any], unknown: Iterable[str]
 ) -> None:
-    """Refuses several arguments by position, as torch's embeddings have them, and keywords that
-    there are not.
+    """Refuses several arguments by position, as torch's embeddings take them, and unknown
+    keywords.
 
     Args:
-        init: the constructor, whose keywords are those that there are.
+        init: the constructor, which has the known keywords.
         first: the argument by position.
         misplaced: further ones.
-        unknown: the keywords that there are not.
+        unknown: the unknown keywords.
 
     Raises:
-        TypeError: there are any.
+        TypeError: there are misplaced arguments or unknown keywords.
     """
     known = [
         name for name, each in signature(init).parameters.items() if each.kind == each.KEYWORD_ONLY
@@ -74,14 +74,13 @@ def check_call(
 
 # ---- inputs ----
 #
-# The arguments of an embedding's forward, checked: its ids, and how often they were shown and
-# clicked.
+# Checks of forward's arguments: ids, and their shows and clicks.
 
 
 def hashed(
     whose: str, ids: Any, name: str | None, num_embeddings: int | None, traced: bool
 ) -> Tensor:
-    """The ids, where they are a tensor; those of strings.
+    """The ids, where they are a tensor; otherwise the ids of strings.
 
     Args:
         name: of the table's hash; None: it has none.
@@ -93,7 +92,7 @@ def hashed(
     """
     if isinstance(ids, Tensor) or name is None:
         given: Tensor = ids
-        return given  # what is no tensor is refused with all else that is no whole numbers
+        return given  # whole_numbers refuses anything else than a tensor
     if traced:
         raise ValueError(
             f"{whose}: a program takes tensors alone; expected ids: call string_ids(...) of "
@@ -149,8 +148,8 @@ def check_range(whose: str, ids: Tensor, num_embeddings: int | None) -> None:
 def shows_and_clicks(
     whose: str, entry: TableEntry | None, ids: Tensor, given: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """How often each id was shown and clicked, float32 [n, 2] on the CPU; None where the table
-    does not count.
+    """The shows and clicks of each id, float32 [n, 2] on the CPU; None where the table does not
+    count.
 
     Args:
         entry: the table's; a ShowClickEntry names the two keyword arguments.
@@ -189,7 +188,7 @@ def shows_and_clicks(
 
 # ---- torch embeddings ----
 #
-# What torch's own embeddings say of the tables that take their place.
+# The arguments of tables that replace torch's own embeddings.
 
 
 def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
@@ -197,7 +196,7 @@ def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
 
     Raises:
         TypeError: the module is another one.
-        ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max".
+        ValueError: it has ``max_norm``, ``scale_grad_by_freq`` or mode "max".
     """
     if type(module) not in (nn.Embedding, nn.EmbeddingBag):
         raise TypeError(
@@ -215,11 +214,11 @@ def options_of(module: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any]:
 
 # ---- traced rows ----
 #
-# An embedding's forward in a step that is captured: an op of the program.
+# An embedding's forward in a captured step: an op of the program.
 
 
 class Traced(Protocol):
-    """The embedding, as far as its op says it."""
+    """An embedding, as far as its op needs it."""
 
     settings: TableSettings
     proxy: ProxyParameter
@@ -235,7 +234,7 @@ def traced_rows(
     weights: Tensor | None,
     statistics: Mapping[str, Tensor],
 ) -> Tensor:
-    """An op in place of the lookup, which finds ids out of range when it runs.
+    """Adds an op in place of the lookup; it checks the range of ids when it runs.
 
     Args:
         table: its name in the program; the others as of forward.
@@ -285,12 +284,12 @@ OF_SETTINGS = (
 class DistributedEmbedding(nn.Module):
     """A table of rows of ``embedding_dim`` numbers, by int64 ids of any value.
 
-    A row that nothing was learned for reads the initial value of its id, which depends on ``seed``
-    and the id alone; it takes no memory until it is trained.  Alone, the rows are in this process,
-    are part of ``state_dict()``, and are trained by any optimizer that has the module's parameters.
-    In a job with servers they are the servers': this process holds none.  There ``state_dict()``
-    pulls all of them, up to 4 GiB, and ``load_state_dict`` replaces their values; the states of
-    their optimizers stay.  ``half()`` and the like change the dtype of forward's result, not that
+    An untrained row has the initial value of its id, which depends on ``seed`` and the id alone; it
+    takes no memory until it is trained.  Alone, the rows are in this process, are part of
+    ``state_dict()``, and are trained by any optimizer that has the module's parameters.  In a job
+    with servers the servers hold them: this process holds none.  There ``state_dict()`` pulls all
+    of them, up to 4 GiB, and ``load_state_dict`` replaces their values; the states of their
+    optimizers stay.  ``half()`` and the like change the dtype of forward's result, not that
     of the rows.
 
     Example::
@@ -314,17 +313,17 @@ class DistributedEmbedding(nn.Module):
         padding_idx: an id that reads zeros, and is never trained; left out of bags.  Below 0 it
             counts from ``num_embeddings``, where that is given, as in torch.
         dtype: of the rows: torch.float32, torch.float64, or torch.bfloat16 or torch.float16, which
-            take half of the memory and of the bytes on the way.  Of these forward gives float32,
-            their optimizer's states are float32, and a step rounds them at random.
+            take half of the memory and of the bytes on the wire.  Of these forward gives float32,
+            their optimizer's states are float32, and a step rounds them stochastically.
         seed: of initial values and of a ProbabilityEntry's draws.
-        ttl: seconds after which a row that is not trained any more is forgotten.
+        ttl: seconds without training after which a row is dropped.
         capacity: the most rows; those trained least recently (``eviction="lru"``) or least often
-            ("lfu") make room.
+            ("lfu") are evicted.
         memory_bytes: of rows in memory; further rows are on disk.
         hash: "xxh3": ids may be strings, whose hash is the id (below ``num_embeddings``, where that
             is given), see :func:`pserver.table.string_ids.string_ids`; None: ids are numbers.
-        cache_rows, cache_staleness: in training, rows that were pulled are read again in the same
-            step and for so many steps after it; so many rows are kept for that: see
+        cache_rows, cache_staleness: in training, a cache of this many pulled rows, which are read
+            again in the same step and in this many steps after it: see
             :mod:`trainer.embedding.rows`.  0 rows: off.
 
     Attributes:
@@ -332,10 +331,10 @@ class DistributedEmbedding(nn.Module):
             ``dtype``, ``entry`` and ``name`` are attributes of the module as well.
         proxy: the :class:`~trainer.embedding.proxy.ProxyParameter`, the module's only
             parameter.
-        rows: where rows are pulled from.
+        rows: the source from which rows are pulled.
         cache: the :class:`~trainer.embedding.rows.RowCache`; None: off.
         look_ahead: asks for rows together with other tables; None: this one asks by itself.
-        steps: of the optimizer that this table has taken part in.
+        steps: of the optimizer, as :meth:`gradient` counts them.
 
     Raises:
         TypeError: an argument is of the wrong kind or has another name, or a second one is given by
@@ -415,9 +414,9 @@ class DistributedEmbedding(nn.Module):
     ) -> DistributedEmbedding:
         """An embedding that reads, pools and trains as one of torch's, and begins with its rows.
 
-        ``sparse=True`` needs nothing here: rows are sparse anyway, and the optimizer says the rule
-        that they follow (torch's SparseAdam is LazyAdam).  Its rows are copied: a weight that
-        another module shares, as an output layer tied to it, is not followed.
+        ``sparse=True`` needs nothing here: rows are sparse anyway, and the optimizer determines
+        their update rule (torch's SparseAdam is LazyAdam).  Its rows are copied: a weight that
+        another module shares, such as a tied output layer, does not stay tied.
 
         Example::
 
@@ -432,8 +431,8 @@ class DistributedEmbedding(nn.Module):
 
         Raises:
             TypeError: the module is another one.
-            ValueError: it is one of ``max_norm``, of ``scale_grad_by_freq``, of mode "max", or of
-                another dtype than rows can have.
+            ValueError: it has ``max_norm``, ``scale_grad_by_freq``, mode "max", or a dtype that
+                rows cannot have.
         """
         options = {**options_of(module), **options}
         weight = module.weight.detach()
@@ -463,7 +462,7 @@ class DistributedEmbedding(nn.Module):
         Args:
             ids: int64, of any shape; with pooling [bags, size], or [n] with offsets.  With ``hash``
                 strings, too, as :func:`pserver.table.string_ids.string_ids` takes them.
-            offsets: int64 [bags], where each bag begins: 0 first, never going down.
+            offsets: int64 [bags], where each bag begins: 0 first, in ascending order.
             per_sample_weights: float, of ids' shape; with pooling.
             statistics: the two keyword arguments that a ShowClickEntry names: numbers of a shape
                 that broadcasts to the ids'.
@@ -513,8 +512,8 @@ class DistributedEmbedding(nn.Module):
     def _pulled(
         self, ids: Tensor, counted: Tensor | None, ahead: Lookup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The rows of the ids that differ, [u, embedding_dim], and each id's index among them, [n],
-        on the ids' device; those ids, and their statistics, on the CPU.
+        """The rows of the unique ids, [u, embedding_dim], and each id's index among them, [n], on
+        the ids' device; the unique ids, and their statistics, on the CPU.
         """
         lookup = Lookup.of(ids) if ahead is None else ahead
         asked, inverse = lookup.ids, lookup.inverse
@@ -559,7 +558,7 @@ class DistributedEmbedding(nn.Module):
 
     @property
     def optimizer(self) -> RowOptimizer | Segments | None:
-        """The table's own; its hyper-parameters may be set at any time."""
+        """The table's own optimizer; its hyper-parameters may be set at any time."""
         return self.settings.optimizer
 
     @optimizer.setter
@@ -575,14 +574,14 @@ class DistributedEmbedding(nn.Module):
         return self.settings.whose()
 
     def gradient(self) -> RowGradient | None:
-        """At a step: a copy of the pending gradient, the sum over all lookups, each id once.
+        """Counts a step, and copies the pending gradient: the sum over all lookups, each id once.
 
         The script's changes of ``proxy.grad`` are made to the rows: see
         trainer/embedding/proxy.py.  The gradient stays pending, as ``p.grad`` does, until
         gradients are zeroed or a backward follows.
 
         Returns:
-            On the CPU; None where ``proxy.grad`` is None.
+            The copy, on the CPU; None where ``proxy.grad`` is None.
         """
         self.steps += 1
         if self.look_ahead is not None:
@@ -599,15 +598,13 @@ class DistributedEmbedding(nn.Module):
         return isinstance(self.rows, LocalRows)
 
     def step(self, rules: list[tuple[int, int, Rule]], scale: float = 1.0) -> None:
-        """One step of rows in this process, by these rules; gradients are multiplied by
-        ``scale``.
-        """
+        """Steps the rows in this process, by these rules; gradients are multiplied by ``scale``."""
         assert isinstance(self.rows, LocalRows), "servers step the rows that they hold"
         gradient = self.gradient()
         if gradient is not None:
             self.rows.update(gradient if scale == 1.0 else gradient.mul_(scale), rules)
 
-    # ---- where rows live ----
+    # ---- row sources ----
 
     def differs(self, other: DistributedEmbedding) -> str | None:
         """The first difference, in words, that keeps two modules from sharing one table: in their
@@ -616,13 +613,13 @@ class DistributedEmbedding(nn.Module):
         return self.settings.differs(other.settings) or rows_differ(self.rows, other.rows)
 
     def share(self, other: DistributedEmbedding) -> None:
-        """This module looks up the other's table from now on: they have one proxy parameter, and
-        the same rows.
+        """Makes this module look up the other's table: they have one proxy parameter, and the same
+        rows.
         """
         self.proxy, self.rows, self.cache = other.proxy, other.rows, other.cache
 
     def connect(self, source: RowSource) -> None:
-        """Rows are pulled from ``source`` from now on; those in this process are
+        """Makes lookups pull rows from ``source``; those in this process become
         :attr:`initial_rows`.
         """
         self._initial = self.initial_rows
@@ -644,8 +641,8 @@ class DistributedEmbedding(nn.Module):
 
     @property
     def initial_rows(self) -> tuple[Tensor, Tensor] | None:
-        """The rows in this process, or those that were when it was connected: ids, int64 [n], and
-        values, [n, embedding_dim].
+        """The rows in this process, or those before it was connected: ids, int64 [n], and values,
+        [n, embedding_dim].
 
         None: there are none.  Servers begin with them.  Set to None once they have them.
         """
@@ -658,7 +655,7 @@ class DistributedEmbedding(nn.Module):
     # ---- as a module ----
 
     def __getattr__(self, name: str) -> Any:
-        """As of any module, and settings; a model that reads ``weight`` is told what to do."""
+        """Attributes of any module, and settings; ``weight`` raises with advice."""
         if name == "weight":
             raise AttributeError(
                 f"{self.whose()} has no 'weight', for its rows need not be in this "
@@ -670,7 +667,7 @@ class DistributedEmbedding(nn.Module):
         return super().__getattr__(name)
 
     def extra_repr(self) -> str:
-        """What differs from the defaults, and where the rows are."""
+        """The settings that differ from the defaults, and the place of the rows."""
         return f"{self.settings}, rows {'in this process' if self.steps_here() else 'on servers'}"
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -707,7 +704,7 @@ class DistributedEmbedding(nn.Module):
         self.proxy.bind(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistributedEmbedding:
-        """``to``, ``half`` and the like: rows keep their dtype, what forward returns gets the other
+        """``to``, ``half`` and the like: rows keep their dtype, forward's result gets the new
         one.
         """
         self._output = fn(torch.zeros((), dtype=self._output, device=self.proxy.device)).dtype

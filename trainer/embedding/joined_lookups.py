@@ -1,9 +1,9 @@
 """The lookups of one forward in one request: a model with many tables waits for servers once.
 
 [Note: one request a forward]  A model looks its tables up one after the other, and each lookup
-would wait for its own answer.  But the ids of most of them are there when the model's forward
-begins: a part of its inputs.  So the first forwards are watched: whose inputs have the ids that a
-table gets, and which part of which input is it, whole or cut out of one dimension::
+would wait for its own answer.  But the ids of most of them are known when the model's forward
+begins: they are a part of its inputs.  So the first forwards are watched, to find the module and
+the part of its inputs that has the ids of a table: a whole input, or a cut of one dimension::
 
     model(x)     x [batch, 26], float or whole numbers
       emb_0(x[:, 0].long())         -> input 0, dimension 1, from 0, 1 wide
@@ -12,13 +12,13 @@ table gets, and which part of which input is it, whole or cut out of one dimensi
 From then on the first lookup of a forward asks for the rows of all such parts together.  A part is
 found by its values alone, whatever the model does with it, and two parts may have had the same
 values by chance.  So each lookup compares the ids that it gets with those that were asked for.
-Where they differ it asks by itself, and the parts that did not fit are dropped.  No rows but those
-of its own ids are ever returned.
+Where they differ it asks by itself, and the parts that did not fit are dropped.  Only rows of its
+own ids are ever returned.
 
-Rows that came ahead are those of the forward's first lookup.  In sync mode nothing changes before
-the step, so they are what a lookup in its own place would read.  In the other modes a lookup reads
-what other trainers, and this one's earlier steps, have changed so far: with this it reads what they
-had changed when the forward's first lookup was made.
+Rows that arrived ahead have the values of the forward's first lookup.  In sync mode nothing changes
+before the step, so a lookup in its own place would read the same.  In the other modes a lookup
+reads the changes of other trainers, and of this one's earlier steps, so far: with this it reads
+their changes up to the forward's first lookup.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ PullAll = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(slots=True)
 class Lookup:
-    """The ids of one lookup, as they are asked for.
+    """The ids of one lookup.
 
     Attributes:
         given: int64 of any shape, as the table's forward got them.
-        ids: int64 [u], those that differ, on the CPU; without the padding's.
+        ids: int64 [u], the unique ones, on the CPU; without the padding's.
         inverse: int32 [n], the place of each among them.
-        arrived: rows that came ahead; None: the lookup asks by itself.
+        arrived: rows that arrived ahead; None: the lookup asks by itself.
     """
 
     given: Tensor
@@ -73,7 +73,7 @@ class AheadTable(Protocol):
         """The lookup of these ids; None: forward would refuse them."""
 
     def asks(self, ids: Tensor) -> Tensor:
-        """Those of the ids for which the table would ask servers now."""
+        """The ids for which the table would ask servers now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,15 @@ Call = tuple[AheadTable, int]  # a table, and the number of its lookup in the fo
 
 
 class _Forwards(threading.local):
-    """The forwards that are under way in one thread, and what was learned there.
+    """The running forwards of one thread, and the parts found there.
 
     Attributes:
-        inputs: of each module whose forward is under way, the outermost first.
+        inputs: of each module whose forward is running, the outermost first.
         counts: lookups of each table in the outermost forward so far.
-        ahead: what was asked for ahead in it, and not yet taken.
+        ahead: lookups that were asked for ahead in it, and not yet taken.
         drops: calls of :meth:`LookAhead.drop` before that.
-        parts: which parts have had the ids of a call, in every forward so far.
-        searches: how often parts were looked for in vain, by call.
+        parts: the parts that had the ids of a call, in every forward so far.
+        searches: the number of lookups that no known part fitted, by call.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class _Forwards(threading.local):
 
 
 class LookAhead:
-    """Asks for the rows of several tables together.  See [Note: one request a forward].
+    """Joint requests for the rows of several tables.  See [Note: one request a forward].
 
     Any thread may run forwards.
 
@@ -144,21 +144,21 @@ class LookAhead:
         self._drops = 0
 
     def watch(self, module: nn.Module) -> None:
-        """From here on the forwards of a module, which has several tables in it, are watched."""
+        """Watches the forwards of a module, which has several tables in it."""
         module.register_forward_pre_hook(
             lambda watched, args, kwargs: self.begin(watched, (args, kwargs)), with_kwargs=True
         )
         module.register_forward_hook(lambda watched, *_: self.end(watched), always_call=True)
 
     def drop(self) -> None:
-        """Forgets what came ahead: rows have changed, or are about to."""
+        """Forgets rows that arrived ahead: rows have changed, or are about to."""
         self._drops += 1
 
     # ---- forwards ----
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # as DistributedEmbedding's forward
     def begin(self, module: nn.Module, arguments: Any) -> None:
-        """A forward of a module begins."""
+        """Notes that a forward of a module begins."""
         now = self._forwards
         if module in now.inputs:  # an earlier one was interrupted, or the module calls itself
             now.inputs.clear()
@@ -169,7 +169,7 @@ class LookAhead:
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def end(self, module: nn.Module) -> None:
-        """A forward has ended; parts that nobody has asked for are not asked for again."""
+        """Notes that a forward has ended; unused parts are not asked for again."""
         now = self._forwards
         now.inputs.pop(module, None)
         if not now.inputs:
@@ -180,7 +180,7 @@ class LookAhead:
     # ---- lookups ----
 
     def take(self, table: AheadTable, given: Tensor) -> Lookup | None:
-        """The lookup that a table makes now, with rows that came ahead, if they are its own.
+        """The lookup that a table makes now, with rows that arrived ahead, if they are its own.
 
         Args:
             given: int64 of any shape, the ids that its forward got.
@@ -209,7 +209,7 @@ class LookAhead:
         return None
 
     def _ask(self, first: Call) -> None:
-        """Asks for the rows of this call, and of all that follow, where their ids are there."""
+        """Asks for the rows of this call, and of all that follow, where their ids are known."""
         now = self._forwards
         lookups: dict[Call, Lookup] = {}
         for call, parts in now.parts.items():
@@ -257,7 +257,7 @@ class LookAhead:
     # ---- parts ----
 
     def _learn(self, call: Call, given: Tensor) -> None:
-        """Which parts of the inputs have these ids: of those that had them so far, or of all."""
+        """Finds the parts of the inputs with these ids: among the known ones, or among all."""
         now = self._forwards
         known = now.parts.pop(call, [])
         fitting = [part for part in known if _is(part.of(now.inputs.get(part.module, [])), given)]
@@ -290,9 +290,7 @@ def _parts_with(inputs: Mapping[nn.Module, list[Tensor]], given: Tensor) -> Iter
 
 
 def _cuts(module: nn.Module, number: int, tensor: Tensor, given: Tensor) -> Iterator[Part]:
-    """The whole tensor, or those of its parts that have as many elements and begin with the same
-    one.
-    """
+    """The whole tensor, or its parts with the same number of elements and the same first one."""
     count = len(given)
     if tensor.numel() == count:
         yield Part(module, number)

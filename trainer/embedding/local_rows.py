@@ -1,4 +1,4 @@
-"""The rows of a table in this process, which an embedding looks up and trains while no servers hold
+"""The rows of a table in this process, which an embedding looks up and trains when no server holds
 them.
 """
 
@@ -61,7 +61,7 @@ class LocalRows:
 
     @property
     def rows(self) -> SparseTable:
-        """The table, made when it is first asked for."""
+        """The table, created on first use."""
         if self._rows is None:
             self._rows = self._made()
             if self._start is not None:
@@ -78,7 +78,7 @@ class LocalRows:
         )
 
     def asks(self, ids: Tensor) -> Tensor:
-        """See :class:`~trainer.embedding.rows.RowSource`: none, they are here."""
+        """See :class:`~trainer.embedding.rows.RowSource`: none, all rows are in this process."""
         return ids[:0]
 
     def pull(self, ids: Tensor, arrived: Arrived | None = None) -> Tensor:
@@ -88,10 +88,10 @@ class LocalRows:
         return out
 
     def update(self, gradient: RowGradient, rules: ByColumns) -> None:
-        """One step; the gradient is used up."""
+        """Takes one step; the gradient is consumed."""
         self._follow(rules)
         rows = gradient.rows
-        if self._travels != self.dtype:  # so that one trainer with servers learns the same
+        if self._travels != self.dtype:  # so that training with servers has the same result
             rows = rows.to(self._travels).to(self.dtype)
         statistics = None if gradient.statistics is None else gradient.statistics.numpy()
         hparams = [rule.hparams for _, _, rule in rules]
@@ -127,11 +127,11 @@ class LocalRows:
         now = self._clock()
         return self.rows.shrink(now, days, threshold) + self.rows.expire(now)
 
-    # ---- whole ----
+    # ---- all rows ----
 
     @property
     def have_states(self) -> bool:
-        """Whether a rule with states has trained them."""
+        """Whether rows have optimizer states: another rule than SGD has trained them."""
         return self._rows is not None and any(rule.type != "sgd" for _, _, rule in self._rules)
 
     def state(self, changed: bool = False) -> tuple[Chunk, dict[str, Any]]:
@@ -147,17 +147,17 @@ class LocalRows:
         return whole, {"rules": rules, "table": self.rows.metadata()}
 
     def begin_anew(self, metadata: Mapping[str, Any]) -> None:
-        """No rows, and these metadata, as :meth:`state` gave them."""
+        """Drops all rows, and takes these metadata, which :meth:`state` gave."""
         self._rules = [(begin, end, _rule(*rest)) for begin, end, *rest in metadata["rules"]]
         self._start = None
         self._rows = self._made()
         self._rows.restore(metadata["table"])
 
     def load(self, rows: Chunk, metadata: Mapping[str, Any]) -> None:
-        """Takes what :meth:`state` gave, in place of all rows that are here.
+        """Replaces all rows by the result of :meth:`state`.
 
         Raises:
-            ValueError: it is of a table of other rows; nothing is changed.
+            ValueError: the rows have another width or dtype; nothing is changed.
         """
         if rows["values"].ndim != 2 or rows["values"].shape[1] != self._table.dim:
             raise ValueError(
@@ -227,8 +227,8 @@ def _rule(kind: str, hparams: Mapping[str, Any], flags: Mapping[str, bool]) -> R
 
 
 def rows_differ(one: RowSource, other: RowSource) -> str | None:
-    """What differs, in words, where two modules that are to share a table have other rows in this
-    process; None: nothing does.
+    """The difference, in words, between the rows in this process of two modules that are to share a
+    table; None: there is none.
     """
     if one is other:
         return None

@@ -19,12 +19,12 @@ alone is -0.0.
 gradient: just before, the rows take their step, by the table's own rule or the group's, where they
 are in this process; just after, ``proxy.grad`` is back.  Two global step hooks of torch do this,
 which the first proxy parameter of a process registers.  Changes that the optimizer's own step hooks
-make to gradients come too late for tables.
+make to gradients are too late for tables.
 
-[Note: clamps of a norm]  A multiplied norm says by which factor the rows are to be multiplied; a
-clamped one does not say where the rows are to be cut.  So the gradient is a tensor of a class of
-its own, which torch's functions give notice to: a clamp in place (``clip_grad_value_``) is done to
-the rows, and the scalar is then their norm.  What neither multiplies nor clamps is refused.
+[Note: clamps of a norm]  A multiplied norm determines the factor of the rows; a clamped one does
+not determine their clamp.  So the gradient is a tensor of a class of its own, which intercepts
+torch's functions: a clamp in place (``clip_grad_value_``) is applied to the rows, and the scalar is
+then their norm.  A change that neither multiplies nor clamps is refused.
 """
 
 from __future__ import annotations
@@ -69,16 +69,14 @@ class Rows(Protocol):
     """A proxy parameter, as its gradient sees it."""
 
     def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Puts ``change(rows)`` in the place of the pending rows, and sets ``grad`` to their
-        norm.
-        """
+        """Replaces the pending rows by ``change(rows)``, and sets ``grad`` to their norm."""
 
     def pending_rows(self) -> Tensor:
-        """[u, dim], times the script's factors."""
+        """The rows of the pending gradient, [u, dim], times the script's factors."""
 
 
 class ProxyGradient(Tensor):
-    """``proxy.grad``."""
+    """The class of ``proxy.grad``."""
 
     _rows: ref[Rows]
 
@@ -98,7 +96,7 @@ class ProxyGradient(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Torch's call of a function with such a gradient among its arguments.
+        """Handles torch's call of a function with such a gradient among its arguments.
 
         Raises:
             TypeError: the function neither multiplies nor clamps.
@@ -161,7 +159,7 @@ class ProxiedTable(Protocol):
         """The present rules, by columns; ``group`` gives that of the proxy parameter's group."""
 
     def step(self, rules: list[tuple[int, int, Rule]], scale: float) -> None:
-        """One step of rows that are in this process; gradients are multiplied by ``scale``."""
+        """Steps the rows in this process; gradients are multiplied by ``scale``."""
 
     def whose(self) -> str:
         """The table, in words."""
@@ -175,7 +173,7 @@ class ProxyParameter(nn.Parameter):
 
     stands_for_table = True
     _owner: weakref.ref[ProxiedTable] | None
-    # of the backward passes under way, by the number autograd gives them
+    # of the running backward passes, by autograd's number
     _parts: dict[int, list[RowGradient]]
     _pending: RowGradient | None
     _recorded: float  # the norm of what is pending, as ``grad`` was set to it
@@ -201,7 +199,7 @@ class ProxyParameter(nn.Parameter):
         return None if self._owner is None else self._owner()
 
     def bind(self, owner: ProxiedTable) -> None:
-        """Says which module this is the proxy parameter of."""
+        """Sets the module of this proxy parameter."""
         self._owner = weakref.ref(owner)
 
     def nothing(self) -> Tensor:
@@ -209,8 +207,8 @@ class ProxyParameter(nn.Parameter):
         return torch.full_like(self, -0.0)
 
     def receive(self, gradient: RowGradient) -> None:
-        """In a backward pass: takes the gradient of one lookup's rows, on the CPU; ``grad`` follows
-        when all lookups have given theirs.
+        """Adds the gradient of one lookup's rows, on the CPU, in a backward pass; ``grad`` follows
+        when all lookups have added theirs.
         """
         task = torch._C._current_graph_task_id()
         if task not in self._parts:
@@ -220,8 +218,8 @@ class ProxyParameter(nn.Parameter):
         self._parts[task].append(gradient)
 
     def accumulate(self) -> None:
-        """At the end of a backward pass, when autograd has added zeros to ``grad``: all lookups
-        have given their rows.
+        """Sums the rows at the end of a backward pass, when autograd has added zeros to ``grad``:
+        all lookups have added theirs.
         """
         parts = self._parts.pop(torch._C._current_graph_task_id(), [])
         if parts:
@@ -239,9 +237,7 @@ class ProxyParameter(nn.Parameter):
         return torch.zeros(0, dtype=self.dtype) if scaled is None else scaled.rows
 
     def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Puts ``change(rows)`` in the place of the pending rows; the tensor that ``grad`` is gets
-        their norm.
-        """
+        """Replaces the pending rows by ``change(rows)``; the tensor in ``grad`` gets their norm."""
         scaled = self._scaled()
         if scaled is None or self.grad is None:
             return
@@ -263,7 +259,7 @@ class ProxyParameter(nn.Parameter):
 
     @contextmanager
     def lend(self, gradient: RowGradient) -> Iterator[None]:
-        """In this context ``gradient`` is the pending one; afterwards the former is again."""
+        """Makes ``gradient`` the pending one in this context; then restores the former one."""
         before = self._pending, self._recorded, self.grad
         self._pending = gradient
         self._show(gradient)
@@ -297,7 +293,7 @@ class ProxyParameter(nn.Parameter):
 
 
 def _check_source(proxy: weakref.ref[ProxyParameter], gradient: Tensor) -> None:
-    """Checks that a backward's gradient is of lookups alone; see [Note: minus zero].
+    """Checks that a backward's gradient is from lookups alone; see [Note: minus zero].
 
     Raises:
         RuntimeError: it is not.
@@ -320,7 +316,7 @@ def _accumulated(proxy: Tensor) -> None:
     proxy.accumulate()
 
 
-# ---- steps of optimizers of this process; see [Note: steps without servers] ----
+# ---- step hooks; see [Note: steps without servers] ----
 
 # during a step: its optimizer's proxy parameters, and their gradients
 _hidden: weakref.WeakKeyDictionary[Optimizer, list[tuple[ProxyParameter, Tensor]]] = (
@@ -343,7 +339,7 @@ def _before_step(
         isinstance(getattr(optimizer, "inner", None), Optimizer)
         or next(proxy_parameters(optimizer), None) is None
     ):
-        return None  # an optimizer that has another one step: that one's step is seen here, too
+        return None  # a wrapper of another optimizer, whose step calls this hook, too
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(

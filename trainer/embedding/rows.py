@@ -2,14 +2,14 @@
 servers.
 
 [Note: staleness of a cached row]  A row that was pulled in step t is read from the cache up to step
-t + staleness, as it was pulled: pushes since then, this trainer's own among them, show when it is
-pulled again.  (By which rule a server will move a row, after which other pushes, a trainer cannot
-know; and had an own push to drop the row, every step would drop just the rows that it read.)  So a
-forward of step t sees all that was applied before step t - staleness, as with bounded staleness.
+t + staleness, as it was pulled: later pushes, this trainer's own included, show when it is pulled
+again.  (A trainer cannot know by which rule a server will update a row, or after which other
+pushes; and if its own push dropped the row, every step would drop just the rows that it read.)  So
+a forward of step t sees all pushes that were applied before step t - staleness: bounded staleness.
 
-[Note: four to a set]  A row may lie in one of four places, which its id's hash gives; of these the
-one that was not read for longest makes room.  So everything is done for all ids of a lookup at
-once, in numpy.
+[Note: four to a set]  A row may lie in one of four places, which its id's hash gives; the one that
+was read least recently is evicted.  So everything is done for all ids of a lookup at once, in
+numpy.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RowCache:
     Args:
         rows: the most that are kept, at least 1; in whole sets of four, or one set of fewer.
         dim, dtype: of a row.
-        staleness: for how many steps after the one in which it was pulled a row may be read; 0: in
-            that step only.
+        staleness: the number of steps after its pull in which a row may be read; 0: in the step of
+            the pull only.
 
     Raises:
         ValueError: ``rows`` is below 1, or ``staleness`` below 0.
@@ -64,7 +64,7 @@ class RowCache:
         self.hits = self.misses = self.evictions = 0
 
     def read(self, ids: np.ndarray, step: int, out: np.ndarray) -> np.ndarray:
-        """Fills in the rows that are here and young enough.
+        """Fills in the cached rows that are young enough.
 
         Args:
             ids: int64 [u], each once.
@@ -83,18 +83,18 @@ class RowCache:
         return missing
 
     def missing(self, ids: np.ndarray, step: int) -> np.ndarray:
-        """What :meth:`read` would return; nothing is counted as read."""
+        """The positions that :meth:`read` would return; nothing is counted as read."""
         return np.flatnonzero(~self._young(ids, step)[1])
 
     def _young(self, ids: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Each id's place, and whether its row is there and may be read in this step."""
+        """Each id's place, and whether its row is cached and may be read in this step."""
         places, here = self._find(ids)
         return places, here & (step - self._pulled[places] <= self.staleness)
 
     def keep(self, ids: np.ndarray, rows: np.ndarray, step: int) -> None:
         """Keeps rows that were pulled in this step: int64 [m], each once, and [m, dim].
 
-        Where more ids come at once than a set has room for, the last one stays.
+        Where a set has no room for all ids of a call, the last one stays.
         """
         places, here = self._find(ids)
         others = np.flatnonzero(~here)
@@ -114,7 +114,7 @@ class RowCache:
         self._pulled[places[here]] = self._read[places[here]] = NEVER
 
     def clear(self) -> None:
-        """Forgets all rows; what was counted stays."""
+        """Forgets all rows; the counters stay."""
         self._pulled.fill(NEVER)
         self._read.fill(NEVER)
 
@@ -122,9 +122,7 @@ class RowCache:
         return int((self._pulled != NEVER).sum())
 
     def counters(self) -> dict[str, int]:
-        """Rows that were read here, that had to be pulled, and that made room for others, since the
-        beginning; rows now.
-        """
+        """Hits, misses and evictions since the beginning; rows now."""
         return {
             "hits": self.hits,
             "misses": self.misses,
@@ -143,14 +141,14 @@ class RowCache:
         return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._sets)).astype(np.int64)
 
     def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each id's place, and whether its row is there, of whatever age."""
+        """Each id's place, and whether its row is cached, of any age."""
         candidates = self._candidates(ids)
         same = (self._ids[candidates] == ids[:, None]) & (self._pulled[candidates] != NEVER)
         return np.take_along_axis(candidates, same.argmax(1)[:, None], 1)[:, 0], same.any(1)
 
     def _room(self, ids: np.ndarray) -> np.ndarray:
-        """A place for each id that has none: of its set the one not read for longest; for the next
-        id the next in age.
+        """A place for each id that has none: the least recently read one of its set; for the next
+        id of the set the next one.
         """
         candidates = self._candidates(ids)
         by_age = np.take_along_axis(
@@ -186,12 +184,12 @@ def cache_of(rows: int, dim: int, staleness: int, dtype: torch.dtype) -> RowCach
 
 # ---- row source ----
 #
-# Where an embedding's rows come from: one protocol, whoever holds them.
+# The protocol of an embedding's row source, in this process or on servers.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Rows that servers have given ahead, in one answer with those of other tables.
+    """Rows that servers have sent ahead, in one answer with those of other tables.
 
     Attributes:
         ids: int64 [u], each once, on the CPU.
@@ -202,12 +200,12 @@ class Arrived:
     rows: Tensor
 
     def of(self, ids: Tensor) -> Tensor | None:
-        """The rows, where they are those of exactly these ids, in this order; otherwise None."""
+        """The rows, where their ids are exactly these, in this order; otherwise None."""
         return self.rows if torch.equal(self.ids, ids) else None
 
 
 class RowSource(Protocol):
-    """Gives the present rows of a table: this process's, or the servers'.
+    """A source of a table's present rows: this process, or the servers.
 
     Ids are int64 [u], each once, on the CPU.
     """
@@ -216,32 +214,32 @@ class RowSource(Protocol):
         """The rows of ids, [u, embedding_dim] in the table's dtype, on the CPU.
 
         Args:
-            arrived: rows of what :meth:`asks` has named for these ids.  A source takes them where
-                it would ask for the same ids now, and otherwise asks.
+            arrived: rows of the ids that :meth:`asks` has returned for these ids.  A source takes
+                them where it would ask for the same ids now, and otherwise asks.
         """
 
     def asks(self, ids: Tensor) -> Tensor:
-        """Those of the ids for which :meth:`pull` would ask servers now."""
+        """The ids for which :meth:`pull` would ask servers now."""
 
 
 # ---- served rows ----
 #
 # Whether a ``state_dict`` has the rows that servers hold.
 #
-# Imports no numba: jobs without tables ask too.
+# Imports no numba: jobs without tables use this, too.
 
 
 _wanted = ContextVar("_wanted", default=True)
 
 
 def are_wanted() -> bool:
-    """Whether ``state_dict()`` pulls them."""
+    """Whether ``state_dict()`` pulls the rows that servers hold."""
     return _wanted.get()
 
 
 @contextmanager
 def without_served_rows() -> Iterator[None]:
-    """While it lasts, ``state_dict()`` leaves them out."""
+    """Makes ``state_dict()`` leave out the rows that servers hold, in this context."""
     token = _wanted.set(False)
     try:
         yield

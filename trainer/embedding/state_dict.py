@@ -4,8 +4,8 @@ In a ``state_dict`` they are plain tensors, that any file format of tensors take
 (int64 [n]), ``table.values`` ([n, dim]), ``table.state.NAME`` of the update rule, and further
 arrays that a table keeps for its rows; ``table.metadata``: steps, counters and rules, as JSON in
 bytes.  Rows that servers hold are pulled for it, with ids and values alone: states of optimizers
-stay on the servers, here and when rows are loaded.  Copies of a module have none of them:
-``fleet.save`` and ``fleet.export`` write them.
+stay on the servers, here and when rows are loaded.  A module with rows on servers cannot be copied:
+``fleet.save`` and ``fleet.export`` write the rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class WholeRows(Protocol):
     """A source of rows that gives and takes the whole table."""
 
     def read(self) -> tuple[Tensor, Tensor] | None:
-        """All rows: ids, int64 [n], and values, [n, dim]; None: they are too many."""
+        """All rows: ids, int64 [n], and values, [n, dim]; None: there are too many."""
 
     def write(self, ids: Tensor, values: Tensor) -> None:
-        """Replaces the values of all rows; one that is not among them gets its initial value.
+        """Replaces the values of all rows; a row that is not given gets its initial value.
 
         Args:
             ids: int64 [n], each once, on the CPU.
@@ -52,12 +52,12 @@ class WholeRows(Protocol):
 
 
 class RowHolder(Protocol):
-    """The embedding, as far as its rows go.
+    """The part of an embedding that concerns its rows.
 
     Attributes:
         settings: of the table.
         rows: :class:`~trainer.embedding.local_rows.LocalRows`, or a source on servers.
-        warned: what the user has been told.
+        warned: warnings that the user has seen.
     """
 
     settings: TableSettings
@@ -72,7 +72,7 @@ def save_rows(holder: RowHolder, destination: dict[str, Any], prefix: str) -> No
     """Writes the rows into a ``state_dict``.
 
     Raises:
-        PServerError: servers do not give them.
+        PServerError: servers fail to send them.
     """
     rows = holder.rows if isinstance(holder.rows, LocalRows) else _copied(holder)
     if rows is not None:
@@ -85,17 +85,17 @@ def save_rows(holder: RowHolder, destination: dict[str, Any], prefix: str) -> No
 def split_rows(
     state_dict: Mapping[str, Any], prefix: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a ``state_dict`` has of a table's rows, by names without a prefix; and all the rest."""
+    """A table's rows in a ``state_dict``, by names without a prefix; and all other entries."""
     start = prefix + PREFIX
     rows = {key.removeprefix(start): v for key, v in state_dict.items() if key.startswith(start)}
     return rows, {key: v for key, v in state_dict.items() if not key.startswith(start)}
 
 
 def load_rows(holder: RowHolder, given: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """Takes over the rows of a ``state_dict``, as :func:`split_rows` gives them.
+    """Loads the rows of a ``state_dict``, as :func:`split_rows` gives them.
 
     Returns:
-        The keys that it lacks; nothing is changed then.
+        The missing keys; if there are any, nothing is changed.
 
     Raises:
         ValueError, KeyError, TypeError: they are of another table.
@@ -112,8 +112,8 @@ def load_rows(holder: RowHolder, given: Mapping[str, Tensor], prefix: str) -> li
 
 
 def take_moved_rows(module: Any, state_dict: dict[str, Any], prefix: str, *told: Any) -> None:
-    """Before a torch embedding loads a state: where that is of the embedding whose rows have moved,
-    of which it is an earlier copy, the rows become its weight.
+    """Makes rows the weight, before a torch embedding loads a state: where the embedding is an
+    earlier copy of one whose rows have moved, and the state is of the moved one.
     """
     given, _ = split_rows(state_dict, prefix)
     if state_dict.pop(f"{prefix}proxy", None) is None and not given:
@@ -151,7 +151,7 @@ def check_copied(holder: RowHolder) -> None:
 
 
 def _copied(holder: RowHolder) -> LocalRows | None:
-    """The servers' rows, without states; None: they are left out."""
+    """A copy of the servers' rows, without states; None: they are left out."""
     if not are_wanted():
         return None
     try:
@@ -189,7 +189,7 @@ def _write(holder: RowHolder, given: Mapping[str, Tensor]) -> None:
 
 
 def _warn(holder: RowHolder, text: str) -> None:
-    """Warns, once."""
+    """Warns, once for each text."""
     if text not in holder.warned:
         holder.warned |= {text}
         log.warning("%s: %s", holder.settings.whose(), text)

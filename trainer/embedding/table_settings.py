@@ -1,6 +1,4 @@
-"""An embedding's settings: checked, as a plan has them, and the rules by which its rows are
-updated.
-"""
+"""An embedding's settings: their checks, their form in a plan, and the update rules of its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from transpiler.ir.tables import (
     TableEntry,
 )
 
-# in a module's text, where they are set
+# shown in a module's text, where they are set
 SHOWN = (
     "padding_idx",
     "pooling",
@@ -38,7 +36,7 @@ SHOWN = (
     "capacity",
     "memory_bytes",
 )
-# of rows, and what they are computed in
+# the dtypes of rows, and those that they are computed in
 DTYPES = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -106,7 +104,7 @@ class TableSettings:
         return DTYPES[self.dtype]
 
     def follow(self, given: Any) -> None:
-        """Has rows updated by an optimizer of the table's own; None: by that of their group.
+        """Sets the table's own optimizer; None: rows follow that of their group.
 
         Raises:
             TypeError: it is no optimizer of rows.
@@ -194,7 +192,7 @@ class TableSettings:
         return f"table {name!r}" if name else f"DistributedEmbedding({self.embedding_dim})"
 
     def __str__(self) -> str:
-        """What differs from the defaults."""
+        """The settings that differ from the defaults."""
         ids = "any int64" if self.num_embeddings is None else self.num_embeddings
         shown = [f"{ids} -> {self.embedding_dim}"]
         shown += [f"{key}={value!r}" for key in SHOWN if (value := getattr(self, key)) is not None]
@@ -204,7 +202,7 @@ class TableSettings:
 
 
 def check_whole(**numbers: int | None) -> None:
-    """Arguments, by name, that are whole numbers or None.
+    """Checks that arguments, by name, are whole numbers or None.
 
     Raises:
         TypeError: one is something else.

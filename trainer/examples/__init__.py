@@ -15,7 +15,7 @@ In reading order::
     mmoe                two tasks, and a rate that warms up and decays
     clicks              clicks on advertisements in files of Criteo's format, with a known ground
                         truth
-    display             what trainer 0 shows while it trains
+    display             trainer 0's output while it trains
     options             the command line of the recommenders
-    synthetic           samples for the recommenders, drawn from truths that are known
+    synthetic           samples for the recommenders, drawn from known models
 """

@@ -20,13 +20,13 @@ LINES = 2**13  # that are made at once
 
 
 def squashed(numbers: torch.Tensor) -> torch.Tensor:
-    """sign(x) log(1 + |x|), element by element: counts of any size as a network takes them."""
+    """sign(x) log(1 + |x|), element by element: counts of any size in a range for a network."""
     return numbers.sign() * numbers.abs().log1p()
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Clicks that follow a logistic model, so that the best that any model can reach is known.
+    """Clicks that follow a logistic model, so that the best possible result is known.
 
     A slot's categories are Zipf distributed, and weigh by a normal number that is a hash of slot
     and category; the numbers weigh too, and so do a few pairs of slots.  ``truth`` gives each
@@ -44,13 +44,13 @@ class Generated:
     seed: int = 0
 
     def files(self, folder: str, samples: int, of: int, trainer: int, trainers: int) -> list[str]:
-        """Writes those of ``of`` files that a dataset deals out to this trainer.
+        """Writes this trainer's share of ``of`` files.
 
         Args:
-            samples: of all files together, which have equally many; what is left over nobody has.
+            samples: of all files together, which have equally many; the remainder is dropped.
 
         Returns:
-            The paths of all of them.
+            The paths of all files.
         """
         paths = [f"{folder}/clicks-{self.seed}-{number}" for number in range(of)]
         for number in range(trainer, of, trainers):

@@ -93,7 +93,7 @@ def _network(width: int, hidden: int) -> nn.Sequential:
 
 
 class Progress:
-    """Prints a line every so many steps: samples, samples a second, and over these steps the loss
+    """Prints a line every ``every`` steps: samples, samples a second, and over these steps the loss
     and this trainer's AUC; rows, and the memory of them.
     """
 
@@ -131,7 +131,7 @@ class Progress:
 def train(
     model: nn.Module, dataset: Dataset, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
-    """One epoch."""
+    """Trains for one epoch."""
     for batch in dataset:
         logits = model(batch["numbers"], batch["ids"])
         F.binary_cross_entropy_with_logits(logits, batch["label"]).backward()
@@ -141,7 +141,7 @@ def train(
 
 
 def evaluate(model: nn.Module, dataset: Dataset) -> float:
-    """The AUC over the samples of all trainers, who all call this; it makes no rows."""
+    """The AUC over the samples of all trainers, which all call this; it creates no rows."""
     model.eval()
     found = auc_of(model, dataset)
     model.train()
@@ -150,7 +150,7 @@ def evaluate(model: nn.Module, dataset: Dataset) -> float:
 
 @torch.no_grad()
 def auc_of(logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dataset: Dataset) -> float:
-    """The same, of what gives a batch's logits."""
+    """The AUC of any function that computes a batch's logits."""
     found = AUC()
     for batch in dataset:
         found.update(logits(batch["numbers"], batch["ids"]).sigmoid(), batch["label"])
@@ -173,7 +173,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--save",
         metavar="DIRECTORY",
-        help="to save to after each epoch, and to go on from if it was saved to",
+        help="to save to after each epoch, and to resume from if it has a checkpoint",
     )
     add(
         "--export",
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     strategy.a_sync, strategy.a_sync_configs = configs is not None, configs or {}
     fleet.init(strategy=strategy)
     made = DeepFM if asked.model == "deepfm" else WideDeep
-    epochs = torch.zeros((), dtype=torch.int64)  # that are over; saved with the rest
+    epochs = torch.zeros((), dtype=torch.int64)  # completed ones; saved with the rest
     net = made(asked.dim, asked.hidden, asked.rate, asked.linear_rate)
     net.register_buffer("epochs", epochs)
     model = fleet.distributed_model(net)
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.save:
         with suppress(FileNotFoundError):  # nothing was saved there yet
             step = fleet.load(asked.save)
-            print(f"going on from step {step}, after epoch {int(epochs)}", flush=True)
+            print(f"continuing from step {step}, after epoch {int(epochs)}", flush=True)
     with TemporaryDirectory() as folder:
         learned, test, best = datasets(asked, folder)
         progress = Progress(asked.every)
@@ -271,8 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def datasets(
     asked: argparse.Namespace, folder: str
 ) -> tuple[Dataset, Dataset | None, float | None]:
-    """What is learned, what is evaluated, and of generated clicks the AUC of the true logits: no
-    model does better.
+    """The datasets to learn from and to evaluate on, and for generated clicks the AUC of the true
+    logits: no model does better.
     """
     learned: Dataset = fleet.InMemoryDataset() if asked.shuffle else fleet.QueueDataset()
     test, trainers = fleet.QueueDataset(), fleet.worker_num()

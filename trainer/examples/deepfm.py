@@ -6,8 +6,8 @@ IJCAI 2017) over files that are dealt out to the trainers.
     python -m trainer.examples.deepfm                                        this process alone
     pserver launch --servers 2 --trainers 2 trainer/examples/deepfm.py       a cluster
 
-A job that is given ``--checkpoint`` saves as it goes, in the middle of an epoch too; started again
-it goes on at the same samples.
+A job with ``--checkpoint`` saves from time to time, in the middle of an epoch, too; after a restart
+it continues at the same samples.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DeepFM(nn.Module):
 def learn(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[dict[str, Tensor]]
 ) -> None:
-    """One pass: the loop of a script in one process."""
+    """Trains for one pass: the loop of a script in one process."""
     for batch in batches:
         loss = binary_cross_entropy_with_logits(model(batch["ids"]), batch["label"])
         loss.backward()
@@ -80,7 +80,7 @@ def evaluate(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> float:
 
 
 def files(folder: Path, name: str, samples: int, seed: int) -> list[str]:
-    """The files of some impressions; trainer 0 writes them, before any other one reads."""
+    """The files of some impressions; trainer 0 writes them, before any other trainer reads."""
     if fleet.is_first_worker():
         columns = synthetic.impressions(samples, seed)
         synthetic.write_multislot(

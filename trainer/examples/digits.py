@@ -36,7 +36,7 @@ def data(device: str) -> tuple[DataLoader[tuple[torch.Tensor, ...]], torch.Tenso
 
 
 def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs: int) -> None:
-    """The ordinary loop; four calls of fleet make it a cluster's."""
+    """Trains by the ordinary loop; four calls of fleet make it a cluster's."""
     model = fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=2e-3))
     display = Display(epochs, fleet.transport())

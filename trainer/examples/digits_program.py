@@ -15,12 +15,12 @@ from trainer.examples.display import Display
 
 
 def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """One batch's loss: the function that is captured."""
+    """One batch's loss: the captured function."""
     return F.cross_entropy(model(images), labels)
 
 
 def train(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]], epochs: int) -> None:
-    """Leaves ``model`` trained: its tensors are the program's variables."""
+    """Trains ``model``: its tensors are the program's variables."""
     images, labels = next(iter(loader))
     program, startup = capture(
         model, step, torch.optim.Adam(model.parameters(), lr=2e-3), (images, labels)

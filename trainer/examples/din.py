@@ -36,8 +36,8 @@ Batch = dict[str, Any]
 
 
 class DIN(nn.Module):
-    """What of the history matters depends on the item that is offered: a small network weighs each
-    clicked item beside it.
+    """A deep interest network: the offered item decides which part of the history matters; a small
+    network weighs each clicked item beside it.
     """
 
     def __init__(self, dim: int, rate: float) -> None:
@@ -61,7 +61,7 @@ class DIN(nn.Module):
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> None:
-    """One pass: the loop of a script in one process."""
+    """Trains for one pass: the loop of a script in one process."""
     for batch in batches:
         loss = binary_cross_entropy_with_logits(model(batch), batch["label"])
         loss.backward()
@@ -79,7 +79,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> float:
 
 
 def files(folder: Path, name: str, samples: int, seed: int) -> list[str]:
-    """The files of some visits; trainer 0 writes them, before any other one reads."""
+    """The files of some visits; trainer 0 writes them, before any other trainer reads."""
     if fleet.is_first_worker():
         columns, sequences = synthetic.visits(samples, seed)
         both: dict[str, Tensor | synthetic.Sequences] = {**columns, **sequences}
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         each.set_filelist(files(Path(asked.data), name, samples, seed))
         each.load_into_memory()
     for _ in range(asked.epochs):
-        dataset.global_shuffle()  # samples change trainers
+        dataset.global_shuffle()  # over all trainers
         learn(model, optimizer, dataset)
     fleet.barrier_worker()
     optimizer.flush()  # in async mode: the parameters after all trainers' steps

@@ -1,5 +1,5 @@
-"""What trainer 0 shows while it trains: epoch, step, loss, samples per second, and how the tensors
-travel.
+"""Trainer 0's output while it trains: epoch, step, loss, samples per second, and the transport of
+tensors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pserver import fleet
 
 
 class Display:
-    """A line for each epoch, and what ``pserver launch`` and ``fleet.shard`` show of each step.
-    Call ``fleet.init`` before.
+    """Prints a line for each epoch, and reports each step to ``pserver launch`` and
+    ``fleet.shard``.  Call ``fleet.init`` before.
 
     Args:
-        epochs: how many there will be.
+        epochs: their number.
         transport: shown as it is.
 
     Attributes:
@@ -30,7 +30,7 @@ class Display:
         self._step, self._samples, self._begin, self._text = 0, 0, time.perf_counter(), ""
 
     def step(self, loss: torch.Tensor, samples: int) -> None:
-        """One step has been taken, over ``samples`` samples on each trainer."""
+        """Counts a step over ``samples`` samples on each trainer."""
         self._step += 1
         self._samples += samples * fleet.worker_num()
         fleet.report(samples=samples, loss=loss)
@@ -41,7 +41,7 @@ class Display:
         self._text += f"  {rate:5.0f} samples/s  {self._transport}"
 
     def epoch(self) -> None:
-        """An epoch has ended."""
+        """Prints a line at the end of an epoch."""
         if fleet.is_first_worker():
             print(self._text, flush=True)
         self._epoch += 1

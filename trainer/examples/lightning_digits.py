@@ -20,7 +20,7 @@ from trainer.lightning import PServerStrategy
 
 
 class Digits(LightningModule):
-    """A small convolutional network, and how it learns."""
+    """A small convolutional network and its training."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ Batches = Iterable[Sequence[Tensor]]
 
 
 class MMoE(nn.Module):
-    """Experts that all tasks share; of each task a gate that weighs them, and a tower."""
+    """Experts that all tasks share; for each task a gate that weighs them, and a tower."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class MMoE(nn.Module):
 def learn(
     model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler, batches: Batches
 ) -> None:
-    """One pass: the loop of a script in one process."""
+    """Trains for one pass: the loop of a script in one process."""
     for user, video, labels in batches:
         loss = binary_cross_entropy_with_logits(model(user, video), labels)
         loss.backward()

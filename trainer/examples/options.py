@@ -1,4 +1,4 @@
-"""The command line of the recommenders: what they have in common, each with its own defaults."""
+"""The common command line of the recommenders, each with its own defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HELP = {
     "data": "folder of the files, which trainer 0 writes",
     "samples": "to learn from in an epoch; a quarter as many are held out",
     "batch": "samples of a step, of all trainers together",
-    "epochs": "how often all samples are learned from",
+    "epochs": "passes over all samples",
     "dim": "columns of an embedding",
     "rate": "learning rate; that of the tables, where they have their own",
 }

@@ -1,8 +1,8 @@
-"""Samples for the recommenders, drawn from truths that are known.
+"""Samples for the recommenders, drawn from known models.
 
 Each function gives columns of equally many samples, by name: tensors, or sequences as ``(values,
-offsets)``.  ``seed`` draws the samples; the truth itself does not depend on it, so that another
-seed gives unseen samples of the same world.  ``logit`` is a label's true logit: but by chance no
+offsets)``.  ``seed`` draws the samples; the known model does not depend on it, so that another seed
+gives unseen samples of the same world.  ``logit`` is a label's true logit: except by chance no
 model scores better.
 """
 
@@ -43,7 +43,7 @@ def impressions(samples: int, seed: int) -> dict[str, Tensor]:
 
 
 def visits(samples: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Sequences]]:
-    """An item is clicked where its kind occurs among the items that the user clicked before.
+    """Clicks on items whose kind occurs among the items that the user clicked before.
 
     Returns:
         label, float32 [samples]; item and its kind, int64 [samples]; logit.  And the sequences
@@ -65,8 +65,8 @@ def visits(samples: int, seed: int) -> tuple[dict[str, Tensor], dict[str, Sequen
 
 
 def choices(samples: int, seed: int) -> dict[str, Tensor]:
-    """A user chooses an item of the user's own cluster, a popular one more often: ids rise as
-    frequencies fall.
+    """Choices of items of the user's own cluster, popular ones more often: ids rise as frequencies
+    fall.
 
     Returns:
         user and item, int64 [samples].
@@ -97,10 +97,10 @@ def views(samples: int, seed: int) -> dict[str, Tensor]:
 def write_multislot(
     folder: Path, name: str, parts: int, columns: Mapping[str, Tensor | Sequences]
 ) -> None:
-    """Writes samples as text: of each column a count, and so many values.
+    """Writes samples as text: of each column a count, and that many values.
 
     Args:
-        parts: how many files, NAME-0.txt, NAME-1.txt, ...; sample i is in file i % parts.
+        parts: the number of files, NAME-0.txt, NAME-1.txt, ...; sample i is in file i % parts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lists = [_lists(column) for column in columns.values()]

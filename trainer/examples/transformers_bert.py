@@ -1,5 +1,5 @@
-"""A small BERT of random weights learns what is praised, under transformers' Trainer: one script,
-alone or as a cluster's trainer.  Nothing is downloaded.
+"""A small BERT of random weights learns to recognize praise, under transformers' Trainer: one
+script, alone or as a cluster's trainer.  Nothing is downloaded.
 
     pserver launch --servers 2 --trainers 2 trainer/examples/transformers_bert.py
     python trainer/examples/transformers_bert.py
@@ -24,7 +24,7 @@ GOOD, BAD, OTHER = 1, 4, 7  # where each kind of word begins
 
 
 def sentences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Eight words each, one of which judges."""
+    """Sentences of eight words, one of which judges."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(OTHER, len(WORDS), (count, 8), generator=generator)
     judges = torch.randint(GOOD, OTHER, (count,), generator=generator)
@@ -34,7 +34,7 @@ def sentences(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def accuracy(found: Any) -> dict[str, float]:
-    """The part of the sentences that are understood."""
+    """The part of the sentences that are classified right."""
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 

@@ -1,4 +1,4 @@
-"""The transpiler by hand, role by role: what fleet and ``pserver launch`` otherwise do.
+"""The transpiler by hand, role by role, without fleet and ``pserver launch``.
 
 Start one process for each role; each captures and transpiles the same program and runs its own
 part::
@@ -66,7 +66,7 @@ if __name__ == "__main__":
         print(startup, main, sep="\n")
     executor.run(startup)  # a trainer receives the parameters here
     if me.role is Role.PSERVER:
-        executor.run(main)  # serves until its job is over
+        executor.run(main)  # serves until its job ends
     else:
         for number in range(arguments.steps):
             (loss,) = executor.run(

@@ -43,17 +43,17 @@ class TwoTower(nn.Module):
         )
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """The mean loss of the items that were chosen: int64 [batch] each -> []."""
+        """The mean loss of the chosen items: int64 [batch] each -> []."""
         loss: Tensor = self.items(self.tower(self.users(user)), item).mean()
         return loss
 
     def scores(self, user: Tensor, items: Tensor) -> Tensor:
-        """Of each user and each of some items: [batch, items]."""
+        """The scores of each user and each of some items: [batch, items]."""
         return self.items.scores(self.tower(self.users(user)), items)
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> None:
-    """One pass: the loop of a script in one process."""
+    """Trains for one pass: the loop of a script in one process."""
     for user, item in batches:
         model(user, item).backward()
         optimizer.step()
@@ -62,7 +62,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) 
 
 @torch.no_grad()
 def evaluate(model: Any, batches: Batches, candidates: Tensor) -> float:
-    """The recall: how often the item that was chosen is among the 50 candidates with the highest
+    """The recall: the share of chosen items that are among the 50 candidates with the highest
     scores.  All trainers call it, each with its own batches.
     """
     found = Mean()

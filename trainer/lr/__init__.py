@@ -10,8 +10,8 @@
         scheduler.step()
 
 Each is a ``torch.optim.lr_scheduler.LRScheduler``: it steps every parameter group from the rate
-that it was made with, goes on from its ``state_dict()``, and is saved with a job's checkpoints.
-docs/learning_rates.md has the formulas, and recipes for what torch has.
+that it was made with, continues from its ``state_dict()``, and is saved with a job's checkpoints.
+docs/learning_rates.md has the formulas, and recipes with torch's own schedulers.
 
 ::
 
@@ -41,5 +41,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises for an unknown name; the error says what to write."""
         raise _missing(__name__, name, __all__)

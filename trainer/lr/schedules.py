@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 # ---- decays ----
 #
-# Rates that are a group's own rate times a function of the number of steps.
+# Rates that are a group's initial rate times a function of the number of steps.
 #
 # That number is ``last_epoch``, as torch calls it: 0 before the first ``step()``.
 
@@ -29,7 +29,7 @@ class Decay(LRScheduler):
 
     @abstractmethod
     def _factor(self, step: int) -> float:
-        """The factor after so many steps."""
+        """The factor after this number of steps."""
 
 
 class NoamLR(Decay):
@@ -107,8 +107,8 @@ class InverseTimeLR(NaturalExpLR):
 
 
 class PolynomialDecayLR(LRScheduler):
-    """From a group's rate to an end: ``(lr - end_lr) * (1 - n / decay_steps)**power + end_lr``
-    after n steps.
+    """A decay from a group's rate to an end: ``(lr - end_lr) * (1 - n / decay_steps)**power +
+    end_lr`` after n steps.
 
     ``torch.optim.lr_scheduler.PolynomialLR`` is the same with ``end_lr=0`` and no cycle.
 
@@ -116,8 +116,8 @@ class PolynomialDecayLR(LRScheduler):
         decay_steps: after which the rate is ``end_lr``, and stays there.
         end_lr: of every group.
         power: see the formula.
-        cycle: ``decay_steps`` counts as its next multiple that is n or more, so that the rate rises
-            again after each end, less every time.
+        cycle: ``decay_steps`` is replaced by its next multiple that is n or more, so that the rate
+            rises again after each end, less every time.
         last_epoch: as in torch's schedulers.
 
     Raises:
@@ -206,7 +206,7 @@ class PiecewiseLR(LRScheduler):
 
 
 class WarmupLR(LRScheduler):
-    """A linear warm-up to where another scheduler begins; then that one.
+    """A linear warm-up to the first rate of another scheduler; then that one.
 
     After n steps of ``warmup_steps`` the rate is the first one of the other scheduler times
     ``start_factor + (1 - start_factor) * n / warmup_steps``; from there on each step is one of the
@@ -215,7 +215,7 @@ class WarmupLR(LRScheduler):
     Args:
         scheduler: any of torch's or ours, ``ReduceLROnPlateau`` too, that has taken no step.  The
             script steps this one only, with the other's arguments.
-        warmup_steps: how many.
+        warmup_steps: their number.
         start_factor: of the first rate.
 
     Raises:
@@ -250,7 +250,7 @@ class WarmupLR(LRScheduler):
         self._warm()
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """One step: of the warm-up, or of the other scheduler with its arguments."""
+        """Takes one step: of the warm-up, or of the other scheduler with its arguments."""
         self.last_epoch += 1
         if self.last_epoch <= self.warmup_steps:
             self._warm()
@@ -266,7 +266,7 @@ class WarmupLR(LRScheduler):
             group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come, with the other scheduler's state."""
+        """The position, with the other scheduler's state."""
         return {
             "last_epoch": self.last_epoch,
             "first_lrs": list(self.first_lrs),
@@ -275,7 +275,7 @@ class WarmupLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` gave; the rates are the optimizer's state."""
+        """Continues from the result of :meth:`state_dict`; the rates are the optimizer's state."""
         self.last_epoch = state_dict["last_epoch"]
         self.first_lrs = list(state_dict["first_lrs"])
         self._last_lr = list(state_dict["_last_lr"])

@@ -2,21 +2,17 @@
 
     from trainer.metrics import AUC, LogLoss, auc
 
-    metric   = AUC() metric.update(model(x).sigmoid(), y); what ``update`` takes
-    metrics  metrics that are one weighted sum over another; the area under the ROC curve, from
-             counts of positives and negatives; pure arithmetic; the metrics as functions of the
-             whole job's samples
+    metric = AUC()
+    metric.update(model(x).sigmoid(), y)
+    metric.compute()
 
-A metric is a float; nan where the samples do not define it.  docs/evaluation.md tells more.
+A metric is a float; nan where the samples do not define it.  docs/evaluation.md has more.
 
 In reading order::
 
-    samples      what update takes, checked
-    metric       Metric: states, and how they are merged over trainers
-    curve_area   the area under the ROC curve, from counts
-    ranking      AUC, GroupedAUC
-    ratios       means of losses and errors, COPC, shares of right decisions
-    functions    the same in one call
+    metric   checks of samples; Metric: states, and their merge over trainers
+    metrics  the area under the ROC curve, from counts; AUC, GroupedAUC; means of losses and errors,
+             COPC, shares of right decisions; each as a function
 """
 
 from typing import TYPE_CHECKING
@@ -71,5 +67,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises for an unknown name; the error says what to write."""
         raise _missing(__name__, name, __all__)

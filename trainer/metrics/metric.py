@@ -1,9 +1,9 @@
-"""What every metric does: it keeps states, and merges them over the trainers of the job.
+"""The base of all metrics: it keeps states, and merges them over the trainers of the job.
 
 [Note: states of a metric]  A metric keeps two kinds of tensors, in main memory: sums, which are
-added up over the trainers, and rows, one a sample, which are put together.  A trainer has a state
-when its first sample needs it; for one that has none the others take zeros, or no rows.  So a
-trainer without a sample takes part like any other.
+added up over the trainers, and rows, one a sample, which are concatenated.  A trainer has a state
+from its first sample on; a trainer without one counts with zeros, or no rows.  So a trainer without
+a sample makes the same calls as any other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trainer.job.shared_values import present_values
 
 # ---- samples ----
 #
-# What ``update`` takes: predictions, labels and weights of samples, checked, as flat tensors in
-# main memory.
+# Checks of the arguments of ``update``: predictions, labels and weights of samples become flat
+# tensors in main memory.
 
 
 def flat(name: str, values: Any) -> Tensor:
@@ -38,10 +38,10 @@ def flat(name: str, values: Any) -> Tensor:
 
 
 def check_numbers(name: str, tensor: Tensor) -> None:
-    """Returns where nothing is nan.
+    """Checks that no number is nan.
 
     Raises:
-        ValueError: something is.
+        ValueError: one is.
     """
     if bool(tensor.isnan().any()):
         place = int(tensor.reshape(-1).isnan().nonzero()[0])
@@ -49,7 +49,7 @@ def check_numbers(name: str, tensor: Tensor) -> None:
 
 
 def flat_like(name: str, values: Any, other_name: str, other: Any) -> Tensor:
-    """The same, of as many values as ``other`` has, in the same shape but for dimensions of 1.
+    """Numbers as one float64 vector, in the shape of ``other`` except for dimensions of 1.
 
     Raises:
         ValueError: one is nan, or the shapes differ.
@@ -81,7 +81,7 @@ def weights_like(weights: Any, other_name: str, other: Any) -> Tensor:
 
 
 def classes_like(labels: Any, other_name: str, other: Any) -> Tensor:
-    """Which samples are positive, from labels 0 and 1.
+    """The mask of positive samples, from labels 0 and 1.
 
     Raises:
         ValueError: another label, or the shapes differ.
@@ -94,7 +94,7 @@ def classes_like(labels: Any, other_name: str, other: Any) -> Tensor:
 
 
 def check_classes(name: str, labels: Any, classes: int) -> None:
-    """Returns if every label is one of the classes.
+    """Checks that every label is one of the classes.
 
     Raises:
         ValueError: one is not.
@@ -137,10 +137,10 @@ def _tensor(name: str, values: Any) -> Tensor:
 
 
 class Metric(ABC):
-    """A number that is gathered batch by batch, on each trainer from its own samples.
+    """A number that is accumulated batch by batch, on each trainer from its own samples.
 
     ``compute()`` gives it over all samples of all trainers of the job, equal to the bit on each of
-    them; all trainers call it.  Where there is no job it is this process's own.
+    them; all trainers call it.  Where there is no job it is over this process's samples.
     """
 
     def __init__(self) -> None:
@@ -157,17 +157,17 @@ class Metric(ABC):
 
         Raises:
             ValueError: the trainers call it for different metrics.
-            PServerError: another trainer is lost.
+            PServerError: another trainer was lost.
         """
         return self._everywhere()._value()
 
     def merge(self, values: TrainerValues) -> None:
-        """Takes in the samples of all trainers: ``compute()`` then needs no other trainer.
+        """Merges the samples of all trainers: ``compute()`` then needs no other trainer.
 
         ``fleet.sync`` calls it.
 
         Raises:
-            RuntimeError: they have been taken in before, and ``reset()`` has not been called since.
+            RuntimeError: they are merged already, and ``reset()`` has not been called since.
         """
         self._check_own("merge")
         sums = {name: (list(each.shape), _spelled(each)) for name, each in self._sums.items()}
@@ -200,7 +200,7 @@ class Metric(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Takes up what :meth:`state_dict` gave, in the place of the present samples.
+        """Replaces the present samples by the result of :meth:`state_dict`.
 
         Raises:
             ValueError: it is no state of a metric.
@@ -220,7 +220,7 @@ class Metric(ABC):
 
     @abstractmethod
     def _value(self) -> float:
-        """The metric over the samples that are here."""
+        """The metric over the samples in this process."""
 
     def _everywhere(self) -> Self:
         """This metric with the samples of all trainers."""
@@ -235,7 +235,7 @@ class Metric(ABC):
         return whole
 
     def _check_own(self, what: str) -> None:
-        """Returns where the samples are this trainer's own.
+        """Checks that the samples are this trainer's own.
 
         Raises:
             RuntimeError: they are all trainers'.
@@ -255,7 +255,7 @@ class Metric(ABC):
         return self._sums[name]
 
     def _append(self, **rows: Tensor) -> None:
-        """Keeps what each sample has of every name."""
+        """Appends the rows of samples, by name."""
         for name, tensor in rows.items():
             self._rows.setdefault(name, []).append(tensor)
 

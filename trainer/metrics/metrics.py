@@ -30,10 +30,10 @@ def area(positives: Tensor, negatives: Tensor) -> float:
     """The area, of scores in descending order.
 
     Args:
-        positives, negatives: how many there are of each score, int64 or float64 [scores].
+        positives, negatives: their numbers for each score, int64 or float64 [scores].
 
     Returns:
-        From 0 to 1; nan without a positive, or without a negative.
+        The area, from 0 to 1; nan without a positive, or without a negative.
     """
     above = positives.cumsum(0) - positives
     twice = (negatives * (2 * above + positives)).sum().item()
@@ -75,7 +75,7 @@ def group_areas(
 
 
 def _changes(values: Tensor) -> Tensor:
-    """Where a value is another than the one before it; so is the first one."""
+    """The mask of values that differ from the one before; the first one counts as different."""
     found = torch.ones(len(values), dtype=torch.bool)
     found[1:] = values[1:] != values[:-1]
     return found
@@ -87,21 +87,22 @@ def _sums(values: Tensor, places: Tensor, count: int) -> Tensor:
 
 # ---- ranking ----
 #
-# How well scores put positives before negatives: AUC, over all samples or group by group.
+# The quality of the order of scores: AUC, over all samples or group by group.
 
 
 BINS = 2**20
 
 
 class AUC(Metric):
-    """The area under the ROC curve: how often a positive has a higher score than a negative.
+    """The area under the ROC curve: the probability that a positive has a higher score than a
+    negative.
 
-    By default predictions from 0 to 1 are counted in bins, and those of one bin are taken for
-    equal: a trainer keeps and sends 16 bytes a bin, 16 MB, however many samples there are.  With
-    ``exact`` it keeps 17 bytes a sample, and every trainer gets the samples of all.
+    By default predictions from 0 to 1 are counted in bins, and those of one bin count as equal: a
+    trainer keeps and sends 16 bytes a bin, 16 MB, for any number of samples.  With ``exact`` it
+    keeps 17 bytes a sample, and every trainer gets the samples of all.
 
     Args:
-        bins: how many.
+        bins: their number.
         exact: no bins; scores may be any numbers.
 
     Raises:
@@ -318,8 +319,8 @@ class COPC(Ratio):
 class LogLoss(Ratio):
     """The mean binary cross entropy, in natural logarithms.
 
-    A prediction of 0 or 1 counts as one that is nearer to the middle by its dtype's epsilon, as in
-    scikit-learn, so that no loss is infinite; predictions of 16 bits have that of float32.
+    Predictions of 0 and 1 are clamped by their dtype's epsilon, as in scikit-learn, so that no loss
+    is infinite; predictions of 16 bits by that of float32.
     """
 
     def update(self, preds: Any, labels: Any, weights: Any = None) -> None:
@@ -433,10 +434,11 @@ def _decided(preds: Tensor, threshold: float) -> Tensor:
 # ---- functions ----
 #
 # The metrics as functions of the whole job's samples: each trainer gives its own, all trainers call
-# the function, and get one number over all.  Where there is no job it is this process's own.
+# the function, and get one number over all.  Where there is no job it is over this process's
+# samples.
 #
-# Predictions and labels have one shape, on any device; weights of samples go with them.  What a
-# metric takes, and what it raises, its class says.
+# Predictions and labels have one shape, on any device, and so have weights.  Each class documents
+# the arguments of its metric, and its errors.
 
 
 def auc(

@@ -1,8 +1,8 @@
-"""What an eager script computes, dumped at each step.
+"""The dump of an eager script's values, at each step.
 
 A name is a module's (its output), that of a tensor that ``transpiler.name`` has named, a
-parameter's, or a parameter's with ``@GRAD``.  Hooks see what is computed with gradients, so that an
-evaluation is not dumped.
+parameter's, or a parameter's with ``@GRAD``.  Hooks record values that are computed with gradients,
+so that an evaluation is not dumped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transpiler.tracing.default_programs import Listener, listen
 #
 # The files of a dump: one for each trainer and step, of JSON lines.
 #
-# A file appears whole when its step is dumped, so it can be read while training goes on::
+# A file appears whole when its step is dumped, so it can be read during training::
 #
 #   PATH/trainer-0/step-00000001.jsonl
 #   {"step": 1, "field": "fc", "sample": 0, "value": [0.5, -1.25]}
@@ -36,11 +36,11 @@ from transpiler.tracing.default_programs import Listener, listen
 #   {"step": 1, "stat": "fc", "min": -1.25, "max": 0.5, "mean": -0.375, "abs_mean": 0.875, ...}
 
 
-Values = Mapping[str, Sequence[Tensor]]  # what a step has computed under each name, in order
+Values = Mapping[str, Sequence[Tensor]]  # the values of a step under each name, in order
 
 
 class DumpFiles:
-    """Writes what one trainer dumps.
+    """The dump files of one trainer.
 
     Args:
         settings: with a path.
@@ -62,8 +62,8 @@ class DumpFiles:
 
         Args:
             steps: that were taken before; a step that is taken again has a number of its own.
-            values: of the fields, and of what is summarised.
-            params: those that are dumped.
+            values: of the fields, and of the statistics.
+            params: the dumped parameters.
         """
         self._last = step = max(self._last, steps) + 1
         name = f"step-{step:08d}{self._suffix}.jsonl"
@@ -88,7 +88,7 @@ def _samples(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def plain(tensor: Tensor) -> Any:
-    """A tensor as lists of numbers; what is not finite is "NaN", "Infinity" or "-Infinity"."""
+    """A tensor as lists of numbers; non-finite ones are "NaN", "Infinity" or "-Infinity"."""
     return _finite(tensor.detach().cpu().tolist())
 
 
@@ -101,8 +101,8 @@ def _finite(value: Any) -> Any:
 
 
 def summary(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """The smallest, largest, mean and mean absolute value, how many there are, and how many are not
-    finite.
+    """The smallest, largest, mean and mean absolute value, the number of values, and the number of
+    those that are not finite.
 
     Example:
         >>> summary([torch.tensor([1.0, -3.0])])["abs_mean"]
@@ -130,7 +130,7 @@ class ModuleDump:
     """Dumps the steps of one optimizer.
 
     Args:
-        settings: what is dumped.
+        settings: the names to dump.
         modules: by name.
         parameters: those that the optimizer trains, by name.
         trainer_id: of this trainer; ``number``: of the optimizer.
@@ -177,13 +177,13 @@ class ModuleDump:
             self._seen.setdefault(name, []).append(tensor.detach())
 
     def step(self, steps: int) -> None:
-        """Writes what was computed since the last step.
+        """Writes the values since the last step.
 
         Args:
             steps: that the optimizer has taken before this one.
 
         Raises:
-            ValueError: something of a name that is asked for was not computed.
+            ValueError: a name to dump has no value in this step.
         """
         if not self._hooks:
             return
@@ -205,6 +205,6 @@ class ModuleDump:
         return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
     def close(self) -> None:
-        """Dumps nothing any more."""
+        """Stops the dump."""
         while self._hooks:
             self._hooks.pop().remove()

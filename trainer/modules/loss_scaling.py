@@ -14,10 +14,10 @@ from transpiler.precision.mixed_forward import mixed_forward
 
 
 class LossScaling:
-    """Skips steps whose gradients are not finite, and moves the loss scales of the models.
+    """Skips steps whose gradients are not finite, and updates the loss scales of the models.
 
     Args:
-        scales: of the models that the optimizer trains; they take the same course.
+        scales: of the models that the optimizer trains; they change alike.
     """
 
     def __init__(self, scales: Sequence[LossScale]) -> None:
@@ -43,16 +43,16 @@ class LossScaling:
         return not bool(norm.isfinite())
 
     def update(self, overflow: bool) -> None:
-        """Follows one step."""
+        """Updates the scales after one step."""
         for scale in self._scales:
             scale.update(overflow)
 
     def state(self) -> list[dict[str, float]]:
-        """Of each scale, for a checkpoint."""
+        """The state of each scale, for a checkpoint."""
         return [scale.state() for scale in self._scales]
 
     def load(self, states: Sequence[Mapping[str, float]]) -> None:
-        """Takes up what :meth:`state` gave."""
+        """Restores the result of :meth:`state`."""
         for scale, state in zip(self._scales, states, strict=True):
             scale.load(state)
 
@@ -76,14 +76,14 @@ def loss_scaling_of(
 
 
 def check_overlap(overlap: bool, scaling: LossScaling | None) -> None:
-    """Returns if gradients may leave while backward runs.
+    """Checks that gradients may be sent while backward runs.
 
     Args:
-        overlap: whether they do.
+        overlap: whether they are.
         scaling: of the models' losses; None: there is none.
 
     Raises:
-        ValueError: they do, and a step that overflows is skipped.
+        ValueError: they are, and a step that overflows is skipped.
     """
     if overlap and scaling is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Every change that a strategy may ask for in a model, in the order in which they are made."""
+"""The changes that a strategy may make to a model, in their order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def prepared(model: nn.Module, strategy: DistributedStrategy | None) -> nn.Module:
-    """The model as the strategy of ``fleet.init`` asks for it.
+    """Changes a model as the strategy of ``fleet.init`` asks.
 
     Raises:
         ValueError: a setting does not fit the model; the message names it.
@@ -51,17 +51,17 @@ def prepared(model: nn.Module, strategy: DistributedStrategy | None) -> nn.Modul
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, strategy: DistributedStrategy | None) -> None:
-    """Returns if an optimizer may train a model that was changed as a strategy asks.
+    """Checks that an optimizer may train a model that a strategy has changed.
 
     Raises:
-        ValueError: it does not keep what a setting promises; the message names it.
+        ValueError: it would break a setting; the message names it.
     """
     if strategy is not None and strategy.asp:
         check_keeps_zeros(optimizer)
 
 
 def plain_again(model: nn.Module) -> None:
-    """Undoes, in the opposite order, what :func:`prepared` changed in a model."""
+    """Undoes the changes of :func:`prepared` in a model, in the opposite order."""
     for change in reversed(CHANGES):
         if change.undo is not None:
             change.undo(model)

@@ -1,8 +1,8 @@
-"""Recomputation: modules that keep only their inputs, and compute the rest again in backward.
+"""Recomputation: modules that keep only their inputs, and recompute their activations in backward.
 
-torch's own checkpoint does it: what a module computes between forward and backward is not kept, and
-its forward runs again when backward needs it, with the random state that it had.  Buffers that a
-forward changes, as batch norm's statistics, are put back after the second one.
+It uses torch.utils.checkpoint: a module's activations are not kept between forward and backward,
+and its forward runs again when backward needs them, with the same random state.  Buffers that a
+forward changes, such as batch norm's statistics, are restored after the second one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class Recomputed:
-    """How the forward of a module is recomputed.
+    """The recomputation of a module's forward.
 
     Args:
         name: of the module, for messages.
-        offload: its inputs wait in main memory.
+        offload: whether its inputs are kept in main memory.
         shape: that each of its inputs has; empty: any.
     """
 
@@ -41,7 +41,7 @@ class Recomputed:
         self._said = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The outputs of the module's own forward.
+        """Runs the module's own forward.
 
         Raises:
             ValueError: an input has another shape than ``checkpoint_shape``, or the module looks
@@ -81,12 +81,12 @@ class Recomputed:
                 )
 
     def _kept(self) -> AbstractContextManager[Any]:
-        """Where the inputs wait for backward; what is computed inside has hooks of its own."""
+        """The context that keeps the inputs until backward; the forward inside has own hooks."""
         return saved_tensors_hooks(to_host, from_host) if self._offload else nullcontext()
 
 
 def to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
-    """An activation in main memory, pinned there if a GPU had it, and where it was."""
+    """The device of an activation, and a copy in main memory, pinned if the device is a GPU."""
     if tensor.device.type == "cpu":
         return tensor.device, tensor
     held = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
@@ -94,7 +94,7 @@ def to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
 
 
 def from_host(offloaded: tuple[torch.device, Tensor]) -> Tensor:
-    """The activation where it was."""
+    """The activation on its former device."""
     device, held = offloaded
     return held.to(device, non_blocking=True)
 
@@ -102,8 +102,8 @@ def from_host(offloaded: tuple[torch.device, Tensor]) -> Tensor:
 def _contexts(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the first forward, and the one in backward: that sees the dtypes of the first,
-    and leaves no trace in buffers.
+    """The contexts of the first forward, and of the one in backward, which has the dtypes of the
+    first, and does not change buffers.
     """
     first, again = recompute_contexts()
 
@@ -117,7 +117,7 @@ def _contexts(
 
 @contextmanager
 def _buffers_put_back(module: nn.Module) -> Iterator[None]:
-    """Buffers are afterwards what they were.
+    """Restores buffers after the block.
 
     Through ``data``, which autograd does not count as a change: the first forward saved them.
     """
@@ -130,7 +130,7 @@ def _buffers_put_back(module: nn.Module) -> Iterator[None]:
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The forward of a recomputed module, bound to it, so that a copy of the model has its own."""
+    """The forward of a recomputed module, bound to it, so that a copy of the model gets its own."""
     how: Recomputed = module.__dict__["_recomputed"]
     return how(module, args, kwargs)
 

@@ -1,14 +1,14 @@
-"""2:4 sparsity of a model that trains (``strategy.asp``), and the layers that are left out of it.
+"""2:4 sparsity in training (``strategy.asp``), and the layers that are excluded from it.
 
 [Note: zeros that stay]  A weight is masked once, when the model is registered, and its gradient in
-every backward.  That is all, and nothing on servers or other ranks knows of it.  An element whose
-value and gradient are 0 has states of 0, and every rule of the table then leaves it at 0: decay and
-momentum scale it, and a quotient has 0 above.  So it is with means over trainers, with clipping and
-with the changes of k steps.  An optimizer for which it is not so (Muon mixes the elements of a
-matrix) is refused after two steps on a small weight.
+every backward.  Servers and other ranks need no more.  An element whose value and gradient are 0
+has states of 0, and every rule of the table then leaves it at 0: decay and momentum scale it, and a
+quotient has the numerator 0.  The same holds for means over trainers, for clipping and for the
+changes of k steps.  An optimizer for which it does not hold (Muon mixes the elements of a matrix)
+is refused after two steps on a small weight.
 
-The mask is that of the values: where those that arrive do not fit the one that was made before, as
-trainer 0's in another trainer, or a checkpoint's, it is made anew.
+The mask follows the values: where values arrive that do not fit it, such as trainer 0's or a
+checkpoint's, it is made anew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def set_excluded_layers(model: nn.Module, names: Sequence[str]) -> None:
 
     Args:
         names: of modules as ``model.named_modules()`` has them, or patterns ("head.*"); the modules
-            within one are left out with it.
+            within one are excluded with it.
 
     Raises:
         TypeError: there is no model, or no list of names.
@@ -52,7 +52,7 @@ def set_excluded_layers(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def reset_excluded_layers(model: nn.Module) -> None:
-    """Leaves no layer of a model out any longer.
+    """Removes all exclusions of a model's layers.
 
     Example::
 
@@ -83,7 +83,7 @@ class _Masked:
 
 
 def masked(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
-    """The same model: its weights are masked, and from now on their gradients.
+    """Masks a model's weights, and from now on their gradients.
 
     Raises:
         ValueError: it has no weight that fits.
@@ -110,10 +110,10 @@ def is_masked(parameter: Tensor) -> bool:
 
 
 def check_keeps_zeros(optimizer: torch.optim.Optimizer) -> None:
-    """Returns if an optimizer leaves masked elements at 0.
+    """Checks that an optimizer leaves masked elements at 0.
 
     Raises:
-        ValueError: it moves them, or does not step a weight alone.
+        ValueError: it changes them, or cannot step a single weight.
     """
     accepted = inspect.signature(type(optimizer)).parameters.values()
     keywords = {each.name for each in accepted}

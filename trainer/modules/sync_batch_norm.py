@@ -2,11 +2,10 @@
 
 A model's nn.BatchNorm1d, 2d and 3d are replaced when it is registered; each replacement shares its
 original's parameters, buffers and hooks, and is an instance of its class.  Until the optimizer is
-distributed, after the job, in ``eval()`` mode, and in a copy of the model it is the batch norm that
-it was.
+distributed, after the job, in ``eval()`` mode, and in a copy of the model it acts as the original.
 
 torch's own SyncBatchNorm takes no tensors in main memory, and only torch's default process group.
-This one needs nothing but a sum over trainers, so that it also serves among those of servers.
+This one needs only a sum over trainers, so that it also works in jobs with servers.
 
 [Note: sums of a batch norm]  A forward sums the number of values of a channel, their sum and the
 sum of their squares, so that trainers with larger batches count for more.  In 32 bits the variance
@@ -16,10 +15,10 @@ its product with the normalized values.  Gradients of weight and bias stay a tra
 of all parameters do until they are averaged.
 
 [Note: who is in which batch norm]  Trainers make these sums in the same order.  If one of them has
-called a model once more than another, the sums of two layers would meet.  So every sum begins with
-the number of its layer and direction, and its square: where they differ, the squares tell, and all
-who are in it raise.  For that all vectors of a job are of one length.  Where the other is in no
-batch norm at all, but waits elsewhere, a deadline ends the wait.
+called a model once more than another, the sums of two layers would mix.  So every sum begins with
+the number of its layer and direction, and its square: where the numbers differ, the squares reveal
+it, and all trainers in the sum raise.  For that all vectors of a job are of one length.  Where the
+other trainer is in no batch norm at all, but waits elsewhere, a deadline ends the wait.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pserver.errors import JobFailed
 from transpiler.plan.plan import Plan
 from transpiler.strategy.strategy import DistributedStrategy
 
-# the sum over trainers of a vector of float64, which is waited for so many seconds at most
+# the sum over trainers of a vector of float64, with the longest wait in seconds
 Total = Callable[[Tensor, float], Tensor]
 
 
@@ -46,7 +45,7 @@ class Sums:
 
     Args:
         total: sums a vector over the trainers.
-        size: how many trainers there are.
+        size: the number of trainers.
         layer: its number among the job's.
         width: of a vector, at least 2 for each channel and 1.
         name: of the layer, for messages.
@@ -64,8 +63,8 @@ class Sums:
 
         Raises:
             JobFailed: another trainer is in another layer.
-            TimedOut: it does not come.
-            PServerError: another trainer is lost.
+            TimedOut: it does not arrive.
+            PServerError: another trainer was lost.
         """
         number = 2.0 * self._layer + backward + 1
         sent = vector.new_zeros(self._width + 2)
@@ -85,8 +84,8 @@ class Sums:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm over the batches of all trainers; of the classes below one is in the place of each
-    of torch's.
+    """Batch norm over the batches of all trainers; one of the classes below replaces each of
+    torch's.
 
     Attributes:
         sums: over the trainers; None: it normalizes over this trainer's batch.
@@ -100,8 +99,8 @@ class SyncBatchNorm(_BatchNorm):
         In ``train()`` mode every trainer calls it, with gradients or without.
 
         Raises:
-            ValueError: a channel has one value, of all trainers' together.
-            PServerError: another trainer is lost, or in another layer.
+            ValueError: a channel has one value over all trainers.
+            PServerError: another trainer was lost, or is in another layer.
         """
         if self.sums is None or not self.training:
             return super().forward(input)
@@ -124,20 +123,20 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var), factor)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or a file, is a model of its own: it has no sums."""
+        """The state without sums: a copy, or a file, is a model of its own."""
         return {key: value for key, value in self.__dict__.items() if key != "sums"}
 
 
 class SyncBatchNorm1d(SyncBatchNorm, nn.BatchNorm1d):
-    """Of (batch, channel) or (batch, channel, length)."""
+    """Batch norm of (batch, channel) or (batch, channel, length)."""
 
 
 class SyncBatchNorm2d(SyncBatchNorm, nn.BatchNorm2d):
-    """Of (batch, channel, height, width)."""
+    """Batch norm of (batch, channel, height, width)."""
 
 
 class SyncBatchNorm3d(SyncBatchNorm, nn.BatchNorm3d):
-    """Of (batch, channel, depth, height, width)."""
+    """Batch norm of (batch, channel, depth, height, width)."""
 
 
 _OURS: dict[type[nn.Module], type[SyncBatchNorm]] = {
@@ -148,7 +147,7 @@ _OURS: dict[type[nn.Module], type[SyncBatchNorm]] = {
 
 
 class _Normalization(torch.autograd.Function):
-    """See [Note: sums of a batch norm]."""
+    """The normalization; see [Note: sums of a batch norm]."""
 
     @staticmethod
     def forward(
@@ -203,7 +202,7 @@ class _Normalization(torch.autograd.Function):
 
 
 def _others(x: Tensor) -> list[int]:
-    """The dimensions but the channels'."""
+    """All dimensions except the channels'."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
@@ -212,16 +211,16 @@ def _column(channels: Tensor, x: Tensor) -> Tensor:
     return channels.to(x.dtype).view(1, -1, *[1] * (x.dim() - 2))
 
 
-# ---- in a model, and in a job ----
+# ---- replacement and connection ----
 
 
 def synchronised(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
-    """The model with batch norms that :func:`connect_batch_norms` connects; a bare one is itself
-    replaced.
+    """Replaces a model's batch norms by ones that :func:`connect_batch_norms` connects.  Returns
+    the model; for a bare batch norm its replacement.
 
     Raises:
-        ValueError: a module is of another class that is made of torch's batch norm, and may have a
-            forward of its own.
+        ValueError: a module is of a subclass of torch's batch norm, which may have a forward of its
+            own.
     """
     made: dict[nn.Module, nn.Module] = {}
     for name, module in model.named_modules():
@@ -243,7 +242,7 @@ def synchronised(model: nn.Module, strategy: DistributedStrategy) -> nn.Module:
 
 
 def check_batch_norms(models: Iterable[nn.Module], strategy: DistributedStrategy | None) -> None:
-    """Checks that a strategy's switch has something to act on.
+    """Checks that there is a batch norm, where a strategy asks for synchronized ones.
 
     Raises:
         ValueError: no model has a batch norm.
@@ -259,11 +258,12 @@ def check_batch_norms(models: Iterable[nn.Module], strategy: DistributedStrategy
 def connect_batch_norms(
     models: Iterable[nn.Module], total: Total | None, size: int, seconds: float = math.inf
 ) -> bool:
-    """Connects the batch norms of a job's models, or disconnects them; whether there are any.
+    """Connects the batch norms of a job's models, or disconnects them; returns whether there are
+    any.
 
     Args:
         total: sums a vector over the trainers; None: each normalizes by itself.
-        size: how many trainers there are.
+        size: the number of trainers.
         seconds: the longest wait for them.
     """
     layers = {
@@ -281,7 +281,7 @@ def connect_batch_norms(
 
 
 def check_steps_together(models: Iterable[nn.Module], plan: Plan) -> None:
-    """Returns if batch norms that sum over the trainers meet: all take their steps together.
+    """Checks that trainers whose batch norms are summed take their steps together.
 
     Raises:
         ValueError: they do not.

@@ -116,6 +116,6 @@ def test_it_goes_on_from_what_it_saved(
         )
     whole, resumed = (torch.load(tmp_path / name) for name in ("whole.pt", "resumed.pt"))
 
-    assert "going on from step 4, after epoch 1" in capsys.readouterr().out
+    assert "continuing from step 4, after epoch 1" in capsys.readouterr().out
     assert whole.keys() == resumed.keys() and whole["embedding.weight"].shape == (SLOTS * 9, 4)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
