@@ -318,10 +318,10 @@ def test_a_script_that_saves_by_itself_keeps_the_position(
     assert before + after == list(range(SAMPLES))
     plain = dataset(files)
     plain.load_state_dict(state)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="dealt out by leases, as the one"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match="dealt out by leases, as in the job"):
         next(iter(plain))
     plain.load_state_dict({"batches": 5, "batch_size": 4})
-    with pytest.raises(RuntimeError, match="files of its own, as the one"):
+    with pytest.raises(RuntimeError, match="files of its own, as in the job"):
         next(iter(plain))
 
 
