@@ -60,7 +60,7 @@ def test_the_least_trainer_left_saves_writes_and_has_the_buffers(processes: Proc
 
     assert [trainer.status() for trainer in trainers] == [143, 0, 0], trainers
     assert [server.status() for server, _ in servers] == [0, 0], servers
-    trainers[1].said("trainer 0 was preempted after step 4; .* trainer 1 stands in for it")
+    trainers[1].said("trainer 0 was preempted after step 4; .* trainer 1 is now the leader")
     took = int(trainers[1].said(r"took (\d+)")[1])
     listed = json.loads((processes.path / "saved" / "checkpoints.json").read_text())
     assert f"step-{took - 1:06d}" in json.dumps(listed), (took, listed, trainers)

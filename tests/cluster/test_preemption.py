@@ -180,7 +180,7 @@ def test_the_others_are_told_by_their_next_heartbeat(processes: Processes) -> No
 
     left = said_at(job.victim, "was preempted after step")
     for other in job.others:
-        line = f"trainer 1 was preempted after step {AT}; 2 of 3 trainers go on"
+        line = f"trainer 1 was preempted after step {AT}; 2 of 3 trainers continue"
         assert said_at(other, line) - left < scaled(TOLD_WITHIN)
 
 

@@ -3,9 +3,9 @@ lane.
 
 The eager path (``fleet``) and the program path (``Executor``) both end here.  A step is::
 
-    send(slice, gradient)  ...         in any order: tensors leave while the script goes on
+    send(slice, gradient)  ...         in any order: tensors leave while the script continues
     close_step(hparams)                the step is complete
-    finish_step()                      waits for what the lanes wait for, takes in what has arrived
+    finish_step()                      waits as the lanes require, takes in the received values
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def clients_of(
     Args:
         deployment: a trainer's.
         connection: timeouts, which transports to offer, and the key.
-        destinations: by lane, where values go.
-        table_destination: gives, for a server's index, where arrays of tables go; None where the
-            plan has no tables.
+        destinations: by lane, the tensors that values are received into.
+        table_destination: gives, for a server's index, the destination of tables' arrays; None for
+            a plan without tables.
         incarnation: of this trainer.
     """
-    # Without wait_port the servers are expected to be there already.
+    # Without wait_port the servers are expected to be up already.
     start_timeout = (
         connection.start_timeout_seconds
         if deployment.wait_port
@@ -131,14 +131,14 @@ def channels_of(clients: Sequence[Client], plan: Plan, lane: int) -> list[Channe
 
 
 def begun_at(clients: Sequence[Client], joined: Sequence[Joined], lane: int) -> int:
-    """The last step of a lane that the servers have applied: none in a new job, and where they were
-    started with programs that a job has left, the last one of that job.
+    """The last step of a lane that the servers have applied: 0 in a new job; if they were started
+    with the programs of an earlier job, the last step of that job.
 
     Args:
-        joined: what each of the clients was told.
+        joined: the answers to the clients' Joins.
 
     Raises:
-        Refused: these are of different steps.
+        Refused: the servers are at different steps.
     """
     steps = [each.steps[lane] if len(each.steps) > lane else 0 for each in joined]
     for client, step in zip(clients, steps, strict=True):
@@ -226,8 +226,8 @@ class Settings:
         plan: of the job.
         lane: of the sender.
         options: of this trainer alone.
-        roll: which trainers are there.
-        buffers: that travel with the lane's steps.
+        roll: the live trainers.
+        buffers: the ones that travel with the lane's steps.
     """
 
     plan: Plan
@@ -238,7 +238,7 @@ class Settings:
 
     @property
     def hparams(self) -> Hparams:
-        """Those of the plan, by group."""
+        """The plan's hyper-parameters, by group."""
         return {index: rule.hparams for index, rule in enumerate(self.plan.groups)}
 
 
@@ -267,9 +267,9 @@ def senders_of(
         plan: of the job.
         tensors: every placed variable by name, the live ones.
         options: of this trainer alone.
-        roll: which trainers are there.
-        held_back: names of variables that nothing lands on.
-        buffers: those of models, which travel with the steps of one lane.
+        roll: the live trainers.
+        held_back: names of variables that receive no values.
+        buffers: the models' buffers, which travel with the steps of one lane.
     """
     none = TravellingBuffers([], {}, "own", roll)
     senders = []
@@ -281,8 +281,8 @@ def senders_of(
 
 
 def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], roll: Roll) -> TravellingBuffers:
-    """The buffers that travel, of all models of a job: with the first lane of gradients, or with
-    the first lane where there are none.
+    """The synced buffers of all models of a job.  They travel with the first lane of gradients;
+    without such a lane, with the first lane.
     """
     placements = travelling(plan, tensors)
     lane = _held_lane(plan) or 0
@@ -290,16 +290,16 @@ def buffers_of(plan: Plan, tensors: Mapping[str, torch.Tensor], roll: Roll) -> T
 
 
 def _held_lane(plan: Plan) -> int | None:
-    """The lane whose steps assign what servers hold and never update: the first one of gradients;
-    None: there is none.
+    """The lane whose steps assign what servers hold and never update: the first lane of gradients,
+    or None.
     """
     gradients = (i for i, lane in enumerate(plan.lanes) if not lane.kind.steps_on_trainer)
     return next(gradients, None)
 
 
 def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of the parameters that servers hold and nobody updates.  Buffers are not among
-    them, nor what the trainers average among themselves.
+    """The names of the parameters that servers hold and that no process updates.  Buffers and the
+    parameters that the trainers average among themselves are excluded.
     """
     return {
         placement.name
@@ -311,8 +311,8 @@ def _held_parameters(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> set[str
 
 
 def written_names(plan: Plan, tensors: Mapping[str, torch.Tensor]) -> dict[int, list[str]]:
-    """The variables, by lane, into which a script's writing is sent to the servers: those that
-    servers update, and parameters that they only hold.
+    """The variables, by lane, whose external writes are sent to the servers: those that servers
+    update, and parameters that they only hold.
     """
     return {
         index: [placement.name for placement in _placements(plan, index, tensors)]
@@ -330,7 +330,8 @@ def _placements(plan: Plan, index: int, tensors: Mapping[str, torch.Tensor]) -> 
 
 # ---- table requests ----
 #
-# What a communicator has for a plan's tables: nothing, and no numba, where the plan has none.
+# A communicator's requests for tables.  For a plan without tables there are none, and numba is not
+# imported.
 
 
 def lookups_of(plan: Plan) -> Lookups | None:
@@ -350,10 +351,10 @@ def sources_of(
     roll: Roll,
     drain: Callable[[], None],
 ) -> TableSources | None:
-    """Where the embeddings' rows come from; None for a plan without tables.
+    """The sources of the embeddings' rows; None for a plan without tables.
 
     Args:
-        roll: which trainers are there.
+        roll: the live trainers.
         drain: waits until every step sent has been applied.
     """
     if lookups is None:
@@ -364,7 +365,7 @@ def sources_of(
 
 
 def table_destination(lookups: Lookups | None, server: int) -> Destination | None:
-    """Where the rows of a server's replies go."""
+    """The destination of the rows in a server's replies."""
     return None if lookups is None else partial(lookups.destination, server)
 
 
@@ -383,32 +384,32 @@ class Communicator:
 
     Args:
         deployment: the plan, the endpoints and this trainer's number.
-        tensors: every placed variable by name, the live ones: parameters arrive in them.  Any
+        tensors: every placed variable by name: the live tensors, which receive the parameters.  Any
             device, any strides.
-        optimizers: whose states, where they have some already, are the servers' initial ones.
+        optimizers: their states, if they have some already, are the servers' initial states.
         connection: timeouts, and which transports to offer.
         start_rows: by table, ids (int64 [n]) and values ([n, dim]) that servers begin with.
         options: of this trainer alone.
-        incarnation: with which this trainer has announced itself; "" where it has not.
+        incarnation: the one that this trainer has announced; "" if it has announced none.
 
     Attributes:
         plan: of the job.
-        step: steps that the script has closed, those included that the servers had when it joined.
+        step: steps that the script has closed, including those that the servers had when it joined.
         lanes: the senders, by lane.
-        consumed: samples that the script trains on; the first lane's messages say it.
+        consumed: samples that the script trains on; the first lane's messages carry them.
         clients: the connections, by server.
         lookups: requests for rows, where the plan has tables.
-        roll: which trainers are still there.
-        written: what the script has written into parameters.
-        buffers: of models, which travel with steps.
-        transfer: of values and states, outside of steps.
-        dense_allreduce: the mean of those gradients that trainers share without servers, if any.
-        group: of the trainers that are there, once they have made values together.
+        roll: the live trainers.
+        written: the external writes of the script.
+        buffers: the models' synced buffers, which travel with steps.
+        transfer: transfers values and states outside of steps.
+        dense_allreduce: averages the gradients that trainers share without servers, if any.
+        group: the live trainers' group, once they have computed values together.
         page: its metrics for Prometheus.
-        position: of the script, for trainers that join late.
+        position: the script's position, for trainers that join late.
         joint: the calls that all trainers make together.
-        hand_over: called before it leaves because it was preempted: gives back what another trainer
-            has to have then.
+        hand_over: called before it leaves because it was preempted; gives back what another trainer
+            needs then.
     """
 
     def __init__(
@@ -431,7 +432,7 @@ class Communicator:
         self._tensors = tensors
         of, servers = deployment.of_server, range(self.plan.servers)
         self._programs = [pserver_program(of(index)) for index in servers]
-        held_back: set[str] = set()  # variables that nothing lands on
+        held_back: set[str] = set()  # variables that receive no values
         self._all = ParameterSlices(list(self.plan.placements), tensors, held_back)
         self.roll = roll_of(self.plan, self.trainer_id, connection)
         self.buffers = buffers_of(self.plan, tensors, self.roll)
@@ -454,7 +455,7 @@ class Communicator:
     def _make_clients(
         self, deployment: Deployment, connection: Connection, incarnation: str
     ) -> None:
-        """The connections, and what needs them."""
+        """Makes the connections, and the parts that need them."""
         self.page = TrainerMetrics(deployment, connection, self.lanes, incarnation)
         self.clients = clients_of(
             deployment,
@@ -482,10 +483,12 @@ class Communicator:
         parameters.
 
         Args:
-            meanwhile: called while it waits for a server; raises what should end the wait.
+            meanwhile: called while it waits for a server; an exception that it raises ends the
+                wait.
 
         Raises:
-            PServerError: a server cannot be reached or says no; then no server keeps this trainer.
+            PServerError: a server cannot be reached or refuses; then this trainer has left every
+                server.
             SystemExit: only the plan was asked for; it has been printed.
         """
         show_if_only(self.plan, self._connection)
@@ -511,7 +514,7 @@ class Communicator:
         trim_memory()
 
     def _join(self, client: Client, program: Program, meanwhile: Callable[[], None]) -> Joined:
-        # the job may end at one server while this trainer waits to be let in by another
+        # the job may end at one server while this trainer waits to join another
         client.meanwhile = partial(_each, self.check, meanwhile)
         joined = client.join(program if self.plan.outlives_servers else None)
         if joined.install:
@@ -528,7 +531,7 @@ class Communicator:
         See [Note: a job is done when all say so] in session.py.
 
         Args:
-            drained: called when the servers have all that this trainer sends.
+            drained: called when the servers have everything that this trainer sends.
 
         Raises:
             PServerError: the job has failed.
@@ -538,7 +541,7 @@ class Communicator:
 
     def leave(self, failure: str = "", returns: bool = False) -> None:
         """Drains the lanes and leaves every server, without waiting for the other trainers; or
-        tells the servers why this trainer cannot go on.
+        tells the servers why this trainer cannot continue.
 
         A second call does nothing.
 
@@ -546,15 +549,15 @@ class Communicator:
             returns: this process joins again, with another plan: the servers wait for it.
 
         Raises:
-            PServerError: without a ``failure``: the job has failed.
+            PServerError: the job has failed, and no ``failure`` was given.
         """
         if not self._left:
             self._end(failure, None, returns, preempted=False)
 
     def end_if_asked(self) -> None:
-        """At the end of a step: where SIGTERM has come, and there is a grace period, leaves the
-        servers and ends the process.  Gradients that are being added up are not left so.  See
-        [Note: preempted] in session.py.
+        """Called at the end of a step: after a SIGTERM with a grace period, leaves the servers and
+        ends the process.  It never leaves while gradients are being accumulated.  See [Note:
+        preempted] in session.py.
 
         Raises:
             SystemExit: it has left; the status is 143.
@@ -612,8 +615,8 @@ class Communicator:
         """Queues the gradient of one slice.
 
         Args:
-            name: of the slice.
-            gradient: of as many elements as the slice, on any device; left unchanged by the caller
+            name: the slice's name.
+            gradient: as many elements as the slice, on any device; the caller leaves it unchanged
                 until ``finish_step`` returns.
 
         Raises:
@@ -625,7 +628,7 @@ class Communicator:
     def _send(
         self, placement: Placement, name: str, gradient: torch.Tensor, shape: tuple[int, ...]
     ) -> None:
-        """One slice, or a whole variable."""
+        """Queues the gradient of one slice, or of a whole variable."""
         check_gradient(placement, name, gradient, math.prod(shape))
         self.check()
         self.written.begin(placement.lane)
@@ -634,8 +637,8 @@ class Communicator:
         self.lanes[placement.lane].send(name, here.contiguous().view(shape))
 
     def send_whole(self, name: str, gradient: torch.Tensor) -> None:
-        """Queues the gradient of a parameter: slice by slice, or whole where the lane's sending
-        thread cuts it.
+        """Queues the gradient of a parameter: slice by slice, or whole if the lane's sending thread
+        cuts it.
         """
         placement = self._all.placement(name)
         if gradient.is_sparse or (
@@ -647,7 +650,7 @@ class Communicator:
             self.send(slice_, part)
 
     def rows_of(self, table: str) -> RowSource:
-        """The source that the embeddings of a table pull from: the servers; in a k-step lane the
+        """The source that the embeddings of a table pull from: the servers, or in a k-step lane the
         rows that this trainer steps.
         """
         assert self._sources is not None, "the plan has this table"
@@ -673,12 +676,12 @@ class Communicator:
     def close_step(
         self, hparams: Hparams, overflow: bool = False, lanes: Sequence[int] | None = None
     ) -> None:
-        """Completes the step; parameters that nothing was sent for have no gradient in it.
+        """Completes the step; parameters for which no gradient was sent have none in it.
 
         Args:
             hparams: the present hyper-parameters of every group.
             overflow: a gradient was not finite: no trainer takes this step.
-            lanes: only these; a program closes its lanes one after another.
+            lanes: the lanes to close, as a program closes its lanes one after another; None: all.
         """
         self.check()
         self.position.answer()
@@ -701,11 +704,11 @@ class Communicator:
         """Waits for the closed lanes' replies, and takes in the received values.
 
         Returns:
-            The reply of the first lane's first server, of those whose steps need all trainers if
-            there is one; None if no lane's step is closed.
+            The reply of the first server in the first closed lane, preferring lanes whose steps
+            need all trainers; None if no lane's step is closed.
 
         Raises:
-            PServerError: a server or another trainer is lost, or refused the step.
+            PServerError: a server or another trainer is lost, or a server refused the step.
             SystemExit: this was the last step of a probe.
         """
         closed = sorted(self._closed)
@@ -721,8 +724,8 @@ class Communicator:
 
     @property
     def window(self) -> int:
-        """Steps that the script has ended since the last exchange that all trainers make together:
-        one who joins takes them, too, before the next one.
+        """Steps that the script has ended since the last exchange of all trainers.  A trainer that
+        joins takes these steps, too, before the next exchange.
         """
         return max(0, window_of(self.lanes) - bool(self._closed))
 
@@ -735,7 +738,7 @@ class Communicator:
         return lane in self._closed
 
     def check(self) -> None:
-        """Raises what ended the job, if something did.
+        """Raises the error that ended the job, if any.
 
         Raises:
             RuntimeError: this trainer has left.
@@ -747,15 +750,15 @@ class Communicator:
             client.check()
 
     def refresh(self) -> None:
-        """Takes in parameters that have arrived without a step: at the entry of a forward."""
+        """Takes in parameters that were received between steps; called before a forward pass."""
         for index, lane in enumerate(self.lanes):
             with self.written.landing(index):
                 lane.refresh()
         self.buffers.land(between_steps=True)
 
     def drain(self) -> None:
-        """Waits until everything that this trainer has sent is answered; nothing lands on what the
-        script has written.
+        """Waits until everything that this trainer has sent is answered.  Received values do not
+        replace the script's external writes.
 
         Raises:
             RuntimeError: this trainer has left.
@@ -769,11 +772,11 @@ class Communicator:
     # ---- values and states ----
 
     def flush(self) -> None:
-        """Waits until everything sent has been applied, and receives what others have sent until
-        now: before a model is evaluated or saved.
+        """Waits until everything sent has been applied, and receives what others have sent so far.
+        Called before a model is evaluated or saved.
 
-        In sync mode that is so after every step.  In the k-step modes the trainer's own parameters
-        stay its own: :meth:`served` has the servers'.
+        In sync mode this holds after every step.  In the k-step modes the trainer keeps its own
+        parameters: :meth:`served` gives the servers'.
         """
         queues = {index for index, lane in enumerate(self.plan.lanes) if lane.kind.queues}
         self.drain()
@@ -781,26 +784,25 @@ class Communicator:
             self.transfer.pull_lanes(queues)
 
     def served(self) -> dict[str, torch.Tensor]:
-        """The servers' values of those parameters that this trainer steps by itself, and of the
-        buffers that travel with them, whole, by name; its own stay as they are.  Warns of those
-        that the script has written since its last step: the servers have not, or only in part,
-        what it wrote.
+        """The servers' values of the parameters that this trainer steps by itself, and of the
+        buffers that travel with them, whole, by name; the trainer's own values stay.  Warns of
+        external writes since the last step: the servers have them only in part, or not at all.
         """
         return self.transfer.served(self.lanes)
 
     def pull(self) -> None:
-        """Receives every placed variable as the servers hold it: parameters, and what they never
-        update.  Parameters that the trainers average stay as they are here.
+        """Receives every placed variable as the servers hold it, including variables that they
+        never update.  Parameters that the trainers average stay as they are here.
         """
         self.transfer.pull_served()
         self.written.start()
 
     def push(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
-        """Trainer 0's values and optimizer states become the servers'; every trainer calls this and
-        has the values afterwards.  Where trainer 0 was preempted, those of the least one left do.
+        """Loads the leader's values and optimizer states into the servers.  Every trainer calls
+        this and has the values afterwards.  The leader is trainer 0 while it is live.
 
         Args:
-            optimizers: whose states; None: of all of them.
+            optimizers: the optimizers whose states are loaded; None: all.
         """
         drain_for_others(self.lanes, self.drain)
         self.barrier("push")
@@ -822,19 +824,19 @@ class Communicator:
         return self.transfer.states()
 
     def barrier(self, name: str, text: str = "") -> dict[int, str]:
-        """Waits for every trainer that has not left.  Server 0 keeps the list.
+        """Waits at a barrier for every trainer that has not left.  Server 0 keeps the list.
 
         Args:
-            text: what this trainer tells the others there.
+            text: sent to the other trainers at the barrier.
 
         Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
+            The trainers' texts, by trainer; trainers that sent none are left out.
         """
         return self.joint.meet(name, text)
 
 
 def _first(replies: Sequence[Reply], lanes: Sequence[Lane]) -> Reply | None:
-    """The first lane's reply, of those whose steps need all trainers if there is one."""
+    """The first lane's reply, preferring lanes whose steps need all trainers."""
     together = compress(replies, (lane.kind.merges_gradients for lane in lanes))
     return next(chain(together, replies), None)
 

@@ -1,13 +1,13 @@
-"""What a script does to gradients between backward and step, where several trainers' gradients are
-averaged after that.
+"""A watch for gradients that a script changes between backward and step, where the mean over
+trainers is taken after that.
 
 [Note: clipping before the mean]  ``clip_grad_norm_`` acts on what ``p.grad`` holds: in sync mode
 this trainer's own gradient.  The mean of clipped gradients is not the clipped mean, which one
-process would apply.  It goes on acting there, and one warning of the job says so.  After each
+process would apply.  The clipping stays where it is, and one warning in a job says so.  After each
 accumulation a hook notes which tensor a gradient is, and its version; a step compares.  At the
 first steps, and at every 1,000th, elements are compared as well: writes through ``.data`` move no
 version, and a clipping that only reads the norm moves versions and no element.  Where versions have
-moved and no element, elements are compared at every step.  A power of two that multiplies all is no
+moved but no element, elements are compared at every step.  A power of two that multiplies all is no
 change: GradScaler unscales by one.
 """
 
@@ -36,13 +36,13 @@ Noted = tuple[int, int]  # a gradient's identity and version
 
 
 class GradientChanges:
-    """Notices a gradient that is changed between backward and step, and warns once.
+    """Detects a gradient that is changed between backward and step, and warns once.
 
     Autograd's threads run its hooks; the script's thread calls the rest.
 
     Args:
         parameters: by name.
-        trainers: of the job.
+        trainers: the job's number of trainers.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], trainers: int) -> None:
@@ -50,7 +50,7 @@ class GradientChanges:
         self._noted: dict[str, Noted] = {}
         self._elements: dict[str, Tensor] = {}
         self._compares = True  # whether this step compares elements
-        self._touched = False  # whether versions have moved, and no element
+        self._touched = False  # whether versions have moved, but no element
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._note, name))  # type: ignore[no-untyped-call]  # torch's own
             for name, parameter in parameters.items()
@@ -67,7 +67,7 @@ class GradientChanges:
 
     @onlooker("the watch for clipping", end=lambda watch: watch.close())
     def check(self) -> None:
-        """At a step, before the gradients leave: warns if one is not as backward left it."""
+        """Warns if a gradient is not as backward left it; called before gradients are sent."""
         changed = [name for name, noted in self._noted.items() if self._changed(name, noted)]
         self._noted.clear()
         self._elements.clear()
@@ -86,7 +86,7 @@ class GradientChanges:
     def _changed(self, name: str, noted: Noted) -> bool:
         gradient = self._parameters[name].grad
         if gradient is None:
-            return False  # of a batch that was left out
+            return False  # the batch was left out
         moved = (id(gradient), gradient._version) != noted
         if not moved and not self._compares:
             return False
@@ -96,7 +96,7 @@ class GradientChanges:
         return not moved or bool(gradient.any())  # zeros are what zero_grad leaves of such a batch
 
     def close(self) -> None:
-        """Notices nothing any more."""
+        """Removes the hooks; nothing is detected any more."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -111,16 +111,16 @@ def changes_of(
     tables: Tables | None,
     lanes: Collection[int],
 ) -> GradientChanges | None:
-    """What notices changes in this trainer, of those gradients that several trainers' are averaged
-    with.
+    """The watch of this trainer for those of its gradients that are averaged with other trainers'.
 
     Args:
-        parameters: the optimizer's, by name.
-        tables: the job's.
-        lanes: the optimizer's.
+        parameters: the optimizer's parameters, by name.
+        tables: the job's tables.
+        lanes: the optimizer's lanes.
 
     Returns:
-        None where there are none, and on every trainer but the first: one warning is enough.
+        None if there are no such gradients, and on every trainer but the first: one warning is
+            enough.
     """
     if plan.trainers == 1 or trainer != 0:
         return None

@@ -1,4 +1,4 @@
-"""The metrics of a trainer: measurements of its steps, and counters that exist anyway."""
+"""The metrics of a trainer: measurements of its steps, and counters that other parts keep."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ STEPS = "the metrics of steps"
 class TrainerSteps(Collector):
     """A trainer's measurements of its steps.
 
-    The script's thread closes and finishes steps; the connections' threads hear answers.
+    The script's thread closes and finishes steps; the connections' threads receive answers.
 
     Attributes:
-        totals: of each lane, by index, for whom the trainer reports to.
-        saves: of the whole job that have ended well.
+        totals: of each lane, by index, for the reports to servers.
+        saves: successful saves of the whole job.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class TrainerSteps(Collector):
         self._checkpoint = in_seconds("pserver_checkpoint_seconds", "A save of the whole job.")
         self.totals: dict[int, LaneTotals] = {}
         self.saves, self._saved = 0, 0.0
-        self._closed: dict[int, float] = {}  # by lane: when its last step was
-        self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # its steps, and what was waited
-        self._waits = False  # now, and the time will count as blocked
+        self._closed: dict[int, float] = {}  # by lane: the time of its last step
+        self._lanes: dict[int, tuple[Histogram, Counter]] = {}  # step times, and blocked time
+        self._waits = False  # whether a wait is under way whose time counts as blocked
 
     @onlooker(STEPS)
     def closed(self, lane: int) -> None:
-        """A step of a lane is complete."""
+        """Notes that a step of a lane is complete."""
         closed = now()
         if (before := self._closed.get(lane)) is None:
             self._lanes[lane] = self._step.labels(str(lane)), self._blocked.labels(str(lane))
@@ -91,8 +91,8 @@ class TrainerSteps(Collector):
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Inside the script waits for other trainers in a step: the time counts as blocked in every
-        lane, but for what is counted already.
+        """Counts the time inside, in which the script waits for other trainers in a step, as
+        blocked in every lane, unless it is counted already.
         """
         with nullcontext() if self._waits else self._waiting(list(self._lanes)):
             yield
@@ -117,7 +117,7 @@ class TrainerSteps(Collector):
         return self.totals.setdefault(index, LaneTotals())
 
     def answered(self, lane: int, server: int) -> Callable[[float], None]:
-        """Told the seconds that an answer of a server took."""
+        """A function that receives the seconds that each answer of a server took."""
         histogram, totals = self._wait.labels(str(lane), f"server {server}"), self.lane(lane)
         return partial(self._answered, histogram, totals, server)
 
@@ -130,7 +130,7 @@ class TrainerSteps(Collector):
 
     @contextmanager
     def save(self) -> Iterator[None]:
-        """A save of the whole job lasts as long as this."""
+        """Measures the save of the whole job that happens inside."""
         began = now()
         try:
             yield
@@ -144,7 +144,7 @@ class TrainerSteps(Collector):
 
     @property
     def since_save(self) -> float:
-        """Seconds since the last save of the whole job has ended; 0 before that."""
+        """Seconds since the end of the last save of the whole job; 0 before the first."""
         return time.monotonic() - self._saved if self.saves else 0.0
 
     def collect(self) -> Iterator[Metric]:
@@ -154,20 +154,20 @@ class TrainerSteps(Collector):
 
 
 class TrainerMetrics(Collector):
-    """The contents of a trainer's page, and the page, where PSERVER_METRICS asks for one.
+    """The metrics page of a trainer.  It is served if PSERVER_METRICS is set.
 
     Args:
         deployment: the plan, and this trainer's number.
-        connection: where the page is, and the job's name.
+        connection: the page's address, and the job's name.
         lanes: the senders, by lane.
         incarnation: of this trainer.
 
     Attributes:
-        steps: what is measured of them.
-        run: names this run of the job; "" before a server has said it.
-        more: collectors of whoever has more to show.
-        said: what the script has said of its training: samples, and values by name.
-        position: where it is in its data: see :class:`Report`.
+        steps: the measurements of steps.
+        run: names this run of the job; "" before a server has sent it.
+        more: collectors of other parts of the trainer.
+        said: gives what the script has reported of its training: samples, and values by name.
+        position: gives the position in the data: see :class:`Report`.
     """
 
     def __init__(
@@ -190,10 +190,10 @@ class TrainerMetrics(Collector):
         self.position: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
 
     def open(self, clients: Sequence[Client]) -> None:
-        """Serves the page from here on, if it is asked for.
+        """Starts to serve the page, if one is wanted.
 
         Raises:
-            OSError: it cannot listen there.
+            OSError: it cannot listen at the address.
         """
         self._clients = clients
         for client in clients:
@@ -212,7 +212,7 @@ class TrainerMetrics(Collector):
         self._exposition = Exposition(*place, page, keys)
 
     def joined(self, run: str) -> None:
-        """Every server has let this trainer in."""
+        """Called when this trainer has joined every server."""
         self.run = run
         for client in self._clients:
             for lane, channel in enumerate(client.channels):

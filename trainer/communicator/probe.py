@@ -1,4 +1,4 @@
-"""The figures of a probe: what ``pserver plan`` asks a trainer for, in a file.
+"""The figures of a probe, which ``pserver plan`` asks a trainer to write to a file.
 
 See [Note: what a probe measures] in pserver/launcher/planning.
 """
@@ -29,10 +29,11 @@ MOST_WINDOWS = 2.0  # times its length, for a script whose steps are long
 
 
 def show_if_only(plan: Plan, connection: Connection) -> None:
-    """Where only the plan is asked for: prints it, and writes its loads where they are wanted.
+    """Prints the plan and ends, if only the plan was asked for; in a probe, writes its loads to the
+    file.
 
     Raises:
-        SystemExit: so it was.
+        SystemExit: only the plan was asked for.
     """
     if not connection.plan_only:
         return
@@ -49,7 +50,7 @@ def probe_of(
     lanes: Sequence[LaneSender],
     lookups: Lookups | None,
 ) -> AbstractContextManager[object]:
-    """Wraps the exchange of each step: in a probe, where one is asked for.
+    """The context manager around the exchange of each step: a probe if one was asked for.
 
     Raises:
         SystemExit: the servers of the plan would wait for more trainers than a probe has.
@@ -58,7 +59,7 @@ def probe_of(
         return nullcontext()
     if plan.trainers > 1:
         sys.exit(
-            f"its program was transpiled for {plan.trainers} trainers, whose servers wait for all "
+            f"the program was transpiled for {plan.trainers} trainers: its servers wait for all "
             "of them, and a probe has one (--trainers 1)"
         )
     return StepProbe(connection, clients, lanes, lookups)
@@ -96,7 +97,7 @@ def _one_at_a_time(lane: Lane) -> bool:
 
 
 def _steps(lane: Lane) -> int:
-    """Of the script, in one message, at most."""
+    """The most steps of the script in one message."""
     if lane.kind.steps_on_trainer:
         return lane.k_steps
     return lane.max_merge_var_num if lane.kind.queues else 1
@@ -119,12 +120,12 @@ class _Counts:
 
 
 class StepProbe:
-    """Counts the steps of one trainer, and writes what it has found.
+    """Measures the steps of one trainer, and writes the figures.
 
-    The script's thread is within it during the exchange of each step.
+    The script's thread enters it for the exchange of each step.
 
     Args:
-        connection: which file, how long the window is, and when it ends at the latest.
+        connection: the file, the length of the window, and the latest time at which it ends.
         clients, lanes: the trainer's.
         lookups: of rows, where the plan has tables.
     """
@@ -146,11 +147,11 @@ class StepProbe:
         self._within = self._within_cpu = 0.0  # in all exchanges
 
     def __enter__(self) -> None:
-        """The exchange of a step begins."""
+        """Begins the exchange of a step."""
         self._entered, self._entered_cpu = time.monotonic(), time.process_time()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """It has ended.
+        """Ends the exchange of a step.
 
         Raises:
             SystemExit: the probe is over, and its file written.

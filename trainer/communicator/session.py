@@ -1,49 +1,49 @@
-"""A trainer's session in a job with servers: its joint calls, its position, how it leaves or ends.
+"""A trainer's session in a job with servers: its joint calls, its position, and how it leaves.
 
 [Note: whose signal it is]  A script, or its trainer class, may install a handler of its own for
-SIGTERM before this one or after it, for the whole job or for a while.  So who owns the signal is
-asked when it comes: it is the handler that the interpreter has then.  Where that is another one,
-nobody is told anything, and the process goes on as that handler says.  It may call the one that it
-has found: from inside another's handler ours only notes that SIGTERM has come.
+SIGTERM before this one or after it, for the whole job or for a while.  So the owner of the signal
+is found when it arrives: it is the handler that the interpreter has then.  If that is another
+handler, the servers are not told, and the process continues as that handler decides.  It may call
+the handler that it replaced: ours, called from inside another, only notes that SIGTERM has arrived.
 
 [Note: told within a second]  Python runs a handler between two bytecodes of the main thread, which
 may be in a long backward pass or in a wait inside a library.  So the handler of the C level also
-writes the signal's number into a pipe (``signal.set_wakeup_fd``), where a thread of ours reads
-it.  That thread tells the job, whatever the main thread is doing; the handler then raises
-``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  A main thread that
-does not come to its handler for ``GRACE_SECONDS`` is left behind: the process ends without it.
+writes the signal's number into a pipe (``signal.set_wakeup_fd``), where a thread of this module
+reads it. That thread tells the servers, whatever the main thread is doing; the handler then raises
+``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  If the main thread
+does not reach its handler within ``GRACE_SECONDS``, the process ends without it.
 
-[Note: a grace period]  Where the job allows it, the first SIGTERM changes nothing but a flag, and
-the trainer leaves the job at the end of its step::
+[Note: a grace period]  Where the job allows it, the first SIGTERM only sets a flag, and the trainer
+leaves the job at the end of its step::
 
-    SIGTERM --> the step goes on --its end--> leaves the servers --> SystemExit(143)
+    SIGTERM --> the step continues --its end--> leaves the servers --> SystemExit(143)
                        |
                        `--the grace period is over--> as without one
 
 Further SIGTERMs during that time change nothing.
 
-The interpreter ignores what is raised inside a ``__del__`` or the callback of a weak reference,
-where the handler may happen to run: then the signal is raised once more.
+The interpreter ignores exceptions raised inside a ``__del__`` or the callback of a weak reference.
+If the handler has run there, the signal is raised once more.
 
 A forked child (a worker of a DataLoader, which is ended with SIGTERM) inherits handler and pipe,
 and gives both back at once.
 
-[Note: a job is done when all say so]  Each trainer says to every server that it takes no further
-step, waits until every server says that all trainers have, and leaves.  While it waits it sends
-heartbeats and hears what ends the job.  So if a trainer or a server is lost before the end, no
-trainer takes the job for done; and a trainer that has lost one server tells the others.  A process
-that ends without having left fails the job, and exits with 1 itself, or with what it has given to
-``sys.exit``, never with 0.
+[Note: a job is done when all say so]  Each trainer tells every server that it takes no further
+step, waits until every server says that all trainers have done so, and leaves.  While it waits it
+sends heartbeats, whose answers say if the job has failed.  So if a trainer or a server is lost
+before the end, no trainer takes the job for done; and a trainer that has lost one server tells the
+others.  A process that ends without having left fails the job, and exits with 1 itself, or with the
+status given to ``sys.exit``, never with 0.
 
-[Note: preempted]  A trainer whose host takes it away, and that has a grace period, leaves between
-two steps.  All that it has sent is applied by then, the part of a window that a k-step mode has
-kept on the trainer too, so nothing is lost, and no step, barrier or bound of the others waits for
-it.  It leaves server 0 last: what that one says of it, all servers know.
+[Note: preempted]  A trainer that is preempted, with a grace period, leaves between two steps.  All
+that it has sent is applied by then, the part of a window that a k-step mode has kept on the trainer
+too, so nothing is lost, and no step, barrier or bound of the others waits for it.  It leaves server
+0 last: whatever server 0 says of it, the other servers know already.
 
-[Note: joint calls of a trainer that joins late]  Its script makes them from the first one on, but
-for those in iterations over ``fleet.shard`` that are over, which give no batch.  A call that the
-others have made does not wait: it gives what they told one another then, where server 0 still
-knows that.  A call in which they wait now is made with them.
+[Note: joint calls of a trainer that joins late]  Its script makes them from the first one on,
+except those in iterations over ``fleet.shard`` that are over, which give no batch.  A call that the
+others have made does not wait: it returns the texts that they exchanged then, if server 0 still has
+them.  A call in which they wait now is made with them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from transpiler.plan.plan import Plan
 
 # ---- termination ----
 #
-# SIGTERM: a trainer that is told to end says so to the whole job, and exits with 143.
+# SIGTERM: a trainer that receives it tells the whole job, and exits with 143.
 #
 # Without a handler the kernel ends the process at once, and the others wait for the heartbeat
 # timeout.
@@ -80,8 +80,8 @@ from transpiler.plan.plan import Plan
 STATUS = 128 + signal.SIGTERM
 REASON = "ended by SIGTERM"
 TELL_SECONDS = 0.9  # for all servers together
-GRACE_SECONDS = 3.0  # for the main thread to come to its handler
-AGAIN_SECONDS = 0.05  # for the main thread to leave what has ignored it
+GRACE_SECONDS = 3.0  # for the main thread to reach its handler
+AGAIN_SECONDS = 0.05  # for the main thread to leave the code that ignored the exception
 
 Tell = Callable[[str], None]
 
@@ -90,26 +90,27 @@ class Termination:
     """The reaction of this process to SIGTERM.
 
     Attributes:
-        came: SIGTERM has come.
+        came: SIGTERM has arrived.
     """
 
     def __init__(self) -> None:
         self.came = False
-        self._lock = threading.Lock()  # of who replaces _tells; nothing else happens under it
-        # what tells the job, and its grace period in seconds; replaced, never changed, as the
-        # handler must not wait for a lock
+        self._lock = threading.Lock()  # held to replace _tells; nothing else happens under it
+        # functions that tell the job, with their grace periods in seconds; replaced, never changed,
+        # as the handler must not wait for a lock
         self._tells: Mapping[Tell, float] = {}
-        self._granted: dict[str, float] = {}  # the grace period of the SIGTERM that came
-        self._over = threading.Event()  # the grace period, or the trainer has left
+        self._granted: dict[str, float] = {}  # the grace period of the SIGTERM that arrived
+        self._over = threading.Event()  # the grace period is over, or the trainer has left
         self._installed = False
-        self._exit: SystemExit | None = None  # that the handler has raised last
-        self._read, self._write = -1, -1  # a pipe, from where the handler is installed
+        self._exit: SystemExit | None = None  # the last one that the handler raised
+        self._read, self._write = -1, -1  # a pipe, once the handler is installed
         self._told = threading.Event()
         self._noticed = threading.Event()
 
     def add(self, tell: Tell) -> None:
-        """Tells the job by ``tell`` when SIGTERM comes; it is called in a thread of its own, with
-        the reason, and must not wait for locks that the script's threads hold for long.
+        """Registers ``tell``, which tells the job when SIGTERM arrives.  It is called in a thread
+        of its own, with the reason, and must not wait for locks that the script's threads hold for
+        long.
 
         The first call installs the handler, if it comes from the main thread and the script has
         none.  See [Note: whose signal it is].
@@ -120,27 +121,27 @@ class Termination:
             self._install()
 
     def allow(self, tell: Tell, seconds: float) -> None:
-        """From here on a SIGTERM is told by ``tell`` only when the trainer has not left by then.
+        """Sets a grace period: ``tell`` is called only if the trainer has not left when it is over.
 
         Args:
-            seconds: the grace period; 0: it is told at once.
+            seconds: the grace period; 0: ``tell`` is called at once.
         """
         with self._lock:
             self._tells = {**self._tells, tell: seconds}
 
     def remove(self, tell: Tell) -> None:
-        """Forgets one that :meth:`add` was given."""
+        """Removes a ``tell`` that :meth:`add` registered."""
         with self._lock:
             self._tells = {each: s for each, s in self._tells.items() if each != tell}
 
     @property
     def ends(self) -> bool:
-        """Whether SIGTERM ends the process: the handler here has raised, not the script's own."""
+        """Whether SIGTERM ends the process: this handler has raised, not the script's own."""
         return self._exit is not None
 
     @property
     def awaited(self) -> bool:
-        """Whether SIGTERM has come, and the trainer may leave the job in good order."""
+        """Whether SIGTERM has arrived, and the trainer may still leave the job in good order."""
         return bool(self._granted.get("seconds")) and not self._over.is_set()
 
     def end(self) -> NoReturn:
@@ -152,13 +153,11 @@ class Termination:
         raise SystemExit(STATUS)
 
     def _grant(self) -> float:
-        """The grace period in seconds: the shortest of all; 0: there is none.  It is decided
-        once.
-        """
+        """The grace period in seconds, the shortest of all; 0 for none.  It is decided once."""
         return self._granted.setdefault("seconds", min(self._tells.values(), default=0.0))
 
     def _owns(self) -> bool:
-        """See [Note: whose signal it is]."""
+        """Whether SIGTERM is this handler's; see [Note: whose signal it is]."""
         return signal.getsignal(signal.SIGTERM) == self._handle
 
     def _install(self) -> None:
@@ -169,11 +168,11 @@ class Termination:
         threading.Thread(target=self._watch, name="termination", daemon=True).start()
         os.set_blocking(self._write, False)
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if before != -1:  # an event loop has one already, and the handler alone must do
+        if before != -1:  # an event loop has one already: the handler alone must suffice
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGTERM, self._handle)
         sys.unraisablehook = partial(self._ignored, sys.unraisablehook)
-        # a child that gets SIGTERM before it has given back would speak for this process
+        # a child that gets SIGTERM before it has given both back would speak for this process
         os.register_at_fork(
             before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, (signal.SIGTERM,)),
             after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, (signal.SIGTERM,)),
@@ -181,7 +180,9 @@ class Termination:
         )
 
     def _give_back(self) -> None:
-        """In a forked child: the pipe too, where the handler is another's for a while."""
+        """Gives handler and pipe back, in a forked child; the pipe also while another handler is
+        installed.
+        """
         if (other := signal.set_wakeup_fd(-1)) not in (-1, self._write):
             signal.set_wakeup_fd(other)
         if self._owns():
@@ -189,7 +190,7 @@ class Termination:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """The handler, in the main thread; also called from inside another's."""
+        """Handles SIGTERM in the main thread; another handler may call it, too."""
         self.came = True
         if not self._owns():
             return
@@ -203,8 +204,8 @@ class Termination:
         raise self._exit
 
     def _ignored(self, before: Callable[[Any], object], ignored: Any) -> None:
-        """``sys.unraisablehook``: if the interpreter has ignored the handler's exception, the
-        signal comes again.
+        """``sys.unraisablehook``: raises the signal again if the interpreter has ignored the
+        handler's exception.
         """
         if self._exit is None or ignored.exc_value is not self._exit:
             before(ignored)
@@ -230,7 +231,7 @@ class Termination:
         if seconds:
             os.kill(os.getpid(), signal.SIGTERM)  # the handler ends the main thread
         if not self._noticed.wait(GRACE_SECONDS):
-            with suppress(OSError):  # nobody can be told
+            with suppress(OSError):  # stderr is closed
                 print(
                     f"{reason}; the main thread does not return to Python, and is left behind",
                     file=sys.stderr,
@@ -256,22 +257,22 @@ termination = Termination()
 # ---- departure ----
 #
 # How a trainer leaves its servers: when all trainers agree that the job is done, or with the reason
-# why it cannot go on.
+# why it cannot continue.
 
 
 log = logging.getLogger(__name__)
 
 
 def spelled(error: BaseException) -> str:
-    """An error as the others are told of it."""
+    """An error as text for the other processes."""
     return f"{type(error).__name__}: {error}"
 
 
 class Averages(Protocol):
-    """The averages among trainers, as far as a trainer's end concerns them."""
+    """The averages among trainers: the part that a trainer's end concerns."""
 
     def finish(self) -> None:
-        """Says that this trainer takes no further step."""
+        """Announces that this trainer takes no further step."""
 
 
 class Departure:
@@ -280,7 +281,7 @@ class Departure:
     Args:
         clients: its connections.
         trainer_id: its number.
-        leave: leaves the job, with the reason; called when the process ends without.
+        leave: leaves the job, with a reason; called if the process ends without having left.
     """
 
     def __init__(
@@ -289,22 +290,22 @@ class Departure:
         self._clients, self._trainer_id, self._leave = clients, trainer_id, leave
 
     def expect(self) -> None:
-        """From here on the end of the process, or SIGTERM, is told to the servers."""
+        """Makes the servers learn of the end of the process, or of SIGTERM, from here on."""
         atexit.register(self._abandoned)
         termination.add(self._tell)
         _note_status()
 
     def allow(self, seconds: float) -> None:
-        """From here on SIGTERM gives the trainer so long to leave in good order."""
+        """Gives the trainer this grace period after SIGTERM, from here on."""
         termination.allow(self._tell, seconds)
 
     def forget(self) -> None:
-        """The trainer leaves: the end of the process says nothing any more."""
+        """Undoes :meth:`expect`: the trainer leaves."""
         atexit.unregister(self._abandoned)
         termination.remove(self._tell)
 
     def drain(self, lanes: Sequence[LaneSender]) -> None:
-        """Sends the last of what stays on the trainer, and waits until all of it has been applied.
+        """Sends what is still kept on the trainer, and waits until all of it has been applied.
 
         Raises:
             PServerError: the job has failed.
@@ -319,12 +320,12 @@ class Departure:
         """Waits until all trainers have finished.
 
         Args:
-            among: what the trainers average among themselves, if there is something: who waits
-                there for this trainer learns that it takes no further step.
-            drained: called before.
+            among: the averages among trainers, if any: a trainer that waits there for this one
+                learns that it takes no further step.
+            drained: called before the wait.
 
         Returns:
-            Whether they have; False: SIGTERM has come meanwhile.
+            Whether all have finished; False: SIGTERM has arrived meanwhile.
 
         Raises:
             PServerError: the job has failed before that.
@@ -348,11 +349,12 @@ class Departure:
         Args:
             lanes: the trainer's.
             failure: "" for a trainer that has done its part.
-            returns: it joins again, with another plan.
-            preempted_after: its host takes it away, after this step.
+            returns: this trainer joins again, with another plan.
+            preempted_after: the last step of a trainer that is preempted.
 
         Returns:
-            What had ended the job before, if a server says so; the other servers are then told.
+            The error that had ended the job before, if a server reports one; it is then passed on
+            to the other servers.
         """
         told = None
         for lane in lanes:
@@ -365,10 +367,10 @@ class Departure:
         return told
 
     def end(self, step: int) -> NoReturn:
-        """Ends the process; it was preempted, and has left.
+        """Ends the process of a preempted trainer that has left.
 
         Args:
-            step: the last one that it has taken.
+            step: the last step that it has taken.
         """
         # a line of its own form, by which ``launch`` knows it
         said = f"pserver: trainer {self._trainer_id} was preempted after step {step}"
@@ -387,8 +389,8 @@ class Departure:
             thread.join(TELL_SECONDS)
 
     def _abandoned(self) -> None:
-        """The process ends, and has not left: after an exception or a signal, or without
-        ``fleet.finish()`` or ``Executor.close()``.
+        """Leaves in failure, as the process ends without having left: after an exception or a
+        signal, or without ``fleet.finish()`` or ``Executor.close()``.
         """
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         failed = next((client.failure for client in self._clients if client.failure), None)
@@ -398,7 +400,7 @@ class Departure:
             return self._leave(spelled(error))
         if termination.came:  # the script's own handler has ended it, after it had called ours
             self._leave(REASON)
-        elif failed is not None:  # which the script has caught: its end would be a success's
+        elif failed is not None:  # the script has caught it: the process would end with 0
             self._leave(spelled(failed))
         else:
             failure = "it ended without fleet.finish() or Executor.close()"
@@ -407,11 +409,11 @@ class Departure:
         _end_in_failure()
 
 
-_status: object = None  # that the script has given to sys.exit
+_status: object = None  # given to sys.exit by the script
 
 
 def _note_status() -> None:
-    """From here on notes what is given to ``sys.exit``: at the process's end nothing tells it."""
+    """Notes the status given to ``sys.exit`` from here on: ``atexit`` functions cannot find it."""
     if getattr(sys.exit, "notes_status", False):
         return
     leave = sys.exit
@@ -427,8 +429,8 @@ def _note_status() -> None:
 
 def _end_in_failure() -> None:
     """Ends the process with the exit status that the script has given to ``sys.exit``, or with 1
-    where that is 0 or none.  Nothing else can set it once a script has come to its end; ``atexit``
-    functions that were registered before are left out, but logging's.
+    where that is 0 or none.  Nothing else can set it once a script has ended.  ``atexit`` functions
+    that were registered before do not run, except logging's.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -439,7 +441,8 @@ def _end_in_failure() -> None:
 
 # ---- position ----
 #
-# Where a trainer's script is, for one that joins late; and, on that one, where the others are.
+# The position of a trainer's script, for a trainer that joins late; and, on that trainer, the
+# position of the others.
 #
 # See [Note: where the others are] in pserver/job/script_position.py.
 
@@ -448,22 +451,24 @@ MOST = 2**18  # characters of a position
 
 
 class Position:
-    """One trainer's side of the questions where the job is.
+    """One trainer's side of the questions for the job's position.
 
-    The script's thread calls it; but for :meth:`asked`, which the heartbeat's does.
+    The script's thread calls it, except :meth:`asked`, which the heartbeat's thread calls.
 
     Args:
         client: of server 0.
         roll: which trainers are there.
         plan: of the job.
-        lanes: this trainer's side of its lanes.
-        closed: those of them whose step is under way; it changes.
+        lanes: this trainer's senders.
+        closed: the lanes whose step is under way; the set changes.
 
     Attributes:
-        parts: what a position says: by name, what gives it, as JSON can hold it.
-        quiet: nobody is told now where the script is.
-        settled: whether the script is where its part says.
-        taken: by name, what is told that part of the others' position; None: they could not say.
+        parts: the parts of a position: by name, a function that gives the part, as JSON can hold
+            it.
+        quiet: no question for the position is answered now.
+        settled: whether the script is where its parts say.
+        taken: by name, a function that receives that part of the others' position; None if it is
+            unknown.
     """
 
     def __init__(
@@ -482,14 +487,14 @@ class Position:
         self.parts: dict[str, Callable[[], Any]] = {}
         self.taken: dict[str, Callable[[Any], None]] = {}
         self._asked = self._answered = 0  # numbers of questions
-        self._lock = threading.Lock()  # guards the one below; while it is held no wait ends
+        self._lock = threading.Lock()  # guards _waits; while it is held no wait ends
         self._waits = 0  # how many waits the script's thread is in, one in another
 
     # ---- for others ----
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside the script's thread waits: another one may say where it is."""
+        """Marks a wait of the script's thread: another thread may then send the position."""
         with self._lock:
             self._waits += 1
         try:
@@ -500,7 +505,7 @@ class Position:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, in the middle of a wait, the script's thread does something."""
+        """Marks work of the script's thread in the middle of a wait."""
         with self._lock:
             self._waits -= 1
         try:
@@ -510,7 +515,7 @@ class Position:
                 self._waits += 1
 
     def asked(self, number: int) -> None:
-        """Another trainer asks; answers if the script's thread waits now."""
+        """Notes another trainer's question, and answers it if the script's thread waits now."""
         self._asked = max(self._asked, number)
         with self._lock:
             if not self._waits or self._answered >= number or not self._known:
@@ -522,14 +527,14 @@ class Position:
         ).start()
 
     def answer(self) -> None:
-        """The script is about to close a step: answers what was asked."""
+        """Answers a question before the script closes a step."""
         if self._asked > self._answered and self._known:
             self._answer(self._asked, self._said(), self.step)
 
     @property
     def step(self) -> int:
-        """That the position is just before: the one under way, or the next one, of the first lane
-        whose steps need all trainers; 0: there is no such lane.
+        """The step just after the position: the step under way, or the next one, of the first lane
+        whose steps need all trainers; 0 without such a lane.
         """
         for index, lane in enumerate(self._plan.lanes):
             if lane.kind.merges_gradients:
@@ -558,7 +563,7 @@ class Position:
         )
         return Told("", why)
 
-    # ---- on the one that joins ----
+    # ---- on a trainer that joins late ----
 
     @property
     def late(self) -> bool:
@@ -566,8 +571,8 @@ class Position:
         return self._client.late
 
     def find(self) -> None:
-        """On a trainer that has joined late: waits until it knows where the others are.  Nothing
-        afterwards, nor on any other trainer.
+        """Waits, on a trainer that has joined late, until it knows where the others are.  Does
+        nothing afterwards, and on any other trainer.
 
         Raises:
             PServerError: the job has failed.
@@ -601,14 +606,14 @@ class JointCalls:
         check: raises what has ended the job.
 
     Attributes:
-        made: how many the script has made.
-        past: the others had made the last one before this trainer came.
-        noticed: called for each that it makes.
-        meanwhile: called before it waits in one, and every second until then: comes to what the
-            others may wait for.
-        attend: likewise, in calls that are not counted, too.
-        replays: a script that joins late makes its calls from the first one on; otherwise it begins
-            with the next one.
+        made: the number of calls that the script has made.
+        past: whether the others had made the last call before this trainer joined.
+        noticed: called after each call that was not past.
+        meanwhile: called before the wait in a call, and every second of it: joins what the others
+            may wait for.
+        attend: likewise, also in calls that are not counted.
+        replays: whether a script that joins late makes its calls from the first one on; otherwise
+            it begins with the next one.
     """
 
     def __init__(self, client: Client, position: Position, check: Callable[[], None]) -> None:
@@ -619,17 +624,17 @@ class JointCalls:
         self.meanwhile: Callable[[], None] = lambda: None
         self.attend: Callable[[], None] = lambda: None
         self.replays = False
-        self._under_way = ""  # the one that the script waits in
-        self._theirs = 0  # that the others had made when this trainer came
-        self._awaited = ""  # the one that they waited in then
+        self._under_way = ""  # the call that the script waits in
+        self._theirs = 0  # calls that the others had made when this trainer joined
+        self._awaited = ""  # the call that they waited in then
         position.parts["joint calls"] = self._plain
         position.taken["joint calls"] = self._take
 
     def meet(self, name: str, text: str) -> dict[int, str]:
-        """Waits for every trainer that has not left.
+        """Waits at a counted barrier for every trainer that has not left.
 
         Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
+            The trainers' texts, by trainer; trainers that sent none are left out.
         """
         self._position.find()
         self.made += 1
@@ -656,8 +661,8 @@ class JointCalls:
             return self._client.barrier(name, text, check)
 
     def meet_apart(self, name: str, text: str) -> dict[int, str]:
-        """The same at a barrier that is not counted: its name alone says which one it is.  Trainers
-        come there from joint calls, and from their waits for samples, too.
+        """Waits at a barrier that is not counted: its name alone identifies it.  Trainers arrive
+        there from joint calls, and also from their waits for samples.
 
         Raises:
             PutOff: it is not held.
@@ -671,12 +676,12 @@ class JointCalls:
             return self._client.barrier(name, text, check, apart=True)
 
     def skip(self, calls: int) -> None:
-        """The script does not come by so many calls, in an iteration that is over."""
+        """Skips the calls that the script does not make, in an iteration that is over."""
         self.made += calls
 
     def arrive(self) -> None:
-        """The script is where the others are; comes to the call in which they wait, where it has
-        come by that without making it.
+        """Called when the script is where the others are; joins the call in which they wait, if the
+        script has passed it without making it.
         """
         self.made = max(self.made, self._theirs)
         if self._awaited and self.made == self._theirs:
@@ -695,7 +700,7 @@ class JointCalls:
 
 
 class Apart:
-    """Where trainers meet by a name of the meeting's own, and not by the number of a call.
+    """Barriers that are identified by a name of their own, not by the number of a call.
 
     Args:
         joint: the job's joint calls.

@@ -1,4 +1,4 @@
-"""Where the embeddings of a job pull the rows of their tables from."""
+"""The sources of rows for the embeddings of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transpiler.plan.plan import Plan
 
 
 class TableSources:
-    """The sources of a job's tables: the servers; in a k-step lane the rows that this trainer
+    """The sources of a job's tables: the servers, or in a k-step lane the rows that this trainer
     steps.
 
     Args:
@@ -25,8 +25,8 @@ class TableSources:
         lookups: of its tables.
         lanes: the senders, by lane.
         clients: the connections, by server.
-        roll: which trainers are there.
-        drain: waits until all that was sent has been applied.
+        roll: the live trainers.
+        drain: waits until everything sent has been applied.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TableSources:
         return lane.tables[name]
 
     def _count(self, name: str) -> int:
-        """How many rows the servers hold of a table now."""
+        """The number of rows that the servers hold of a table now."""
         return sum(
             held.rows
             for client in self._clients

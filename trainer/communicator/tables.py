@@ -33,7 +33,7 @@ from transpiler.plan.plan import Plan
 
 @runtime_checkable
 class CachingSource(Protocol):
-    """A source of rows that keeps copies of rows on servers."""
+    """A source of rows that keeps copies of the servers' rows."""
 
     def invalidate(self) -> None:
         """Drops the copies: they are out of date."""
@@ -99,8 +99,8 @@ class Tables(Collector):
         self, groups: Sequence[Mapping[str, object]], owners: Sequence[int]
     ) -> tuple[list[Table], list[tuple[Rule, int]]]:
         """The tables as a plan has them, and the rules of the groups that they add to the script's,
-        each with the number of the optimizer whose steps it follows: the one that has the table's
-        proxy parameter.
+        each with the number of the optimizer whose steps it follows: the optimizer that has the
+        table's proxy parameter.
 
         Args:
             groups: the parameter groups of all of the script's optimizers.
@@ -135,11 +135,11 @@ class Tables(Collector):
         return tables, [(own.rule(), owner) for own, owner in self._own]
 
     def check_caches(self, plan: Plan) -> None:
-        """Returns if embeddings may keep rows between steps.
+        """Checks that embeddings may cache rows between steps.
 
         Raises:
-            ValueError: a table's delays are compensated, and servers do not know when a row was
-                read that comes out of a cache.
+            ValueError: a table compensates delays, and servers do not know when a cached row was
+                read.
         """
         for name, sharing in self._sharing.items():
             lane = plan.lanes[plan.table(name).lane]
@@ -188,8 +188,8 @@ class Tables(Collector):
         }
 
     def start_rows(self) -> dict[str, Rows]:
-        """The rows that tables begin with, where embeddings have some: ids, int64 [n], and values,
-        [n, dim].  Kept until the first step: servers may be installed again, with another plan.
+        """The rows that tables begin with, if embeddings have some: ids, int64 [n], and values, [n,
+        dim].  Kept until the first step: servers may be installed again, with another plan.
         """
         if self._start_rows is None:
             found = {
@@ -200,11 +200,11 @@ class Tables(Collector):
         return self._start_rows
 
     def connect(self, source: Callable[[str], RowSource], pull_all: PullAll) -> None:
-        """Makes embeddings pull their rows from ``source(table)``; this process holds none.
+        """Makes embeddings pull their rows from ``source(table)``; this process holds no rows.
 
         Args:
-            pull_all: gives the servers' rows of unique ids of several tables in one request; that
-                of the first call stays.
+            pull_all: gives the servers' rows of unique ids of several tables in one request; the
+                first call's is kept.
         """
         first = self._look_ahead is None
         self._look_ahead = look_ahead = self._look_ahead or LookAhead(pull_all)
@@ -239,7 +239,7 @@ class Tables(Collector):
         return self._sharing[name][0]
 
     def by_module(self) -> Iterator[tuple[str, str, DistributedEmbedding]]:
-        """Each embedding: its name among the modules, its table's, and the module."""
+        """Each embedding: its name among the modules, its table's name, and the module."""
         for path, module in self._paths:
             yield (
                 path,
@@ -248,7 +248,7 @@ class Tables(Collector):
             )
 
     def invalidate_caches(self) -> None:
-        """Drops what embeddings keep of rows on servers: it is out of date."""
+        """Drops the embeddings' copies of the servers' rows: they are out of date."""
         for module in self.embeddings():
             module.forget_pulled()
             if isinstance(module.rows, CachingSource):
@@ -260,8 +260,8 @@ class Tables(Collector):
         return {name: rows.status() for name, rows in here.items() if isinstance(rows, LocalRows)}
 
     def collect(self) -> Iterator[Metric]:
-        """What Prometheus reads: lookups that embeddings have answered from their caches.  The
-        others are in the metrics of servers.
+        """Gives Prometheus the lookups that embeddings have answered from their caches.  The
+        servers' metrics have the others.
         """
         hits: dict[tuple[str, ...], float] = {
             (name, "cache"): float(sum(each.cache.hits for each in sharing if each.cache))
@@ -276,7 +276,7 @@ class Tables(Collector):
 
     def shrink(self, days: float, threshold: float | None, names: Sequence[str]) -> dict[str, int]:
         """Applies time decay to tables in this process, then drops rows below the score threshold
-        or past their TTL; how many, by table.
+        or past their TTL; gives the number dropped, by table.
         """
         here = {name: self._sharing[name][0].rows for name in names}
         return {

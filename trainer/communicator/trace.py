@@ -1,7 +1,7 @@
-"""A trace on one trainer: from its begin to the file that trainer 0 writes.
+"""A trace on one trainer: from its start to the file that trainer 0 writes.
 
-The spans of a few steps are noted in memory; afterwards a thread brings those of all processes
-together, while training goes on.
+The spans of a few steps are recorded in memory; afterwards a thread gathers those of all processes,
+while training continues.
 
 ::
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # ---- server meeting ----
 #
-# How the trainers of a job with servers bring the spans of a trace together: the others leave
-# theirs at server 0, and trainer 0 reads those and the servers'.
+# How the trainers of a job with servers gather the spans of a trace: the others leave theirs at
+# server 0, and trainer 0 reads those and the servers'.
 
 
 PAUSE_SECONDS = 0.1  # between two looks
@@ -49,8 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerMeeting:
-    """One trainer's part in bringing spans together; see
-    :class:`~trainer.communicator.trace.Meeting`.
+    """One trainer's part in gathering spans; see :class:`~trainer.communicator.trace.Meeting`.
 
     Clocks are compared with those of servers: a trainer's with trainer 0's by way of server 0.
 
@@ -63,7 +62,7 @@ class ServerMeeting:
         self._clients, self._trainers = clients, trainers
 
     def begin(self, number: int) -> None:
-        """The servers note what they do from here on.
+        """Starts recording on the servers.
 
         Raises:
             PServerError: one of them cannot be reached.
@@ -72,7 +71,7 @@ class ServerMeeting:
             client.tracing.begin(number)
 
     def deliver(self, number: int, recording: Recording, seconds: float) -> None:
-        """A further trainer leaves its spans at server 0.
+        """Leaves the spans of a trainer other than 0 at server 0.
 
         Raises:
             PServerError: the server cannot be reached, or refuses.
@@ -87,7 +86,7 @@ class ServerMeeting:
     def gather(
         self, number: int, seconds: float, hurried: Callable[[], bool]
     ) -> tuple[list[Recording], dict[str, str]]:
-        """Trainer 0: what the others have left, and the servers' spans.
+        """Reads, on trainer 0, the spans that the others have left, and the servers' spans.
 
         Args:
             seconds: to wait for the other trainers.
@@ -118,7 +117,7 @@ class ServerMeeting:
     def _trainers_left(
         self, number: int, seconds: float, hurried: Callable[[], bool], found: list[Recording]
     ) -> dict[str, str]:
-        """Adds what the other trainers have left to ``found``; gives those that left nothing."""
+        """Adds the other trainers' recordings to ``found``; returns the trainers that left none."""
         client, wanted = self._clients[0], set(range(1, self._trainers))
 
         def text() -> str:
@@ -152,10 +151,10 @@ def _known(clock: Estimate | None, name: str) -> Estimate:
 
 # ---- torch spans ----
 #
-# What torch.profiler notes of this process, as spans beside the trainer's own.
+# The spans of torch.profiler for this process, beside the trainer's own.
 
 
-MARK = "pserver trace"  # spans of torch's whose times both clocks know
+MARK = "pserver trace"  # torch's spans whose times both clocks know
 MARKS = 8
 
 
@@ -173,10 +172,10 @@ class TorchSpans:
         ] = {}  # by name: how long it took, and since when
 
     def begin(self) -> None:
-        """Begins, and notes a few moments by both clocks.
+        """Begins, and records a few moments by both clocks.
 
         Raises:
-            RuntimeError: another profiler is at work.
+            RuntimeError: another profiler is active.
         """
         self._profile.start()
         self._began = now()
@@ -186,7 +185,7 @@ class TorchSpans:
                 self._marks[f"{MARK} {number}"] = (now() - before, before)
 
     def end(self) -> None:
-        """Ends, and adds the notes to the spans of this trainer."""
+        """Ends, and adds the recorded events to the spans of this trainer."""
         self._profile.stop()
         events = self._profile.events() or ()  # type: ignore[no-untyped-call]  # torch's own
         found = [
@@ -196,7 +195,7 @@ class TorchSpans:
         ]
         if not found:
             return
-        # the mark that was made fastest tells best what torch's clock showed when
+        # the mark that was made fastest relates the two clocks best
         _, moment, torchs = min(found)
         for event in events:
             began, ended = (
@@ -221,23 +220,23 @@ JOIN_SECONDS = GATHER_SECONDS + 15.0  # and for the calls besides
 
 
 class Meeting(Protocol):
-    """How the processes of a job bring their spans together."""
+    """The way in which the processes of a job gather their spans."""
 
     def begin(self, number: int) -> None:
-        """A trace begins.
+        """Begins a trace.
 
         Args:
             number: of this process's traces, from 1; the same on every trainer.
         """
 
     def deliver(self, number: int, recording: Recording, seconds: float) -> None:
-        """A trainer other than 0 leaves its spans for trainer 0."""
+        """Leaves the spans of a trainer other than 0 for trainer 0."""
 
     def gather(
         self, number: int, seconds: float, hurried: Callable[[], bool]
     ) -> tuple[list[Recording], dict[str, str]]:
-        """Trainer 0: the recordings of all other processes by its own clock, and those that are
-        missing, with the reasons.
+        """Gives trainer 0 the recordings of all other processes by its own clock, and the missing
+        processes, with the reasons.
         """
 
 
@@ -245,15 +244,15 @@ class Alone:
     """The meeting of a process that trains alone."""
 
     def begin(self, number: int) -> None:
-        """There is nobody to tell."""
+        """Does nothing: there is no other process."""
 
     def deliver(self, number: int, recording: Recording, seconds: float) -> None:
-        """There is nobody to leave spans for."""
+        """Does nothing: there is no other process."""
 
     def gather(
         self, number: int, seconds: float, hurried: Callable[[], bool]
     ) -> tuple[list[Recording], dict[str, str]]:
-        """There is nobody else."""
+        """Gives nothing: there is no other process."""
         return [], {}
 
 
@@ -263,12 +262,12 @@ class TraceSettings:
 
     Attributes:
         path: of the file, or its URL.
-        steps: of this trainer.
-        after: how many steps to let pass before the first.
-        profiler: whether torch.profiler's spans are in the file, too.
+        steps: the number of this trainer's steps to trace.
+        after: the number of steps to skip before the first.
+        profiler: whether the file has torch.profiler's spans, too.
 
     Raises:
-        TypeError, ValueError: one is something else.
+        TypeError, ValueError: a setting is invalid.
     """
 
     path: str
@@ -285,7 +284,7 @@ class TraceSettings:
 
 
 class Phase(enum.Enum):
-    """How far a trace has come."""
+    """The phase of a trace."""
 
     ARMED = "armed"
     NOTING = "noting"
@@ -300,7 +299,8 @@ class Trace:
         settings: of it.
         number: of this process's traces, from 1.
         trainer: this one.
-        meeting: how spans come together; None: this trainer has not joined its job yet.
+        meeting: gives the way in which spans are gathered; None: this trainer has not joined its
+            job yet.
         watch: called when it begins; what it returns is called when it ends.
 
     Raises:
@@ -333,7 +333,7 @@ class Trace:
 
     @onlooker("the trace", end=lambda trace: trace.abandon())
     def stepped(self) -> None:
-        """A step of this trainer is over."""
+        """Notes that a step of this trainer is over."""
         if self.phase is Phase.ARMED:
             self._left -= 1
             if self._left <= 0:
@@ -345,11 +345,11 @@ class Trace:
                 self._thread.start()
 
     def finish(self, failed: bool = False, exiting: bool = False) -> None:
-        """The job ends: so does the trace, with what there is; returns when the file is written.
+        """Ends the trace with what it has, at the end of the job; returns when the file is written.
 
         Args:
-            failed: nobody waits for other trainers.
-            exiting: no thread can be started any more.
+            failed: trainer 0 does not wait for other trainers.
+            exiting: threads can no longer be started.
         """
         if failed:
             self._hurried.set()
@@ -366,12 +366,12 @@ class Trace:
         self.wait()
 
     def wait(self) -> None:
-        """Returns when the spans have been brought together, if they are under way."""
+        """Waits until the spans have been gathered, if that is under way."""
         if self.phase is Phase.TELLING:
             self._thread.join(JOIN_SECONDS)
 
     def abandon(self) -> None:
-        """Ends it without a file; whatever is noted is forgotten."""
+        """Ends the trace without a file, and drops its spans."""
         atexit.unregister(self._exits)
         self.phase = Phase.OVER
         SPANS.end()
@@ -380,7 +380,7 @@ class Trace:
     # ---- its parts ----
 
     def _begin(self) -> None:
-        """Begins, unless this trainer has not joined its job; then after its next step."""
+        """Begins, if this trainer has joined its job; otherwise after its next step."""
         meeting = self._find()
         if meeting is None:
             return
@@ -404,11 +404,11 @@ class Trace:
         self.phase = Phase.TELLING
 
     def _exits(self) -> None:
-        """The process ends without having left its job."""
+        """Ends the trace as the process ends without having left its job."""
         self.finish(failed=True, exiting=True)
 
     def _tell(self) -> None:
-        """Brings the spans together; the trace's thread runs it."""
+        """Gathers the spans; the trace's thread runs it."""
         spans, dropped = SPANS.taken()
         own = Recording("trainer", self._trainer, spans, dropped, notes=self._notes)
         try:
@@ -426,7 +426,7 @@ class Trace:
             atexit.unregister(self._exits)
 
     def _gather(self, own: Recording) -> None:
-        """Trainer 0: writes the file, and says so."""
+        """Writes the file on trainer 0, and prints a summary."""
         wait = self._hurried.is_set
         others, missing = self._meeting.gather(self._number, GATHER_SECONDS, wait)
         content = document([own, *others], missing, {"steps": self._taken, "pid": os.getpid()})
@@ -464,11 +464,11 @@ def write(path: str, content: dict[str, object]) -> None:
 # The traces of this process: one at a time.
 
 
-AFTER = 2  # steps that a trace of ``launch --trace`` lets pass: the first ones are slower
+AFTER = 2  # steps that a trace of ``launch --trace`` skips: the first ones are slower
 
 
 class Tracing:
-    """The present trace of this process, and the connection over which spans come together.
+    """The present trace of this process, and the connection over which spans are gathered.
 
     The script's thread uses it.
     """
@@ -491,10 +491,10 @@ class Tracing:
         """Begins a trace; see :class:`Trace`.
 
         Args:
-            counts: whether the steps of an optimizer, or of a program (None), are the trace's.
+            counts: whether the steps of an optimizer, or of a program (None), count for the trace.
 
         Raises:
-            RuntimeError: one is under way.
+            RuntimeError: a trace is under way.
             OSError, ImportError, ValueError: trainer 0 cannot write to the path.
         """
         if self._present is not None:
@@ -511,12 +511,12 @@ class Tracing:
 
     @onlooker("the trace")
     def stepped(self, optimizer: object) -> None:
-        """A step of an optimizer, or of a program (None), is over."""
+        """Notes that a step of an optimizer, or of a program (None), is over."""
         if self._present is not None and self._counts(optimizer):
             self._present.stepped()
 
     def finish(self, failed: bool = False) -> None:
-        """The job ends; harmless where no trace is under way."""
+        """Ends the trace at the end of the job; harmless if no trace is under way."""
         trace, self._present = self._present, None
         SPANS.watcher = self._programs = None
         if trace is not None:
@@ -525,12 +525,12 @@ class Tracing:
     # ---- programs ----
 
     def joined(self, trainer: int, meeting: Callable[[], Meeting]) -> None:
-        """An Executor has joined a job.  Where no trace has begun in this process, one that the
-        environment asks for begins here.
+        """Called when an Executor has joined a job.  Begins the trace that the environment asks
+        for, if no trace has begun in this process.
 
         Args:
             trainer: its number.
-            meeting: how spans come together.
+            meeting: gives the way in which spans are gathered.
 
         Raises:
             OSError, ImportError, ValueError: trainer 0 cannot write to the path.
@@ -541,12 +541,14 @@ class Tracing:
             self.begin(settings, trainer, self.of_programs, lambda: lambda: None)
 
     def of_programs(self) -> Meeting | None:
-        """How the spans of programs come together; None before one has joined its job."""
+        """The way in which spans of programs are gathered; None before an Executor has joined its
+        job.
+        """
         return None if self._programs is None else self._programs()
 
 
 def meeting_of(communicator: Communicator) -> Meeting:
-    """How a trainer of a job with servers brings spans together."""
+    """The way in which a trainer of a job with servers gathers spans."""
     return ServerMeeting(communicator.clients, communicator.plan.trainers)
 
 

@@ -35,13 +35,13 @@ class StateTransfer:
     Args:
         plan: of the job.
         programs: of its servers, by index.
-        slices: all of the plan's.
+        slices: all slices of the plan.
         tensors: the live variables by name.
-        optimizers: the script's, whose states may be the servers' first ones.
-        buffers: of models, which come with the answers to steps.
+        optimizers: the script's optimizers, whose states may be the servers' initial states.
+        buffers: the models' synced buffers, which arrive with the answers to steps.
 
     Attributes:
-        slice_states: of each server the variables of its slices' optimizer states.
+        slice_states: for each server, the variables of its slices' optimizer states.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class StateTransfer:
         self._lane: LaneSender
 
     def start(self, clients: list[Client], lane: LaneSender) -> None:
-        """The connections, and lane 0, whose channels the requests use."""
+        """Sets the connections, and lane 0, whose channels the requests use."""
         self._clients, self._lane = clients, lane
 
     def destination(self, lane: LaneSender) -> Destination:
-        """Where values go that arrive on a lane's channels."""
+        """The destination of values that arrive on a lane's channels."""
 
         def destination(name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
             if name in self._wanted:
@@ -95,10 +95,12 @@ class StateTransfer:
     def upload(
         self, client: Client, optimizers: Sequence[torch.optim.Optimizer] | None = None
     ) -> None:
-        """Loads every slice of a server, and the optimizers' states where the script's have some.
+        """Loads every slice of a server, and the states of the script's optimizers, if they have
+        some.
 
         Args:
-            optimizers: only these; the servers keep what they have of the others.
+            optimizers: the optimizers whose states are loaded; the servers keep the others' states.
+                None: all.
         """
         held = ((name, self._slices.read(name)) for name in self._slices.held(client.index))
         chosen = self._optimizers if optimizers is None else optimizers
@@ -107,8 +109,8 @@ class StateTransfer:
             first_of([client.channels[0].load(chain(held, states))])
 
     def upload_buffers(self) -> None:
-        """A job's only trainer gives the servers its buffers, which no step has brought there: what
-        they hold when it leaves is then whole.
+        """Loads the buffers of a job's only trainer into the servers.  No step has sent them; the
+        servers' state is then complete when it leaves.
         """
         changing = {
             placement.name
@@ -129,7 +131,7 @@ class StateTransfer:
     def _present_states(
         self, server: int, optimizers: Sequence[torch.optim.Optimizer]
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those states of the script's optimizers that live on a server, by variable name."""
+        """The states of the script's optimizers that a server holds, by variable name."""
         for slice_name, states in self.slice_states[server].items():
             placement, slice_ = self._slices.owner(slice_name)
             parameter = self._tensors[placement.name]
@@ -143,8 +145,8 @@ class StateTransfer:
     # ---- down ----
 
     def _ask(self, names_on: Callable[[int], list[str] | None]) -> Reply:
-        """Pulls variables from every server: by name, all slices where the list is empty, nothing
-        where there is none.
+        """Pulls variables by name from every server: all slices for an empty list, nothing for
+        None.
         """
         with self._lane.turn:
             asked = [(client, names_on(client.index)) for client in self._clients]
@@ -164,8 +166,8 @@ class StateTransfer:
         return reply
 
     def pull_served(self) -> None:
-        """Receives all slices but those of averaged parameters: of these the servers hold what was
-        loaded last, and the trainers what they have stepped to since.
+        """Receives all slices except those of averaged parameters: the servers hold their last
+        loaded values, and the trainers have stepped them since.
         """
         averaged = set(self._plan.averaged)
         self._pull(
@@ -177,7 +179,7 @@ class StateTransfer:
         self._buffers.start()
 
     def _pull(self, names_on: Callable[[int], list[str] | None]) -> Reply:
-        """Receives those slices into the live variables that ``names_on(server)`` names."""
+        """Receives the slices that ``names_on(server)`` names into the live variables."""
         self._in_place = True
         try:
             reply = self._ask(names_on)
@@ -198,13 +200,13 @@ class StateTransfer:
         )
 
     def pull_buffers(self) -> None:
-        """Receives what this trainer does not say itself of the models' buffers."""
+        """Receives the models' buffers that this trainer does not send itself."""
         if self._buffers.receives:
             self._pull(lambda server: self._buffers.on(server) or None)
             self._buffers.pulled()
 
     def _collect(self, names_on: Callable[[int], list[str] | None]) -> Mapping[str, torch.Tensor]:
-        """Receives variables in new tensors, by name."""
+        """Receives variables into new tensors, by name."""
         asked = {client.index: names_on(client.index) for client in self._clients}
         self._wanted = frozenset(name for names in asked.values() for name in names or ())
         self._collected = collected = dict[str, torch.Tensor]()
@@ -232,7 +234,7 @@ class StateTransfer:
 
     def served(self, lanes: Iterable[object]) -> dict[str, torch.Tensor]:
         """The servers' values of parameters that trainers step by themselves, and of the buffers
-        that travel with them, whole, by name.  Warns of those that the script has written since.
+        that travel with them, whole, by name.  Warns of the script's external writes since.
 
         Args:
             lanes: the senders.
@@ -262,9 +264,7 @@ class StateTransfer:
         }
 
     def unmerged_states(self) -> dict[str, torch.Tensor]:
-        """Those of the servers' states that :meth:`states` does not give, as a checkpoint names
-        them.
-        """
+        """The servers' states that :meth:`states` does not give, by their names in a checkpoint."""
         found: dict[str, torch.Tensor] = {}
         collected = self._collect_states(self._unmerged)
         for placement in self._plan.placements:
@@ -280,7 +280,7 @@ class StateTransfer:
         return variable in self._numbers or self._plan.lane_of(placement).kind.steps_on_trainer
 
     def _collect_states(self, wanted: Callable[[str, str], bool]) -> Mapping[str, torch.Tensor]:
-        """Receives those states for whose slice and variable ``wanted`` is true."""
+        """Receives the states for whose slice and variable ``wanted`` is true."""
         return self._collect(
             lambda server: (
                 [

@@ -1,14 +1,13 @@
 """The async and half-async lanes: closed steps queue, and the lane's thread merges and sends them.
 
-[Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: the one that
-finds no slot waits.  But a trainer that computes faster than messages come back would fill any
-queue and then train, no faster, on parameters that are as many steps old.  So before a step is
-copied into the queue it gives the messages before it ``soft_wait_ms`` to come back, as long as
-there are as many as one message would merge.  Where servers reply, a trainer is about one message
-ahead, and this step is copied into the memory of the one before.  Where a server is stopped for a
-while, the queue takes what comes, and each message in it is one more copy of the parameters.  A
-lane of few bytes need not save memory: its step is queued first, so that the sender finds it at
-once, and then waits as long.
+[Note: how far ahead]  ``send_queue_size`` bounds the steps that are on their way: a step that finds
+no slot waits.  But a trainer that computes faster than replies arrive would fill any queue and then
+train, no faster, on parameters that are as many steps old.  So before a step is copied into the
+queue, it waits up to ``soft_wait_ms`` for the earlier messages to be answered, if as many steps are
+unanswered as one message would merge.  While servers reply, a trainer is about one message ahead,
+and this step is copied into the memory of the one before.  While a server is stopped, the queue
+fills, and each message in it is one more copy of the parameters.  A lane of few bytes need not save
+memory: its step is queued first, so that the sender finds it at once, and then waits as long.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ from transpiler.plan.plan import Lane
 
 # ---- async landings ----
 #
-# What last landed in an async or half-async lane, whose servers other trainers step meanwhile.
+# The last received values of an async or half-async lane, whose parameters other trainers update
+# meanwhile.
 
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class AsyncLandings(LandedValues):
     Args:
         slices: of the lane.
         pipeline: its messages.
-        drain: waits until the lane has sent everything, and has its answers.
-        in_place: values arrive in the parameters themselves.
+        drain: waits until the lane has sent everything and received the answers.
+        in_place: whether values are received into the parameters themselves.
 
     Attributes:
-        fetching: values arrive in buffers all the same.
+        fetching: whether values are received into buffers for now, whatever ``in_place`` is.
     """
 
     between_steps = True
@@ -81,7 +81,7 @@ class AsyncLandings(LandedValues):
         self._pipeline = pipeline
         self._drain = drain
         self._in_place = in_place
-        self._copies = False  # of every landing, because the script writes into parameters
+        self._copies = False  # whether to copy all received values: the script writes to parameters
 
     @property
     def keeps_memory(self) -> bool:
@@ -102,7 +102,7 @@ class AsyncLandings(LandedValues):
         return found
 
     def _differing_held(self, names: Collection[str]) -> dict[str, Assignment]:
-        """What of slices that servers only hold is not as they have it."""
+        """The differences from the servers' values, of slices that servers only hold."""
         theirs = self._pipeline.checksums(names)
         unlike = [name for name in names if checksum(self.slices.read(name)) != theirs[name]]
         pulled = self._pulled(unlike).values if unlike else {}
@@ -110,7 +110,7 @@ class AsyncLandings(LandedValues):
         return {name: each for name, each in written.items() if each is not None}
 
     def _take_from_servers(self, variables: Collection[str]) -> None:
-        """Takes the servers' values for what has landed last, as no copy has been kept; keeps
+        """Takes the servers' values as the last received values, as no copy has been kept; keeps
         copies from now on.
         """
         self._copies = True
@@ -137,24 +137,24 @@ class AsyncLandings(LandedValues):
 
 # ---- merged steps ----
 #
-# Closed steps of an async lane that leave in one message.
+# Closed steps of an async lane that are sent in one message.
 
 
 @dataclass(slots=True)
 class MergedSteps:
-    """One or more closed steps of one trainer, which leave in one message.
+    """One or more closed steps of one trainer, which are sent in one message.
 
     Attributes:
-        gradients: by slice; those that the sending thread cuts, by variable.
+        gradients: by slice; by variable where the sending thread cuts them.
         tables: gradients of rows, by table.
         hparams: of the last step.
-        steps: how many.
-        assignments: what the script has written before them, by slice.
-        departure: of the message that carries those; None: there are none.
-        alone: no later step joins.
+        steps: the number of steps.
+        assignments: the external writes before them, by slice.
+        departure: of the message that carries the assignments; None without assignments.
+        alone: whether later steps stay out of this message.
         owned: whether the gradients are copies, in buffers of the lane.
-        copies: from a GPU, that may not have been made yet.
-        leases: the positions of epochs that they have consumed.
+        copies: copies from a GPU that may not be complete.
+        leases: the positions of epochs that the steps have consumed.
     """
 
     gradients: Tensors
@@ -181,7 +181,9 @@ class MergedSteps:
         slices.join()
 
     def takes(self, later: MergedSteps, lane: Lane) -> bool:
-        """Whether one more step may leave in this message.  One that assigns comes behind it."""
+        """Whether one more step may join this message.  A step with assignments needs a message of
+        its own.
+        """
         return self.steps < lane.max_merge_var_num and not (self.alone or later.assignments)
 
     def wait_for_copies(self) -> None:
@@ -191,7 +193,7 @@ class MergedSteps:
         self.copies.clear()
 
     def add(self, later: MergedSteps, buffers: Buffers) -> None:
-        """Adds one more step's gradients; from here on its hyper-parameters count."""
+        """Adds one more step's gradients, and takes over its hyper-parameters."""
         self.wait_for_copies()
         for name, gradient in later.gradients.items():
             if name in self.gradients:
@@ -207,7 +209,7 @@ class MergedSteps:
         self.leases += later.leases
 
     def merge(self, rule: str) -> None:
-        """Makes the sum over the steps their mean, if the rule is "mean"."""
+        """Turns the sum over the steps into their mean, if the rule is "mean"."""
         if rule == "mean" and self.steps > 1:
             for gradient in self.gradients.values():
                 gradient.mul_(1.0 / self.steps)
@@ -220,16 +222,16 @@ class MergedSteps:
 
 SMALL_BYTES = 2**20  # of a lane's parameters: below, one more copy does not matter
 LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
-FETCH_SECONDS = 0.1  # between two fetches that nothing was sent for
+FETCH_SECONDS = 0.1  # between two fetches if nothing is sent
 
 
 class AsyncSender:
     """The sender of an async or half-async lane; see
     :class:`~trainer.senders.pipeline.LaneSender`.
 
-    With one slot, with bounded staleness and in half-async mode ``finish`` waits for the step's own
-    result.  The script's thread closes steps; a thread of the lane sends them; with
-    ``independent_recv_thread`` another one fetches parameters.
+    With one slot, with bounded staleness and in half-async mode ``finish`` waits for the result of
+    its own step.  The script's thread closes steps; a thread of the lane sends them; with
+    ``independent_recv_thread`` another thread fetches parameters.
     """
 
     def __init__(
@@ -246,17 +248,17 @@ class AsyncSender:
         self.meanwhile: Callable[[], None] = lambda: None
         self._gradients: Tensors = {}  # of the step under way: the script's own
         self._tables: dict[str, RowGradient] = {}  # likewise
-        self._closed: MergedSteps | None = None  # a step that has found no room yet
+        self._closed: MergedSteps | None = None  # a step that does not fit into the queue yet
         self._changed = threading.Condition()  # guards the eight below
         self._queue: deque[MergedSteps] = deque()
         self._unanswered = 0  # steps closed and not yet answered
         self._failure: PServerError | None = None
         self._stopping, self._flushing = False, False
-        self._since_fetch = 0  # messages since parameters last came
+        self._since_fetch = 0  # messages since parameters were last received
         self._blocked_seconds, self._merged = 0.0, 0
         self._last = Reply()
         self._waits = lane.send_queue_size == 1 or lane.staleness is not None or lane.kind.collects
-        # values arrive in the parameters themselves, because nothing computes meanwhile
+        # values are received into the parameters themselves, as nothing computes meanwhile
         self._in_place = self._waits and not lane.independent_recv_thread
         self.landed = AsyncLandings(slices, self._pipeline, self.drain, self._in_place)
         # whether a gradient outlives its step, after which the script writes to it again
@@ -271,7 +273,7 @@ class AsyncSender:
         return self._pipeline.step
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The parameter's own memory where ``finish`` waits, otherwise a buffer."""
+        """The parameter's own memory if values are received in place, otherwise a buffer."""
         if self._in_place and not self.landed.fetching:
             return self._slices.destination(name)
         return self._pipeline.destination(name)
@@ -304,8 +306,8 @@ class AsyncSender:
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`.
 
-        An overflow's step is dropped, but for what the script has written; one that finds no room
-        leaves in ``finish``.
+        A step with an overflow is dropped, except the external writes in it.  A step that does not
+        fit into the queue is queued by ``finish``.
         """
         step = MergedSteps(self._gradients, self._tables, hparams, assignments=self._assignments)
         self._gradients, self._tables, self._assignments = {}, {}, {}
@@ -332,8 +334,8 @@ class AsyncSender:
         return self._unanswered < limit or self._failure is not None
 
     def _enqueue(self) -> None:
-        """Merges the closed step, if there is one, into the last message that has not left, or
-        queues it as a message of its own.
+        """Merges the closed step, if there is one, into the last queued message, or queues it as a
+        message of its own.
         """
         if self._closed is None:
             return
@@ -372,7 +374,7 @@ class AsyncSender:
         return self._last
 
     def _collecting(self) -> bool:
-        """Whether more steps are to be merged before anything is sent."""
+        """Whether more steps will be merged before the message is sent."""
         if not self._lane.kind.collects or self._flushing or not self._queue:
             return False
         return self._queue[0].steps < self._lane.max_merge_var_num and not self._queue[0].alone
@@ -424,7 +426,7 @@ class AsyncSender:
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
         """See :class:`~trainer.senders.pipeline.GradientLane`."""
         if self._lane.kind.collects and assignments:
-            self.drain()  # the steps before, which have not left
+            self.drain()  # sends the earlier steps
         self.landed.assign(assignments)
         for name, assignment in assignments.items():
             earlier = self._assignments.get(name)
@@ -497,7 +499,7 @@ class AsyncSender:
             self._staged.put(values, memory, self._pipeline.step)
 
     def _omits_values(self) -> bool:
-        """Whether the next message's reply need not bring parameters."""
+        """Whether the reply to the next message may omit parameters."""
         if self._lane.independent_recv_thread:
             return True
         return self._since_fetch + 1 < self._lane.min_send_grad_num_before_recv
@@ -527,8 +529,8 @@ class AsyncSender:
     # ---- the fetching thread ----
 
     def _fetch(self) -> None:
-        """``independent_recv_thread``: fetches after so many messages, and from time to time
-        without any.
+        """Fetches parameters, with ``independent_recv_thread``: after
+        ``min_send_grad_num_before_recv`` messages, and regularly without messages.
         """
         try:
             while not self._stopping:
@@ -547,7 +549,7 @@ class AsyncSender:
 
 @contextmanager
 def _released(condition: threading.Condition) -> Iterator[None]:
-    """Inside, another thread may hold it."""
+    """Releases the condition inside the block."""
     condition.release()
     try:
         yield

@@ -1,11 +1,11 @@
-"""The buffers of a model, which its forward changes: they leave with steps, and those that all
-trainers are to have come with the answers.
+"""The synced buffers of a model, which its forward changes: they travel with steps, and the values
+for all trainers return with the answers.
 
-See [Note: whose buffers] in pserver/lane/rounds.py.  What a step changes is found by
-comparing all of a buffer with what it was after the step before: buffers are small, and torch
-counts no write of a batch norm.  They land at ``step()``; between steps only where nothing has been
-written since, so that a buffer that was swapped for an evaluation stands.  Persistent or not makes
-no difference.
+See [Note: whose buffers] in pserver/lane/rounds.py.  A step's changes are found by comparing the
+whole buffer with its value after the step before: buffers are small, and torch does not count the
+writes of a batch norm.  Received values are written at ``step()``; between steps only into buffers
+that have not been written since, so that a buffer that was swapped for an evaluation stays.
+Persistent and other buffers are treated alike.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from transpiler.plan.plan import Placement, Plan
 
 # ---- roll ----
 #
-# Which trainers of a job are still there, as server 0 tells it.
+# The live trainers of a job, according to server 0.
 #
-# A trainer that was preempted, or lost, takes no further step.  Those that are left do without it
-# what all of them share: the divisor of a geo lane's changes, and what one trainer does for all.
+# A trainer that was preempted, or lost, takes no further step.  The live trainers do the shared
+# work without it: they divide a geo lane's changes by their own number, and one of them is the
+# leader.
 
 
 log = logging.getLogger(__name__)
 
 
 class Roll:
-    """One trainer's view of it.  Any thread may call it.
+    """One trainer's view of the live trainers.  Any thread may call it.
 
     Args:
-        trainers: of the plan.
+        trainers: the plan's number of trainers.
         own: this trainer's number.
-        may_leave: trainers leave when they are preempted, or are lost and the others go on, so that
-            another one may have to do what trainer 0 did.
+        may_leave: whether the job continues without a preempted or lost trainer, so that another
+            trainer may become the leader.
 
     Attributes:
         trainers, own, may_leave: as given.
@@ -59,29 +60,29 @@ class Roll:
     def __init__(self, trainers: int, own: int, may_leave: bool = False) -> None:
         self.trainers, self.own, self.may_leave = trainers, own, may_leave
         self._known = Absences()  # replaced, never changed
-        self._lock = threading.Lock()  # of who replaces it
+        self._lock = threading.Lock()  # held to replace _known
 
     @property
     def count(self) -> int:
-        """How many trainers are there."""
+        """The number of live trainers, at least 1."""
         return max(1, self.trainers - len(self._known.absent))
 
     @property
     def changes(self) -> int:
-        """How often trainers have joined, and gone, as far as this one has heard."""
+        """The number of times that trainers have joined or gone, as known to this trainer."""
         return self._known.changes
 
     @property
     def absent(self) -> frozenset[int]:
-        """Those that are not there: lost, preempted, or not come yet in a job that began with
-        fewer.
+        """The trainers that are not live: lost, preempted, or not yet joined in a job that began
+        with fewer.
         """
         return self._known.absent
 
     @property
     def first(self) -> int:
-        """The one that does what one trainer does for all: trainer 0, while it is there; then the
-        least of those that have been there from the beginning.
+        """The leader: trainer 0 while it is live, then the lowest-ranked live trainer of those that
+        are in the job from the start.
         """
         absent, said = self._known.absent, self._known.first
         if said is not None and said not in absent:
@@ -90,34 +91,35 @@ class Roll:
 
     @property
     def is_first(self) -> bool:
-        """Whether that is this one."""
+        """Whether this trainer is the leader."""
         return self.first == self.own
 
     def learn(self, said: Absences) -> None:
-        """Takes up what server 0 says, and logs who was preempted.  Answers may come in another
-        order than they were given in.
+        """Takes over the news from server 0, and logs preempted trainers.  Answers may arrive in
+        another order than the server gave them in.
         """
         with self._lock:
             before = self._known
             if said.changes < before.changes:
                 return
-            if said.changes == before.changes:  # who leaves is no change yet
+            if said.changes == before.changes:  # leaving is no change yet
                 said = replace(said, absent=said.absent | before.absent)
             self._known = said
         for trainer, step in sorted(said.preempted.items()):
             if trainer not in before.preempted and trainer != self.own:
                 log.warning(
-                    "trainer %d was preempted after step %d; %d of %d trainers go on%s",
+                    "trainer %d was preempted after step %d; %d of %d trainers continue%s",
                     *(trainer, step, self.count, self.trainers),
-                    f", and trainer {self.first} stands in for it" if trainer < self.first else "",
+                    f", and trainer {self.first} is now the leader" if trainer < self.first else "",
                 )
 
 
 def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
-    """The roll of a job that begins.
+    """The roll at the start of a job.
 
     Raises:
-        ValueError: a trainer is to leave when it is preempted, and the others could not go on.
+        ValueError: a grace period is set, and the others could not continue without a preempted
+            trainer.
     """
     if plan.averaged and plan.trainers > 1 and not plan.outlives_trainers:
         connection.check_no_grace(
@@ -132,10 +134,10 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
 
 
 def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:
-    """The buffers that trainers share; none where each keeps its own, or is alone.
+    """The synced buffers; none if each trainer keeps its own buffers, or there is one trainer.
 
     Args:
-        tensors: every placed variable by name, the live ones.
+        tensors: the live tensor of every placed variable, by name.
     """
     if plan.trainers == 1 or not plan.lanes or plan.lanes[0].buffers == "own":
         return []
@@ -149,18 +151,18 @@ def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:
 
 
 class TravellingBuffers:
-    """Takes changed buffers along with a lane's messages, and keeps what comes until the script's
-    thread takes it in.
+    """Sends changed buffers with a lane's messages, and keeps received values until the script's
+    thread takes them in.
 
-    The script's thread captures and lands; the lane's thread takes out and stages; destinations are
-    asked for in the channels' threads.
+    The script's thread calls ``capture`` and ``land``; the lane's thread calls ``take_out`` and
+    ``arrived``; the channels' threads ask for destinations.
 
     Args:
-        placements: the buffers; none: nothing travels.
+        placements: the synced buffers; may be empty.
         tensors: all live tensors by variable name.
         whose: the lane's ``buffers``.
-        roll: which trainers are there.
-        lane: that they travel with.
+        roll: the live trainers.
+        lane: the lane that they travel with.
 
     Attributes:
         placements, lane: as given.
@@ -196,7 +198,7 @@ class TravellingBuffers:
 
     @property
     def receives(self) -> bool:
-        """Whether answers bring any."""
+        """Whether answers bring buffers."""
         return bool(self._received)
 
     def _averages(self, name: str, whose: str) -> bool:
@@ -210,23 +212,23 @@ class TravellingBuffers:
         """The slices on a server that this trainer receives."""
         return [name for name in self._slices.held(server) if name in self._received]
 
-    # ---- away ----
+    # ---- sending ----
 
     def start(self) -> None:
-        """The servers' values have landed in the buffers."""
+        """Starts anew after the servers' values have been received into the buffers."""
         with self._lock:
             self._outgoing, self._arriving = {}, {}
         self.pulled()
 
     def pulled(self) -> None:
-        """The servers' present values have landed in the buffers that this trainer receives."""
+        """Called when the servers' values have been received into this trainer's buffers."""
         with self._lock:
             self._staged = {}
         self._known = {name: self._slices.read(name).clone() for name in self._names}
 
     def capture(self, lanes: Collection[int]) -> None:
-        """A step is closed in these lanes: notes the buffers as they are now; what has changed
-        leaves with the next message.
+        """Called when a step is closed in these lanes: notes the buffers as they are now.  Changes
+        travel with the next message.
         """
         for name in self._names if self.lane in lanes else ():
             now = self._slices.read(name)
@@ -251,10 +253,10 @@ class TravellingBuffers:
         channel.assign(step, found)
         return sorted(found)
 
-    # ---- back ----
+    # ---- receiving ----
 
     def destination(self, name: str) -> Tensor:
-        """Where a slice's value goes: memory that no other thread reads."""
+        """The destination of a slice's value: memory that no other thread reads."""
         placement, slice_ = self._slices.owner(name)
         with self._lock:
             if name not in self._arriving:
@@ -262,8 +264,8 @@ class TravellingBuffers:
             return self._arriving[name]
 
     def arrived(self) -> None:
-        """The reply under way is complete.  Servers answer with buffers that the others receive,
-        too: trainer 0's own, as they were some steps ago.
+        """Stages the values of a complete reply.  Servers also send the buffers that only the
+        others receive: trainer 0's own, as they were some steps ago.
         """
         with self._lock:
             received = self._received.intersection(self._arriving)
@@ -274,7 +276,7 @@ class TravellingBuffers:
         """Writes the received values into the buffers.
 
         Args:
-            between_steps: not into those that have been written since the last step.
+            between_steps: skip buffers that have been written since the last step.
         """
         with self._lock:
             staged, self._staged = self._staged, {}

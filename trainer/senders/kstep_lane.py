@@ -1,5 +1,5 @@
 """The k-step lanes, geo and diloco: the script's own optimizer steps, and every k steps the changes
-of the parameters leave.
+of the parameters are sent.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROUNDED = 4  # messages at most that take what rounding has left of a difference
+ROUNDED = 4  # at most so many messages for the differences that rounding has left
 
 
 class KStepSender:
-    """The common base of the two k-step senders: gradients stay on the trainer, and
-    steps are counted.
+    """The base class of the two k-step senders: gradients stay on the trainer, and steps are
+    counted.
 
     Args:
-        lane, slices: its own.
-        hparams: the plan's, by group: what messages say before a step has been closed.
+        lane, slices: of this sender.
+        hparams: the plan's, by group, which messages carry before a step has been closed.
         buffers: of the model.
 
     Attributes:
-        writes: what the script has written since its last step.
+        writes: finds the external writes since the script's last step.
         tables: the rows that this trainer steps, by table.
     """
 
@@ -78,20 +78,20 @@ class KStepSender:
         return self._pipeline.step
 
     def start(self, channels: list[Channel], step: int) -> None:
-        """See :class:`LaneSender`.  Steps that have not been exchanged count no more."""
+        """See :class:`LaneSender`.  Steps that have not been exchanged are dropped."""
         self._pipeline.start(channels, step)
         self._taken = 0
         self.writes.note()
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
-        """Gradients stay here."""
+        """Does nothing: gradients stay here."""
 
     def send_rows(self, table: str, gradient: RowGradient) -> None:
-        """Gradients of rows stay here, too."""
+        """Keeps the gradient of rows for :meth:`close`."""
         self._gradients[table] = gradient
 
     def wait_for_replies(self) -> None:
-        """Waits until every message that has left is answered; takes nothing in."""
+        """Waits until every sent message is answered; takes no values in."""
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
         """See :class:`LaneSender`."""
@@ -113,10 +113,10 @@ class KStepSender:
 
 
 def drain_for_others(lanes: Iterable[object], drain: Callable[[], None]) -> None:
-    """Drains, before other values take the place of all: changes need not be exchanged.
+    """Drains the lanes before all values are replaced: changes need not be exchanged.
 
     Args:
-        drain: of all lanes.
+        drain: drains all lanes.
     """
     for lane in lanes:
         if isinstance(lane, GeoSender):
@@ -125,8 +125,8 @@ def drain_for_others(lanes: Iterable[object], drain: Callable[[], None]) -> None
 
 
 def window_of(lanes: Iterable[object]) -> int:
-    """How many steps the script has closed since the last exchange that all trainers make together
-    was over: one who joins begins there.
+    """The number of steps that the script has closed since the end of the last exchange of all
+    trainers: a trainer that joins begins there.
     """
     return max((lane.window for lane in lanes if isinstance(lane, DiLoCoSender)), default=0)
 
@@ -136,11 +136,11 @@ def warn_unserved(
     tensors: Mapping[str, torch.Tensor],
     served: Mapping[str, torch.Tensor],
 ) -> None:
-    """Warns of parameters that the script has written since its last step, and that servers have
-    otherwise.
+    """Warns of parameters with external writes since the last step whose values on the servers
+    differ.
 
     Args:
-        tensors: the live ones by name; ``served``: the servers' values.
+        tensors: the live tensors by name; ``served``: the servers' values.
     """
     written = [
         name
@@ -158,18 +158,18 @@ def warn_unserved(
 
 
 class DiLoCoSender(KStepSender):
-    """The sender of a diloco lane: every k steps the parameters themselves leave, and the servers'
-    replace them while the script waits.
+    """The sender of a diloco lane: every k steps the parameters themselves are sent, and the
+    servers' replace them while the script waits.
 
-    The server knows the value that every trainer started from, and takes the change: see
-    [Note: what arrives] in pserver/dense/update.py.  Where it looks for outliers, a copy of
-    that value is kept here, too: the change is what is measured.
+    The server knows the value that every trainer started from, and takes the change: see [Note:
+    what arrives] in pserver/dense/update.py.  If servers look for outliers, a copy of that value is
+    kept here, too: the change is measured.
 
-    Of rows of tables the change itself leaves: the server need not know which rows a trainer has
+    For rows of tables the change itself is sent: the server need not know which rows a trainer has
     looked up.  See [Note: diloco, row by row] in kstep_rows.py.
 
     Attributes:
-        window: steps closed since the last exchange that is over.
+        window: steps closed since the end of the last exchange.
     """
 
     window = 0
@@ -227,45 +227,45 @@ class DiLoCoSender(KStepSender):
         self._note_known()
 
     def refresh(self) -> None:
-        """Nothing arrives between steps."""
+        """Does nothing: no values are received between steps."""
 
     def drain(self) -> None:
-        """Nothing is under way between steps."""
+        """Does nothing: no message is under way between steps."""
 
     def leave(self) -> None:
-        """Exchanges the steps since the last exchange.  A trainer that has none sends nothing, and
-        no other waits for it.
+        """Exchanges the steps since the last exchange.  A trainer without such steps sends nothing,
+        and no other waits for it.
         """
         if self._taken:
             self._exchange(last=True)
 
     def stop(self) -> None:
-        """No threads."""
+        """Does nothing: there are no threads."""
 
     def rest(self) -> None:
-        """No threads."""
+        """Does nothing: there are no threads."""
 
 
 class GeoSender(KStepSender):
     """The sender of a geo lane: every k steps the changes are added on the servers, while training
-    goes on.
+    continues.
 
-    [Note: geo]  Each slice has a copy y: the server's value as far as this trainer knows it.  Every
-    k steps delta = (x - y) / trainers leaves, and y moves by delta.  When the server's z comes
-    back, which has this and the others' deltas in it, y becomes z plus those deltas that left after
-    this one, and x moves by as much as y did.  Until then the script trains on;
+    [Note: geo]  Each slice x has a copy y: the server's value as far as this trainer knows it.
+    Every k steps delta = (x - y) / trainers is sent, and y moves by delta.  When the server's z is
+    received, which includes this and the others' deltas, y becomes z plus the deltas that were sent
+    after this one, and x moves by as much as y did.  Until then the script trains on;
     ``send_queue_size`` deltas may be on their way.
 
-    A sum of floats rounds, so y + (x - y) may not be x.  One trainer alone therefore sends what is
-    left of the difference when it drains: then the servers hold what it has, to the bit.
+    A sum of floats rounds, so y + (x - y) may not be x.  A job's only trainer therefore sends the
+    rest of the difference when it drains: then the servers hold its values, to the bit.
 
-    What is not finite is refused by the servers, and their values take its place: after the first
-    such message, wherever x would not be finite, it becomes z.  After a message that is refused as
-    an outlier x becomes y whole, with the rows of tables: what the trainer has computed from its
-    own values since does not count, but for what has left.
+    Servers refuse values that are not finite, and their values replace them: after the first such
+    message, wherever x would not be finite, it becomes z.  After a message that is refused as an
+    outlier, the whole x becomes y, with the rows of tables: the trainer's computations on its own
+    values since then are dropped, except changes already sent.
 
-    The values of a reply arrive in the memory of its delta, unless an earlier reply is still
-    staged, or is being taken in: that one has to be moved by this delta first.
+    The values of a reply are received into the memory of its delta, unless an earlier reply is
+    still staged, or is being taken in: that reply has to be moved by this delta first.
     """
 
     def __init__(
@@ -288,16 +288,16 @@ class GeoSender(KStepSender):
             target=self._send_in_order, name="lane exchange", daemon=True
         )
         self._known: Tensors = {}  # y
-        self._left = 0  # messages that have left
+        self._left = 0  # messages sent
         self._refused = False  # whether the servers have ever refused one
-        # the numbers of those that they have refused as outliers, until x has become y; how many
+        # the numbers of messages refused as outliers, until x has become y; how many
         # there have been, and of how many the tables have been told
         self._outliers: deque[int] = deque()
         self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Memory that no other thread reads."""
+        """The destination of a slice's value: memory that no other thread reads."""
         return self._pipeline.destination(name)
 
     def wait_for_replies(self) -> None:
@@ -310,8 +310,8 @@ class GeoSender(KStepSender):
                 rows.restart()
 
     def drop_changes(self) -> None:
-        """What is here will take the place of what the servers have: steps that were taken leave,
-        and nothing else does, nor does anything land.
+        """Prepares for this trainer's values to replace the servers': sends the steps that were
+        taken, and drops other changes and received values.
         """
         if self._taken:
             self._send_changes()
@@ -387,7 +387,7 @@ class GeoSender(KStepSender):
                 reply.set_exception(error)
 
     def _drain_to(self, limit: int) -> None:
-        """Waits until at most ``limit`` messages are under way, and takes in what has come back."""
+        """Waits until at most ``limit`` messages are under way, and takes in received values."""
         while len(self._under_way) > limit:
             self._last = self._under_way[0][2].result()
             self._take()
@@ -402,7 +402,7 @@ class GeoSender(KStepSender):
             self._under_way.popleft()
 
     def _move(self, name: str, value: torch.Tensor, message: int) -> None:
-        """See [Note: geo]."""
+        """Takes in one slice of a reply; see [Note: geo]."""
         served = value.clone() if self._refused else None
         for number, changed, _ in self._under_way:
             if number > message:
@@ -423,14 +423,14 @@ class GeoSender(KStepSender):
             self._take()
 
     def refresh(self) -> None:
-        """See :class:`LaneSender`.  Nothing lands on what the script has written."""
+        """See :class:`LaneSender`.  Received values do not replace the script's external writes."""
         if self._under_way and self._under_way[0][2].done() and not self.writes.names():
             self._take_arrived()
             self.writes.note()
 
     def drain(self) -> None:
-        """See :class:`LaneSender`.  Nothing lands on what the script has written; what is one
-        trainer's alone is its own all the same.
+        """See :class:`LaneSender`.  Received values do not replace the script's external writes,
+        unless this is the only live trainer: then the servers' values are its own.
         """
         held = self._roll.count > 1 and bool(self.writes.names())
         moved = [rows.note_moved() for rows in self.tables.values()]
@@ -453,8 +453,8 @@ class GeoSender(KStepSender):
             self._drain_to(0)
 
     def leave(self) -> None:
-        """Sends what has changed, what the script has written since then included, and puts the
-        servers' values in the place of the trainer's own.
+        """Sends all changes, including external writes, and replaces the trainer's values by the
+        servers'.
         """
         if self.writes.names() and not self._taken:
             self._send_changes()

@@ -1,33 +1,32 @@
-"""Rows that a k-step trainer steps by itself: by the geo rule, and by DiLoCo's.
+"""Rows that a k-step trainer steps by itself, in geo and DiLoCo modes.
 
 [Note: geo, row by row]  A row that the trainer has looked up has two copies here: x, which it
 trains, and y, the server's value as far as this trainer knows it.  The time between two messages is
 a window.  The first lookup of a row in a window asks the server: from its z, x moves by z - y, and
 y becomes z (x = y = z for a row that is new here).  At the end of the window delta = (x - y) /
-trainers of every row that was trained in it leaves, and y moves by delta.  Only such a first lookup
-waits: for the server's reply to the last message, so that z has everything in it that y has.
-Optimizer states stay with the trainer.
+trainers is sent for every row that was trained in it, and y moves by delta.  Only such a first
+lookup waits: for the server's reply to the last message, so that z includes everything that y
+includes.  Optimizer states stay with the trainer.
 
 Under a rule that moves rows without touching them (a velocity runs on, weights decay), x moves away
-from y in windows in which nobody trains the row.  That leaves with the row's next window, and
-before anybody reads what the servers hold (:meth:`GeoRows.note_moved`).  In a table whose ids are a
-range a row has been there from the first step on, whenever it is first looked up: it has missed the
+from y in windows in which the row is not trained.  That movement is sent with the row's next
+window, and before the servers' values are read (:meth:`GeoRows.note_moved`).  In a table whose ids
+are a range a row exists from the first step on, whenever it is first looked up: it has missed the
 decay of all steps.
 
-A row has a slot from its first lookup on.  By slot stand y, and the numbers of the windows in which
+A row has a slot from its first lookup on.  A slot holds y, and the numbers of the windows in which
 the row was last asked for and last trained, so that a window ends by counting up.
 
 [Note: diloco, row by row]  As in geo mode a row has two copies here, x, which the trainer steps,
 and y, the servers' value: see [Note: geo, row by row] in kstep_rows.py.  Here a window is the time
-between two exchanges, and no row on the servers changes in it.  So y is what every trainer starts
-from, and x - y is the whole change.  It leaves with the exchange, undivided.  The servers divide
-the sum by the number of trainers that take part: a trainer that has not touched a row has not
-changed it.
+between two exchanges, and no row on the servers changes in it.  So every trainer starts from y, and
+x - y is the whole change.  It is sent with the exchange, undivided.  The servers divide the sum by
+the number of trainers in the exchange: a trainer that has not touched a row has not changed it.
 
 After an exchange each row begins anew from the servers' value.  It is asked for when the row is
-next looked up; so rows that nobody looks up do not travel.  Where the trainer's own rule moves rows
-that no step touches, these have to begin anew, too: then all rows that the trainer holds are asked
-for at once.  The states of the trainer's rule stay with it, as those of dense parameters do.
+next looked up; so rows that are not looked up do not travel.  Where the trainer's own rule moves
+rows that no step touches, these have to begin anew, too: then all rows that the trainer holds are
+asked for at once.  The states of the trainer's rule stay with it, as those of dense parameters do.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from transpiler.plan.planner import rules_of
 # ---- geo rows ----
 #
 # The rows of one table in a geo lane: the trainer steps the rows that it touches by itself, and
-# only they travel, both ways.
+# only these rows travel, both ways.
 
 
 Pull = Callable[[torch.Tensor], torch.Tensor]
@@ -69,8 +68,8 @@ class GeoRows:
     Args:
         table, plan: of the job.
         pull: gives rows as the servers hold them.
-        wait_for_replies: returns when all messages that have left are answered.
-        read: gives all rows that the servers hold; None: they are too many.
+        wait_for_replies: waits until all sent messages are answered.
+        read: gives all rows that the servers hold; None if they are too many.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class GeoRows:
         self._wait_for_replies = wait_for_replies
 
     def asks(self, ids: torch.Tensor) -> torch.Tensor:
-        """The ids that were not looked up in this window yet; where there are some, waits until the
+        """The ids that were not looked up in this window yet; if there are some, waits until the
         servers may be asked.
         """
         fresh = self._fresh(self._slots.locate(ids.numpy())[0])
@@ -141,12 +140,12 @@ class GeoRows:
         return rows
 
     def _fresh(self, slots: Array) -> Array:
-        """bool[n]: which of these slots (-1: none) were asked for in this window."""
+        """Which of these slots (-1: none) were asked for in this window: bool[n]."""
         fresh: Array = (slots >= 0) & (self._asked_in.array[slots] == self._window)
         return fresh
 
     def _refresh(self, ids: Array, slots: Array, served: torch.Tensor) -> torch.Tensor:
-        """Moves the rows of these ids by what the servers have changed; gives them."""
+        """Moves the rows of these ids by the servers' changes, and returns them."""
         old = np.flatnonzero(slots >= 0)
         mine = served
         if len(old):
@@ -164,8 +163,8 @@ class GeoRows:
         return self._rows(ids) if self._ranged and self._own.moves_untouched else mine
 
     def _with_slots(self, ids: Array, slots: Array) -> Array:
-        """The slots of these ids, where those that have none (-1) get one, with the initial value
-        as their y.
+        """The slots of these ids.  Ids without a slot (-1) get one, with the initial value as their
+        y.
         """
         missing = slots < 0
         if missing.any():
@@ -182,8 +181,8 @@ class GeoRows:
         return out
 
     def read(self) -> Rows | None:
-        """All rows, as this trainer trains them; those that it has not looked up, as the servers
-        have them.  None: these are too many.
+        """All rows: its own values of rows that this trainer has looked up, the servers' values of
+        the others; None if the servers' rows are too many.
         """
         served = self._read_served()
         if served is None:
@@ -202,11 +201,11 @@ class GeoRows:
         return unique, rows
 
     def write(self, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Replaces the values of all rows, int64 [n], each once, and [n, dim]; the states that this
-        trainer has stay.  What has changed leaves at the end of the window.
+        """Replaces the values of all rows: ids, int64 [n], each once, and values, [n, dim].  This
+        trainer's states stay.  Changes are sent at the end of the window.
 
         Raises:
-            ValueError: the servers' rows are too many.
+            ValueError: the servers have too many rows.
         """
         present = self.read()
         if present is None:
@@ -224,7 +223,7 @@ class GeoRows:
         return self._own
 
     def invalidate(self) -> None:
-        """Drops all rows, because the servers' were replaced: everything is looked up again."""
+        """Drops all rows, because the servers' were replaced: they are all looked up again."""
         self._own.clear()
         for memory in (self._known, self._asked_in, self._trained_in):
             memory.clear(self._slots.used)
@@ -249,18 +248,18 @@ class GeoRows:
             self._counted.append(RowGradient(ids, torch.empty(len(ids), 0), statistics))
 
     def restart(self) -> None:
-        """The servers have refused changes as outliers: rows that are asked for from here on, in
-        this window or later, become the servers'.
+        """Makes rows that are asked for from here on take the servers' values: the servers have
+        refused changes as outliers.
         """
         self._restarted = self._window - 1
 
     def note_moved(self) -> bool:
-        """Notes the rows that have moved without being trained in this window: they leave with it.
-        Without a step since the last time none has: what is left of a change that was divided by
+        """Notes the rows that have moved without being trained in this window: they are sent with
+        it.  Without a step since the last call no row has: the rest of a change that was divided by
         the number of trainers is no movement.
 
         Returns:
-            Whether there are any.
+            Whether there are such rows.
         """
         found, cursor = False, 0 if self._own.moves_untouched and self._stepped else -1
         self._stepped = False
@@ -284,10 +283,10 @@ class GeoRows:
         """Ends the window.
 
         Args:
-            trainers: by which changes are divided.
+            trainers: the divisor of the changes.
 
         Returns:
-            The changes of the rows that were trained in it, so divided.
+            The divided changes of the rows that were trained in it.
         """
         slots = np.concatenate([np.empty(0, np.int64), *self._trained])
         ids = self._slots.ids.array[slots]
@@ -323,18 +322,18 @@ class DiLoCoRows(GeoRows):
         super().__init__(table, plan, pull, lambda: None, read)
 
     def restart(self) -> None:
-        """After an exchange: every row begins anew from the servers' value."""
+        """Makes every row begin anew from the servers' value, after an exchange."""
         super().restart()
         if self._own.moves_untouched:
             self._ask_for_all()
 
     def read(self) -> Rows | None:
-        """See :class:`GeoRows`.  Rows that the last exchange has changed are the servers'."""
+        """See :class:`GeoRows`.  Rows that the last exchange changed have the servers' values."""
         self._ask_for_all()
         return super().read()
 
     def _ask_for_all(self) -> None:
-        """Has all rows that this trainer holds begin anew, where they have not."""
+        """Makes all rows that this trainer holds begin anew, if they have not yet."""
         cursor = 0
         while cursor >= 0:
             slots, cursor = self._slots.listed(cursor, CHUNK_ROWS)

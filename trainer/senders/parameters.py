@@ -1,10 +1,10 @@
 """The slices of one lane as the trainer sees them: parts of live tensors, on any device.
 
-[Note: destinations]  A parameter that is contiguous main memory receives its slices in place.  One
-that is not (on a GPU, or channels-last) receives them in buffers, and ``flush_buffers`` copies them
+[Note: destinations]  A parameter in contiguous main memory receives its slices in place.  Other
+parameters (on a GPU, or channels-last) receive them in buffers, and ``flush_buffers`` copies them
 into the parameter when everything has arrived.  Buffers of a parameter on a GPU are pinned, and are
-copied both ways by :mod:`trainer.senders.parameters`.  What arrives for a parameter that is
-held back, because the script has written to it, goes to a buffer and nowhere from there.
+copied both ways on a side stream.  Values for a parameter that is held back, because of an external
+write, are received into a buffer and dropped.
 
 [Note: what waits for what]
 
@@ -19,9 +19,10 @@ held back, because the script has written to it, goes to a buffer and nowhere fr
                and copies; the script's stream waits for the copy.  The host waits for the copy's
                event before it writes to the buffer again.
 
-This was written where there is no GPU, and has not run on one yet.  Its tests on a GPU are in
-tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The same order
-of events is tested in the latter without one, with copies that are made when they are waited for.
+This was written on a machine without a GPU, and has not run on a GPU yet.  Its tests on a GPU are
+in tests/trainer/communicator/test_gpu.py and test_device_copies.py (marked ``gpu``).  The latter
+also tests the same order of events without a GPU, with copies that are made when they are waited
+for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from transpiler.plan.plan import Placement, Slice
 
 # ---- device copy ----
 #
-# Copies between a GPU and pinned main memory, on a CUDA stream of their own, which run while the
+# Copies between a GPU and pinned main memory.  They run on a CUDA stream of their own, while the
 # GPU computes.
 
 
@@ -63,7 +64,7 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Main memory that a GPU copies from and to by itself, with anything in it."""
+    """Uninitialized pinned memory, which a GPU copies from and to by itself."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
@@ -86,8 +87,8 @@ class DeviceCopy:
         return self._copy(source, target)
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> PendingCopy:
-        """Begins to copy from pinned memory to the device; what the script's stream is given from
-        now on sees the new values.
+        """Begins to copy from pinned memory to the device; later work on the script's stream sees
+        the new values.
         """
         event = self._copy(source, target)
         self.join()
@@ -108,7 +109,8 @@ class DeviceCopy:
 
 # ---- initial values ----
 #
-# A trainer's own values before the job's replace them: where the two differ, one warning says so.
+# A trainer's own initial values, before the job's replace them: if the two differ, one warning says
+# so.
 
 
 log = logging.getLogger(__name__)
@@ -118,8 +120,8 @@ class InitialValues:
     """Checksums of a trainer's own values, taken before the servers' replace them.
 
     Args:
-        names: of the variables that the servers hold.
-        tensors: all variables, the live ones, on any device.
+        names: the variables that the servers hold.
+        tensors: the live tensors of all variables, by name, on any device.
     """
 
     def __init__(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -127,7 +129,7 @@ class InitialValues:
         self._before = {name: _checksum(tensors[name]) for name in names}
 
     def warn(self, trainer_id: int) -> None:
-        """Warns, in one line, if values that have come differ; names the first such variable."""
+        """Warns, in one line, if the received values differ; names the first such variable."""
         other = [
             name
             for name, before in self._before.items()
@@ -147,12 +149,12 @@ def take_over(
     pull: Callable[[], Reply],
     trainer_id: int,
 ) -> None:
-    """Receives the job's values; warns, once, where the trainer's own differed.
+    """Receives the job's values; warns once if the trainer's own differed.
 
     Args:
-        placements: those whose values are the job's; none where this trainer's are.
-        tensors: all variables, the live ones.
-        pull: receives them.
+        placements: the variables to compare; none if this trainer's values are the job's.
+        tensors: the live tensors of all variables, by name.
+        pull: receives the job's values.
     """
     own = InitialValues((placement.name for placement in placements), tensors)
     # at a later version the job's values have moved, and differ from every initial value
@@ -167,13 +169,13 @@ def _checksum(tensor: torch.Tensor) -> int:
 # ---- parameter slices ----
 
 
-LARGE_BYTES = 2**20  # from here on a buffer has pages of its own, and wastes few of them
+LARGE_BYTES = 2**20  # larger buffers have pages of their own, and waste few of them
 
 
 def kept_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor, with anything in it, that is kept for long.
+    """An uninitialized tensor that is kept for long.
 
-    A large one has pages of its own, which the system gets back when it is freed.
+    A large tensor has pages of its own, which return to the system when it is freed.
     """
     size = dtype.itemsize * torch.Size(shape).numel()
     if size < LARGE_BYTES:
@@ -192,7 +194,7 @@ class ParameterSlices:
     Args:
         placements: the variables.
         tensors: all live tensors by variable name.
-        held_back: names of variables that nothing lands on; others change the set.
+        held_back: names of variables that receive no values; other parts change the set.
 
     Attributes:
         held_back: as given.
@@ -259,7 +261,7 @@ class ParameterSlices:
         return self._order.get(server, [])
 
     def held(self, server: int) -> list[str]:
-        """All slices on a server, those that are never updated too."""
+        """All slices on a server, including those that are never updated."""
         return [name for name, (_, slice_) in self._owners.items() if slice_.server == server]
 
     def on(self, server: int) -> set[str]:
@@ -267,7 +269,7 @@ class ParameterSlices:
         return set(self.order(server))
 
     def variable(self, name: str) -> str:
-        """The variable that a slice belongs to; a variable's own name is its."""
+        """The variable that a slice belongs to; the name of a variable is returned as it is."""
         return self._owners[name][0].name if name in self._owners else name
 
     def trains(self, variable: str) -> bool:
@@ -293,7 +295,9 @@ class ParameterSlices:
         return self._owners[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """A slice as contiguous main memory: a view of the live tensor where it is that already."""
+        """A slice in contiguous main memory: a view of the live tensor if that is contiguous there
+        already.
+        """
         placement, slice_ = self._owners[name]
         flat = self._tensors[placement.name].detach().contiguous().view(-1)
         return flat[slice_.begin : slice_.end].to("cpu").view(slice_.shape)
@@ -310,15 +314,15 @@ class ParameterSlices:
         return found
 
     def here(self, server: int, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
-        """Those of some slices' assignments that go to a server."""
+        """The assignments to slices on one server."""
         return {n: each for n, each in assignments.items() if self.server(n) == server}
 
     def encoded(self, name: str, gradient: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """A slice's gradient as it travels: its tensors by name on the wire."""
+        """A slice's encoded gradient: its tensors, by their names on the wire."""
         return self._compressor.encode(name, gradient, self._owners[name][0].compression).items()
 
     def cut(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Slices by name, of slices and of whole variables: views of them."""
+        """Slices by name, as views of tensors that are slices or whole variables."""
         slices: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             if name in self._owners:
@@ -348,12 +352,12 @@ class ParameterSlices:
         return self._device_copies[tensor.device]
 
     def join(self) -> None:
-        """Makes what the script does next on its GPUs wait for the copies that have begun."""
+        """Makes the script's next work on its GPUs wait for the copies that have begun."""
         for device_copy in self._device_copies.values():
             device_copy.join()
 
     def destination(self, name: str) -> torch.Tensor:
-        """Where a slice's value goes.  See [Note: destinations]."""
+        """The destination of a slice's value.  See [Note: destinations]."""
         placement, slice_ = self._owners[name]
         if placement.name in self.held_back:
             return self.blank(name)
@@ -389,16 +393,16 @@ class ParameterSlices:
             ]
         else:
             value = torch.cat(list(parts.values())).view(placement.shape)
-            # of what ``expand`` repeats, once: torch writes to no repeated element
+            # elements that ``expand`` repeats once only: torch does not write to repeated elements
             once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
             tensor[once].copy_(value[once])
 
 
 def check_gradient(placement: Placement, name: str, gradient: torch.Tensor, elements: int) -> None:
-    """Returns if a gradient is one of a slice, or variable, of so many elements.
+    """Checks that a gradient fits its slice, or its variable.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is sparse, or has another dtype or number of elements.
     """
     if gradient.is_sparse:
         raise ValueError(

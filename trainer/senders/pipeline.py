@@ -1,20 +1,20 @@
-"""Messages that the script's thread does not wait for: how a lane sends them, and where the values
-that they bring arrive.
+"""Messages that the script's thread does not wait for: sending them, and receiving the values of
+the replies.
 
-[Note: one buffer there and back]  A message owns the memory that its gradients travel from, because
-the script goes on writing to its own.  What comes back for a slice arrives in that same memory: a
-server replies when it has applied the message, and then no one reads the gradient again.  (Where
-the stream breaks in the middle of a reply, all frames are sent again, some with values in them; the
-server has applied the step, so it replies again, and uses none of it.)  When the reply is whole,
-the script's thread copies the values into the parameters as soon as it asks for them.  The memory
-is kept until the next values land, to see by it what the script writes into its parameters; then it
-is that of the next message.  So a running backward never sees a parameter move, the script never
-sees half of a message, and a lane holds as many copies of its parameters as it has messages under
-way, one in between, and one of what landed last.
+[Note: one buffer there and back]  A message owns the memory of its gradients, because the script
+continues to write to its own.  The value of a slice is received into that same memory: a server
+replies when it has applied the message, and then the gradient is not read again. (If the stream
+breaks in the middle of a reply, all frames are sent again, some with values in them; the server has
+applied the step, so it replies again, and uses none of them.) When the reply is complete, the
+script's thread copies the values into the parameters as soon as it asks for them.  The memory is
+kept until the next values are received, to find the script's external writes by it; then the next
+message uses it.  So a running backward never sees a parameter move, the script never sees half of a
+message, and a lane holds as many copies of its parameters as it has messages under way, one in
+between, and one of the last received values.
 
-[Note: refused by all]  A server looks only at the slices that it holds.  So that a step is refused
-as a whole, the trainer looks at every gradient, as it travels, before it commits to the first
-server, and tells all of them.  With one server it does not.
+[Note: refused by all]  A server checks only the slices that it holds.  So that a step is refused as
+a whole, the trainer checks every encoded gradient before it commits to the first server, and tells
+all servers.  With one server it does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from transpiler.plan.plan import Lane
 
 # ---- consumed samples ----
 #
-# What a trainer's script has trained on, until a message tells server 0.
+# The samples that a trainer's script has trained on, until a message reports them to server 0.
 
 
 class ConsumedSamples:
@@ -61,31 +61,33 @@ class ConsumedSamples:
         self._stepped: list[EpochRange] = []
 
     def give(self, ranges: Iterable[EpochRange]) -> None:
-        """The script gets a batch of these."""
+        """Notes that the script gets a batch of these positions."""
         self._given += ranges
 
     def step(self) -> None:
-        """The script has closed a step: it has consumed all that was given."""
+        """Notes a closed step of the script: it has consumed all positions that were given."""
         self._stepped += self._given
         self._given = []
 
     def take(self) -> tuple[EpochRange, ...]:
-        """What the next message says: all that steps have consumed and no message has said."""
+        """Takes the positions for the next message: all that steps have consumed and no message has
+        reported.
+        """
         taken, self._stepped = tuple(self._stepped), []
         return taken
 
     def close(self) -> tuple[EpochRange, ...]:
-        """The script has closed a step that is a message of its own: what that says."""
+        """Takes the positions for a step that is closed and is a message of its own."""
         self.step()
         return self.take()
 
     def waiting(self, epoch: int) -> int:
-        """Positions of an epoch that were given and are in no message."""
+        """The number of positions of an epoch that were given and are in no message."""
         held = [*self._given, *self._stepped]
         return sum(stop - start for number, start, stop in held if number == epoch)
 
     def drop(self, epoch: int) -> tuple[EpochRange, ...]:
-        """What was given of an epoch and is in no step: no later step has it."""
+        """Drops the positions of an epoch that were given and are in no step, and returns them."""
         dropped = tuple(each for each in self._given if each[0] == epoch)
         self._given = [each for each in self._given if each[0] != epoch]
         return dropped
@@ -93,18 +95,19 @@ class ConsumedSamples:
 
 # ---- landed values ----
 #
-# What last landed in the parameters of a lane: what a script has written since then is what differs
-# from it.
+# The last received values of a lane's parameters: a parameter that differs from them has been
+# written by the script since.
 #
-# A lane whose values arrive in memory of its own keeps that of the last landing, which costs no
-# time. A lane whose values arrive in the parameters themselves keeps copies when it is told to.
+# A lane that receives values in memory of its own keeps the memory of the last ones, which costs no
+# time.  A lane that receives values in the parameters themselves keeps copies on request.
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 class LandedValues:
-    """What last landed in some variables, by slice, in main memory.  The script's thread uses it.
+    """The last received values of some variables, by slice, in main memory.  The script's thread
+    uses it.
 
     Args:
         slices: of the lane.
@@ -116,10 +119,10 @@ class LandedValues:
     def __init__(self, slices: ParameterSlices) -> None:
         self.slices = slices
         self._values: dict[str, Tensor] = {}  # by slice
-        self._memory: dict[str, Tensor] = {}  # that others made, by slice or by variable
+        self._memory: dict[str, Tensor] = {}  # given by callers, by slice or by variable
 
     def holds(self, variables: Iterable[str]) -> bool:
-        """Whether it has what last landed in all of these variables."""
+        """Whether it has the last received values of all of these variables."""
         return all(name in self._values for name in self.slices.slices_of(variables))
 
     def copy(self, variables: Iterable[str]) -> None:
@@ -130,21 +133,22 @@ class LandedValues:
             self._values[name].copy_(self.slices.read(name))
 
     def note(self, values: Mapping[str, Tensor]) -> None:
-        """Notes what has landed, by slice; the memory stays as it is from now on."""
+        """Notes received values, by slice; their memory must not change from now on."""
         self._values.update(values)
 
     def replace(
         self, values: Mapping[str, Tensor], memory: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Notes values that are landing, without copying them.
+        """Notes values that are being received, without copying them.
 
         Args:
             values: by slice.
-            memory: that they are in, by slice or by variable; it stays as it is from now on.
+            memory: the memory of the values, by slice or by variable; it must not change from now
+                on.
 
         Returns:
-            Memory of earlier values, by the same names, which is free now; and that of values for
-            variables that nothing lands on.
+            The memory of earlier values, by the same names, which is free now; and the memory of
+            values for variables that are held back.
         """
         free: dict[str, Tensor] = {}
         for key, tensor in memory.items():
@@ -162,19 +166,21 @@ class LandedValues:
         return free
 
     def forget(self) -> None:
-        """Keeps nothing from now on."""
+        """Drops all kept values."""
         self._values.clear()
         self._memory.clear()
 
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """Writes into what it keeps, by slice: a script's writing is sent once."""
+        """Writes assignments into the kept values, by slice, so that an external write is sent
+        once.
+        """
         for name, assignment in assignments.items():
             if name in self._values:
                 assignment.write(self._values[name])
 
     def differences(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """What of these variables is not as it last landed, by slice: elements, or all of a slice
-        of which more than half differ.
+        """The differences of these variables from their last received values, by slice: elements,
+        or the whole slice if more than half of it differs.
         """
         return {
             name: found
@@ -184,13 +190,13 @@ class LandedValues:
 
 
 def difference(now: Tensor, before: Tensor) -> Assignment | None:
-    """The elements of a slice whose bits have changed; None: none.
+    """The elements of a slice whose bits have changed; None if there are none.
 
     Args:
         now, before: contiguous, in main memory, of one dtype and shape.
 
     Returns:
-        Copies of the elements that differ, or of the whole slice where more than half do.
+        Copies of the elements that differ, or of the whole slice if more than half of it differs.
     """
     integers = _INTEGERS[now.itemsize]
     mine, theirs = (tensor.detach().reshape(-1).view(integers) for tensor in (now, before))
@@ -207,41 +213,41 @@ def difference(now: Tensor, before: Tensor) -> Assignment | None:
 
 # ---- lane ----
 #
-# One lane of a plan, on a trainer's side: how its steps are sent, and when what comes back changes
+# One lane of a plan, on a trainer's side: how its steps are sent, and when received values change
 # the parameters.
 #
 # ::
 #
-#   sync_lane.py     sync: gradients leave as they come; the script waits for every trainer's step
-#   async_lane.py    async, half-async: closed steps queue; a thread merges and sends them
-#   kstep_lane.py   geo, diloco: the script's optimizer steps; every k steps the changes leave
+#   sync_lane.py    sync: gradients leave one by one; the script waits for every trainer's step
+#   async_lane.py   async, half-async: closed steps queue; a thread merges and sends them
+#   kstep_lane.py   geo, diloco: the script's optimizer steps; every k steps changes are sent
 #
 # A step goes through three calls of the script's thread: ``send`` (each gradient), ``close`` (the
-# step is complete), ``finish`` (waits for what the mode waits for, and takes in what has arrived).
-# Nothing but ``finish``, ``refresh``, ``drain`` and ``leave`` changes parameters.
+# step is complete), ``finish`` (waits as the mode requires, and takes in received values).  Only
+# ``finish``, ``refresh``, ``drain`` and ``leave`` change parameters.
 
 
 class LaneSender(Protocol):
     """The interface of a lane to the communicator, in the script's thread."""
 
-    # held while a request is under way on the lane's channels that the script does not wait for
+    # held during a request on the lane's channels that the script does not wait for
     turn: threading.Lock
-    consumed: ConsumedSamples  # which its messages say to server 0
-    # called every now and then while the script waits in it
+    consumed: ConsumedSamples  # its messages report them to server 0
+    # called regularly while the script waits in the lane
     meanwhile: Callable[[], None]
 
     @property
     def step(self) -> int:
-        """Messages sent."""
+        """The number of messages sent."""
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Where the value of a slice goes; called in the channels' threads."""
+        """The destination of a slice's value; called in the channels' threads."""
 
     def start(self, channels: list[Channel], step: int) -> None:
         """Takes the channels, by server.
 
         Args:
-            step: the last one that the servers have applied.
+            step: the last step that the servers have applied.
         """
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
@@ -254,26 +260,26 @@ class LaneSender(Protocol):
         """Completes the step."""
 
     def finish(self) -> Reply:
-        """Takes in what has arrived, after waiting for what the lane waits for."""
+        """Waits as the lane requires, and takes in the received values."""
 
     def refresh(self) -> None:
-        """Takes in what has arrived, if anything: at the entry of a forward."""
+        """Takes in received values, if any; called before a forward pass."""
 
     def drain(self) -> None:
-        """Waits until everything has been sent and answered, and takes it in."""
+        """Waits until everything has been sent and answered, and takes in the values."""
 
     def leave(self) -> None:
-        """What :meth:`drain` does, at the end of the job: what stays on the trainer until then
-        leaves, too.
+        """Drains the lane at the end of the job, and also sends what is kept on the trainer until
+        then.
         """
 
     def stop(self) -> None:
         """Tells the lane's threads to end."""
 
     def rest(self) -> None:
-        """Waits until they have ended, a few seconds at most; the connections are closed.
+        """Waits until the threads have ended, a few seconds at most; the connections are closed.
 
-        An interpreter that ends while a thread frees a tensor ends by SIGABRT: see
+        If a thread frees a tensor while the interpreter ends, the process ends by SIGABRT: see
         [Note: gloo at exit].
         """
 
@@ -282,42 +288,42 @@ class LaneSender(Protocol):
 
 
 class Landings(Protocol):
-    """What last landed in a lane's parameters, and what differs from it."""
+    """The last received values of a lane's parameters, and the differences from them."""
 
     slices: ParameterSlices
 
     @property
     def between_steps(self) -> bool:
-        """Whether values land between steps, too."""
+        """Whether values are received between steps, too."""
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether the lane itself keeps what has landed."""
+        """Whether the lane itself keeps the received values."""
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether a copy of what has landed is to be kept after every step."""
+        """Whether to keep a copy of the received values after every step."""
 
     def holds(self, variables: Iterable[str]) -> bool:
-        """Whether it has what last landed in all of these variables."""
+        """Whether it has the last received values of all of these variables."""
 
     def copy(self, variables: Iterable[str]) -> None:
         """Notes the variables' present values."""
 
     def forget(self) -> None:
-        """Keeps nothing from now on."""
+        """Drops all kept values."""
 
     def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """What of these variables is not as it last landed, by slice.
+        """The differences of these variables from their last received values, by slice.
 
-        While it is called nothing lands on those of them that are held back.
+        Variables that are held back receive no values during the call.
         """
 
 
 @runtime_checkable
 class GradientLane(LaneSender, Protocol):
-    """A lane whose servers step.  What the script writes into its parameters is a part of the next
-    step: see [Note: what a script writes] in writes.py.
+    """A lane whose servers step.  External writes to its parameters become a part of the next step:
+    see [Note: what a script writes] in writes.py.
     """
 
     landed: Landings
@@ -327,13 +333,13 @@ class GradientLane(LaneSender, Protocol):
         """Whether ``refresh`` would change parameters."""
 
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
-        """The step under way assigns this, by slice."""
+        """Adds assignments to the step under way, by slice."""
 
 
 # ---- nonfinite steps ----
 #
-# Steps of a lane in which a value is not finite, as the trainer sees them: it finds them for all
-# servers where there are several, and says what the servers made of them.
+# Steps of a lane with a value that is not finite.  If there are several servers, the trainer finds
+# such steps for all of them, and it logs what the servers did with them.
 
 
 log = logging.getLogger(__name__)
@@ -342,10 +348,11 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 
 
 class NonFiniteSteps:
-    """A lane's findings about such steps, and the servers'.  Any thread may call it.
+    """The findings of a lane, and of its servers, about steps with values that are not finite.  Any
+    thread may call it.
 
     Args:
-        lane, slices: whose steps.
+        lane, slices: of the steps.
 
     Attributes:
         refused: messages of this trainer of which servers have applied nothing.
@@ -361,30 +368,30 @@ class NonFiniteSteps:
         self._warning = RepeatedWarning(log)
 
     def start(self, servers: int) -> None:
-        """Joined, with so many servers."""
+        """Sets the number of servers that have been joined."""
         self._servers = servers
 
     # ---- the step that is sent: one thread at a time ----
 
     def look(self, name: str, parts: NamedTensors) -> NamedTensors:
-        """Looks at a slice's gradient as it travels, and returns it."""
+        """Checks a slice's encoded gradient, and returns it."""
         if self._looks and not all(is_finite(tensor) for _, tensor in parts):
             self._found.add(self._slices.owner(name)[0].name)
         return parts
 
     def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
-        """Looks at the gradients of tables."""
+        """Checks the gradients of tables."""
         self._found.update(
             name for name, gradient in tables if self._looks and not gradient.is_finite()
         )
 
     @property
     def _looks(self) -> bool:
-        """See [Note: refused by all]."""
+        """Whether the trainer checks gradients; see [Note: refused by all]."""
         return self._servers > 1 and self._lane.on_nonfinite != "apply"
 
     def take_out(self) -> set[str]:
-        """The parameters and tables that were found in the step.  The next one may begin."""
+        """Takes the parameters and tables that were found in the step; the next step may begin."""
         found, self._found = self._found, set()
         return found
 
@@ -392,7 +399,7 @@ class NonFiniteSteps:
 
     @onlooker("what servers say of values that are not finite")
     def hear(self, reply: Reply, first: int, last: int) -> None:
-        """Counts and says what the servers made of a message.
+        """Counts and logs what the servers did with a message.
 
         Args:
             first, last: the steps of this lane that the message brought.
@@ -417,15 +424,15 @@ class NonFiniteSteps:
 
 # ---- pending assignments ----
 #
-# Assignments on their way to the servers: a reply to a message before theirs lacks them.
+# Assignments on their way to the servers: a reply to an earlier message lacks them.
 
 
 @dataclass(slots=True)
 class Departure:
-    """When a message left.
+    """The time at which a message left, as a message number.
 
     Attributes:
-        number: of the message; None: it has not left yet.
+        number: the message's number; None before it leaves.
     """
 
     number: int | None = None
@@ -434,7 +441,7 @@ class Departure:
 class PendingAssignments:
     """The external writes that a lane's servers may not have yet.
 
-    The script's thread calls it; the lane's thread says when a message leaves.
+    The script's thread calls it; the lane's thread calls :meth:`left` when a message leaves.
     """
 
     def __init__(self) -> None:
@@ -448,14 +455,16 @@ class PendingAssignments:
         return departure
 
     def left(self, departure: Departure | None, number: int) -> None:
-        """A message leaves now, with this number; one without assignments has no departure."""
+        """Notes that a message leaves now, with this number.  Without assignments it has no
+        departure.
+        """
         if departure is not None:
             with self._lock:
                 departure.number = number
 
     def write(self, values: Mapping[str, Tensor], message: int) -> None:
-        """Writes into values that came after a message the assignments that left behind it; earlier
-        ones are in the values.
+        """Writes the assignments that were sent after a message into the values of its reply;
+        earlier assignments are in the values.
 
         Args:
             values: by slice.
@@ -474,21 +483,21 @@ class PendingAssignments:
 
 # ---- push norms ----
 #
-# How large each step of a lane is, for servers that look for outliers; and what they say of them.
+# The norms of a lane's steps, for servers that look for outliers; and the servers' findings.
 #
 # See [Note: one measure] in pserver/lane/judge.py.
 
 
 def _only_looks(norms: PushNorms) -> bool:
-    """Whether servers apply outliers, and only say so."""
+    """Whether servers apply outliers, and only report them."""
     return norms._lane.outlier_push == "apply"
 
 
 class PushNorms:
-    """A lane's measurements, and the servers'.  Any thread may call it.
+    """A lane's measured norms, and the servers' findings.  Any thread may call it.
 
     Args:
-        lane, slices: whose steps.
+        lane, slices: of the steps.
 
     Attributes:
         refused: messages of this trainer of which servers have applied nothing.
@@ -513,8 +522,8 @@ class PushNorms:
         """Measures a slice's gradient.
 
         Args:
-            parts: as it travels.
-            change: what is new in it, where it is a whole parameter.
+            parts: the encoded gradient.
+            change: the change, if the gradient is a whole parameter.
         """
         if not self._measures:
             return
@@ -534,11 +543,11 @@ class PushNorms:
 
     @onlooker("the norms of pushes", otherwise=dict, where=_only_looks)
     def take_out(self, steps: int) -> dict[str, PushNorm]:
-        """The norms of the step, by parameter and table.  The next one may begin.
+        """Takes the norms of the step, by parameter and table; the next step may begin.
 
         Args:
-            steps: that the message merges; 0: it brings none, but what rounding has left, or the
-                script has written.  Those are no norms to judge: 0.
+            steps: the number that the message merges; 0 if it brings only rounding differences or
+                external writes, whose norms are not judged and are given as 0.
         """
         norms = {name: PushNorm(each) for name, each in self._norms.items()} | self._of_tables
         self._norms, self._of_tables = {}, {}
@@ -551,7 +560,7 @@ class PushNorms:
 
     @onlooker("what servers say of norms")
     def hear(self, reply: Reply, first: int, last: int) -> None:
-        """Counts and says what the servers made of a message.
+        """Counts and logs what the servers did with a message.
 
         Args:
             first, last: the steps of this lane that the message brought.
@@ -569,7 +578,7 @@ class PushNorms:
                 self._warning.warn(trainer, text)
 
     def _refused(self, reply: Reply) -> bool:
-        """Whether outliers are the reason; otherwise values that are not finite are."""
+        """Whether a message was refused because of outliers, not of values that are not finite."""
         others = bool(reply.nonfinite) and self._lane.on_nonfinite == "refuse"
         return reply.refused and self._lane.outlier_push == "refuse" and not others
 
@@ -581,8 +590,8 @@ class PushNorms:
 
 # ---- push checks ----
 #
-# What a lane looks at in each of its steps before it leaves, and what it hears of it: values that
-# are not finite, and norms.
+# The checks of each step of a lane before it is sent, and the servers' findings: values that are
+# not finite, and norms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,7 +600,7 @@ class Found:
 
     Attributes:
         nonfinite: parameters and tables with a NaN or an infinity.
-        norms: how large each is, by parameter and table; empty where nobody looks for outliers.
+        norms: by parameter and table; empty if servers do not look for outliers.
     """
 
     nonfinite: set[str]
@@ -599,10 +608,10 @@ class Found:
 
 
 class PushChecks:
-    """A lane's findings, and the servers'.  Any thread may call it.
+    """The findings of a lane, and of its servers.  Any thread may call it.
 
     Args:
-        lane, slices: whose steps.
+        lane, slices: of the steps.
     """
 
     def __init__(self, lane: Lane, slices: ParameterSlices) -> None:
@@ -610,36 +619,36 @@ class PushChecks:
         self._norms = PushNorms(lane, slices)
 
     def start(self, servers: int) -> None:
-        """Joined, with so many servers."""
+        """Sets the number of servers that have been joined."""
         self._nonfinite.start(servers)
 
     def look(
         self, name: str, parts: NamedTensors, change: torch.Tensor | None = None
     ) -> NamedTensors:
-        """Looks at a slice's gradient as it travels, and returns it.
+        """Checks a slice's encoded gradient, and returns it.
 
         Args:
-            change: what is new in it, where it is a whole parameter.
+            change: the change, if the gradient is a whole parameter.
         """
         self._norms.look(name, parts, change)
         return self._nonfinite.look(name, parts)
 
     def look_at_rows(self, tables: Iterable[tuple[str, RowGradient]]) -> None:
-        """Looks at the gradients of tables."""
+        """Checks the gradients of tables."""
         tables = list(tables)
         self._norms.look_at_rows(tables)
         self._nonfinite.look_at_rows(tables)
 
     def take_out(self, steps: int = 1) -> Found:
-        """The findings of the step.  The next one may begin.
+        """Takes the findings of the step; the next step may begin.
 
         Args:
-            steps: that the message merges.
+            steps: the number that the message merges.
         """
         return Found(self._nonfinite.take_out(), self._norms.take_out(steps))
 
     def hear(self, reply: Reply, first: int, last: int) -> Reply:
-        """Counts and says what the servers made of a message, and returns their reply.
+        """Counts and logs what the servers did with a message, and returns their reply.
 
         Args:
             first, last: the steps of this lane that the message brought.
@@ -669,19 +678,17 @@ class Buffers:
 
     def __init__(self, slices: ParameterSlices) -> None:
         self._slices = slices
-        self._lock = threading.Lock()  # guards the one below
+        self._lock = threading.Lock()  # guards _spare
         self._spare: Tensors = {}
 
     def take(self, name: str) -> torch.Tensor:
-        """A buffer of the shape and dtype of a slice, or of a whole variable, with anything in
-        it.
-        """
+        """An uninitialized buffer of the shape and dtype of a slice, or of a whole variable."""
         with self._lock:
             spare = self._spare.pop(name, None)
         return self._slices.blank(name) if spare is None else spare
 
     def give_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Takes buffers that are out of use."""
+        """Takes back buffers that are out of use."""
         with self._lock:
             self._spare.update(tensors)
 
@@ -692,8 +699,8 @@ class Pulled:
 
     Attributes:
         values: by slice.
-        message: the last message that they have applied.
-        versions: of their lane, by server, with the updates that had begun.
+        message: the last message that the servers have applied.
+        versions: of their lane, by server, including updates that had begun.
     """
 
     values: Tensors
@@ -714,14 +721,15 @@ def checksums_of(channels: Sequence[Channel], asked: Mapping[int, list[str]]) ->
 
 
 class RequestPipeline:
-    """The messages of one lane that the script does not wait for: one at a time, to all servers.
+    """Sends the messages of one lane that the script does not wait for: one at a time, to all
+    servers.
 
     The lane's sending and fetching threads call it; the channels' threads ask for destinations.
 
     Attributes:
-        step: messages sent.
+        step: the number of messages sent.
         versions: of the servers' lane, in their last replies, by server.
-        checks: what is looked at in each step.
+        checks: the checks of each step.
         turn: held during a request; also taken by other requests on the lane's channels.
     """
 
@@ -739,21 +747,21 @@ class RequestPipeline:
         self._buffers = buffers
         self._model_buffers = model_buffers
         self.checks = PushChecks(lane, slices)
-        self._steps = 0  # of the script that messages have brought
+        self._steps = 0  # of the script, in all messages
         self._channels: list[Channel] = []
-        # what the values of the request under way may overwrite
+        # the memory that the values of the request under way may overwrite
         self._reusable: Mapping[str, torch.Tensor] = {}
-        self._values: Tensors = {}  # where they arrive
+        self._values: Tensors = {}  # the received values
         # one request at a time on the lane's channels; guards the two above
         self.turn = threading.Lock()
 
     def start(self, channels: list[Channel], step: int) -> None:
-        """The channels, by server, and the last step that they have applied."""
+        """Sets the channels, by server, and the last step that the servers have applied."""
         self._channels, self.step = channels, step
         self.checks.start(len(channels))
 
     def destination(self, name: str) -> torch.Tensor:
-        """Where a slice's value goes: memory that no other thread reads."""
+        """The destination of a slice's value: memory that no other thread reads."""
         if name not in self._values:
             self._values[name] = (
                 self._reusable[name] if name in self._reusable else self._buffers.take(name)
@@ -775,23 +783,23 @@ class RequestPipeline:
         leases: tuple[EpochRange, ...] = (),
     ) -> tuple[Reply, Tensors]:
         """Sends one message to every server, to ``thread_pool_size`` of them at a time, and waits
-        for the replies: none of them comes before all servers have the message.
+        for the replies: no server replies before all servers have the message.
 
         Args:
             gradients: by slice.
-            omit_values: the replies are not to bring parameters.
-            reuse: the values may take the gradients' memory.  See [Note: one buffer there and
-                back].
+            omit_values: whether the replies omit parameters.
+            reuse: whether the values may take the gradients' memory.  See [Note: one buffer there
+                and back].
             tables: gradients of rows.
-            steps: of the script that the message brings.
-            last: this trainer leaves after the message.
-            assignments: what the script has written, by slice.
+            steps: the number of the script's steps in the message.
+            last: whether this trainer leaves after the message.
+            assignments: the external writes, by slice.
             leaves: called with the message's number before it leaves.
-            changes: what is new in the gradients, by slice, where they are whole parameters.
-            leases: the positions of epochs that its steps have consumed.
+            changes: the changes, by slice, if the gradients are whole parameters.
+            leases: the positions of epochs that the message's steps have consumed.
 
         Returns:
-            The first server's reply, and the values that came, by slice.
+            The first server's reply, and the received values, by slice.
         """
         with self.turn:
             self.step += 1
@@ -833,7 +841,7 @@ class RequestPipeline:
     def _encoded(
         self, gradients: Mapping[str, torch.Tensor], changes: Mapping[str, torch.Tensor]
     ) -> dict[str, list[tuple[str, torch.Tensor]]]:
-        """Gradients as they travel, by slice; looks at each."""
+        """Encodes gradients, by slice, and checks each."""
         return {
             name: self.checks.look(
                 name, list(self._slices.encoded(name, gradient)), changes.get(name)
@@ -858,7 +866,7 @@ class RequestPipeline:
         """Fetches slices, without sending anything.
 
         Args:
-            names: None: the lane's parameters.
+            names: of the slices; None: the lane's parameters.
         """
         with self.turn:
             self._reusable, self._values = {}, {}
@@ -894,13 +902,13 @@ class StagedValues:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has come since the last :meth:`take`."""
+        """Whether nothing has been staged since the last :meth:`take`."""
         with self._lock:
             return not self._values
 
     @property
     def idle(self) -> bool:
-        """Whether nothing has come since the last :meth:`take`, and that one is over."""
+        """Whether nothing has been staged since the last :meth:`take`, and that call is over."""
         with self._lock:
             return not self._values and not self._taking
 
@@ -909,8 +917,9 @@ class StagedValues:
         of date.
 
         Args:
-            memory: that of the values, and what else is free when they have been taken.
-            message: its number; it may have no values, where a lane has rows alone.
+            memory: the memory of the values, and other memory that is free when they have been
+                taken.
+            message: the message's number.  A lane that has only rows stages no values.
         """
         with self._lock:
             outdated, self._values, self._memory = self._memory, values, memory
@@ -922,7 +931,7 @@ class StagedValues:
         back.
 
         Returns:
-            The message's number; None if there was none since the last call.
+            The message's number; None if there was no message since the last call.
         """
         values, memory, message = self._take_out(taking=True)
         try:
@@ -935,8 +944,8 @@ class StagedValues:
         return message or None
 
     def take_out(self) -> tuple[Tensors, Tensors, int]:
-        """The staged values, which are the caller's from now on: values, memory, and message as of
-        :meth:`put`; none are empty.
+        """Takes the staged values, memory and message, as given to :meth:`put`; they are the
+        caller's from now on.  All are empty if nothing is staged.
         """
         return self._take_out(taking=False)
 

@@ -1,20 +1,20 @@
 """Rows of tables on the servers: looked up for a forward, scanned and loaded chunk by chunk for a
 checkpoint.
 
-A request goes to all servers that it concerns at once, on streams of its own, so that a lookup
-never waits behind gradients that are on their way.  The script's thread waits for it.
+A request goes at once to all servers that it concerns, on separate streams, so that a lookup never
+waits behind gradients.  The script's thread waits for it.
 
-[Note: what a script writes into tables]  What is loaded replaces the values of all rows: a row that
-is not in it has its id's initial value afterwards.  States of optimizers stay.  Where the steps of
-a lane wait for nobody, or there is one trainer, the servers have the rows at once.  In a sync lane
-of several trainers each loads in its own time::
+[Note: what a script writes into tables]  The loaded rows replace the values of all rows: a row that
+is not among them has its id's initial value afterwards.  Optimizer states stay.  If the steps of a
+lane do not wait for other trainers, or there is one trainer, the servers have the rows at once.  In
+a sync lane of several trainers each loads in its own time::
 
     load_state_dict    the trainer keeps the rows, and its own lookups read them there
     the next step      trainer 0 sends the rows before it closes the step; every trainer closes it
                        with the checksum of its own; the servers compare
-    after that         everybody reads the servers' rows
+    after that         all trainers read the servers' rows
 
-A load whose connection broke is repeated: it assigns, so that twice is as good as once.
+A load whose connection broke is repeated: it assigns, so repeating it does no harm.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lookups:
 
     Attributes:
         tables: by name.
-        lookups, rows: requests for rows, and rows, since the start.
+        lookups, rows: the numbers of requests for rows, and of rows looked up, since the start.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -74,14 +74,14 @@ class Lookups:
         self._turn = threading.Lock()  # one request at a time
 
     def start(self, clients: list[Client]) -> None:
-        """The connections, by server."""
+        """Sets the connections, by server."""
         self._clients = clients
         self._arrays = [{} for _ in clients]
 
     def destination(
         self, server: int, name: str, blank: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Where an array goes that a server sends; called in the channels' threads."""
+        """The destination of an array that a server sends; called in the channels' threads."""
         arrays = self._arrays[server]
         if name not in arrays:
             arrays[name] = blank()
@@ -159,15 +159,15 @@ class Lookups:
     def scan(
         self, name: str, changed: bool = False, materialized: bool = False
     ) -> Iterator[tuple[Chunk, Mapping[str, Any]]]:
-        """Chunks of a table from all servers, one after the other, each with the metadata of the
-        servers until there: the last one has what all have counted.
+        """Yields chunks of a table from all servers, one after the other, each with the joint
+        metadata of the servers so far: the last chunk has the counts of all servers.
 
         Args:
-            changed: only rows that changed since :meth:`mark_saved`.
-            materialized: rows as a lookup reads them.
+            changed: whether to give only rows that changed since :meth:`mark_saved`.
+            materialized: whether to give rows as a lookup reads them.
 
         Raises:
-            OSError: a server has come back meanwhile, with rows of another moment.
+            OSError: a server has restarted meanwhile, with rows of another moment.
         """
         known: list[Mapping[str, Any]] = []
         for server, client in enumerate(self._clients):
@@ -181,7 +181,7 @@ class Lookups:
                     done = first_of([reply])
                     arrived, self._arrays[server] = self._arrays[server], {}
                 if client.returned != returned:  # with rows of another moment
-                    raise OSError(f"{client} has come back while table {name!r} was read")
+                    raise OSError(f"{client} has restarted while table {name!r} was read")
                 chunk = {
                     full.removeprefix(f"{name}@"): array.numpy() for full, array in arrived.items()
                 }
@@ -190,13 +190,13 @@ class Lookups:
                 cursor = done.cursor
 
     def mark_saved(self, name: str) -> None:
-        """Tells the servers that all that has changed of a table until now has been saved."""
+        """Tells the servers that all changes of a table until now have been saved."""
         with self._turn:
             for server in range(len(self._clients)):
                 _wait([self._channel(server).mark_saved(name)])
 
     def load_initial(self, server: int, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Gives a server those of these rows that it holds, as rows without optimizer state.
+        """Loads rows without optimizer state into one server: those that it holds.
 
         Args:
             ids: int64 [n], each once.
@@ -211,7 +211,7 @@ class Lookups:
                 _wait([self._channel(server).load(arrays)])
 
     def reset(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Empties a table on every server; from here on it has these metadata."""
+        """Empties a table on every server, and sets its metadata."""
         with self._turn:
             _wait(
                 [
@@ -221,7 +221,7 @@ class Lookups:
             )
 
     def load(self, name: str, chunk: Chunk) -> None:
-        """Gives every server those rows of a chunk that it holds, with their states."""
+        """Loads the rows of a chunk, with their states, into the servers that hold them."""
         arrays = {
             key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in chunk.items()
         }
@@ -251,7 +251,7 @@ def _by_row(key: str) -> bool:
 
 
 def _chosen(ids: np.ndarray, servers: int) -> list[torch.Tensor]:
-    """By server: the positions of the ids that it holds."""
+    """The positions of the ids that each server holds, by server."""
     order, offsets = id_arithmetic.partition(np.ascontiguousarray(ids), servers)
     return [
         torch.from_numpy(order[offsets[server] : offsets[server + 1]]) for server in range(servers)
@@ -319,9 +319,9 @@ class WrittenTables:
     Args:
         plan: of the job.
         lookups: of its tables.
-        roll: which trainers are there.
-        drain: waits until all that was sent has been applied.
-        count: the rows of a table now, on all servers.
+        roll: the live trainers.
+        drain: waits until everything sent has been applied.
+        count: gives the number of a table's rows now, on all servers.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ class WrittenTables:
 
     def read(self, name: str) -> Rows | None:
         """All rows of a table that differ from their initial values or once did, with every step of
-        this trainer; None: they have more than ``MAX_BYTES``.
+        this trainer; None if they have more than ``MAX_BYTES``.
 
         Raises:
             PServerError: a server is lost.
@@ -361,7 +361,8 @@ class WrittenTables:
         return self._count(name) * (8 + table.dim * DTYPES[table.computes_in].itemsize)
 
     def write(self, name: str, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Replaces the values of all rows of a table: int64 [n], each once, and [n, dim]; not kept.
+        """Replaces the values of all rows of a table: ids, int64 [n], each once, and values, [n,
+        dim]; the tensors are not kept.
 
         Raises:
             PServerError: a server is lost.
@@ -381,8 +382,8 @@ class WrittenTables:
         return name in self._waiting
 
     def waiting(self, name: str, ids: torch.Tensor) -> torch.Tensor | None:
-        """The rows of these ids, [n, dim], in what was written since the last step; None: nothing
-        was.
+        """The rows of these ids, [n, dim], among those written since the last step; None if none
+        were written.
         """
         if name not in self._waiting:
             return None
@@ -397,23 +398,23 @@ class WrittenTables:
     # ---- steps ----
 
     def send(self, lane: int) -> None:
-        """Trainer 0, or who stands in for it: the servers have what was written into a lane's
-        tables.
-        """
+        """Sends, on the leader, the rows that were written into a lane's tables to the servers."""
         for name in self._of(lane) if self._roll.is_first else ():
             if name not in self._sent:
                 self._assign(name, self._waiting[name])
                 self._sent.add(name)
 
     def close(self, lane: int) -> dict[str, int]:
-        """Before a lane's step is closed: sends what was written since the last, and gives its
-        checksums, by table.
+        """Sends the rows that were written since the last step, before a lane's step is closed;
+        gives their checksums, by table.
         """
         self.send(lane)
         return {name: _checksum(self._waiting[name]) for name in self._of(lane)}
 
     def forget(self, lane: int) -> None:
-        """After a lane's step, or where the servers' rows have been replaced otherwise."""
+        """Drops the written rows: after a lane's step, or when the servers' rows have been replaced
+        otherwise.
+        """
         for name in self._of(lane):
             del self._waiting[name]
             self._sent.discard(name)
@@ -451,8 +452,8 @@ class WritableRows(ServedRows):
     :class:`trainer.embedding.state_dict.WholeRows`.
 
     Args:
-        written: of the job.
-        lookups: likewise.
+        written: the job's written tables.
+        lookups: of its tables.
         name: of the table.
     """
 

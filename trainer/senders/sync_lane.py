@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.25  # between two calls of ``meanwhile``
 
 
 class SyncLandings(LandedValues):
-    """What last landed in a sync lane: between steps the servers have it.  See
+    """The last received values of a sync lane: between steps the servers have them.  See
     :class:`~trainer.senders.pipeline.Landings`.
 
     Args:
@@ -42,10 +42,10 @@ class SyncLandings(LandedValues):
         self._channels = channels
 
     def differing(self, variables: Collection[str]) -> dict[str, Assignment]:
-        """Whole slices.
+        """The whole slices that differ.
 
-        Where gradients of the step have left, the servers cannot be asked before it is closed: all
-        slices are given, and the servers leave out those that are as they have them.
+        If gradients of the step have been sent, the servers cannot be asked before it is closed:
+        all slices are given, and the servers leave out those that equal theirs.
         """
         kept = [variable for variable in variables if self.holds([variable])]
         names = self.slices.slices_of(variable for variable in variables if variable not in kept)
@@ -60,26 +60,26 @@ class LoadedTables(Protocol):
     """The rows that a script has loaded into tables since the last step."""
 
     def send(self, lane: int) -> None:
-        """Trainer 0: the servers have the rows of a lane's tables."""
+        """Sends the rows of a lane's tables to the servers, on the leader."""
 
     def close(self, lane: int) -> Mapping[str, int]:
-        """Before a lane's step is closed: sends them, and gives checksums by table."""
+        """Sends the rows before a lane's step is closed, and gives checksums by table."""
 
     def forget(self, lane: int) -> None:
-        """The servers have them, or others in their place."""
+        """Drops the rows: the servers have them, or others in their place."""
 
 
 class SyncSender:
     """The sender of a sync lane; see :class:`~trainer.senders.pipeline.LaneSender`.
 
-    Gradients leave as they come.  New parameters arrive in the parameters' own memory while the
-    script waits.
+    Gradients are sent as they arrive.  New values are received into the parameters' own memory
+    while the script waits.
 
     Args:
-        lane, slices: its own.
-        clip: the plan's, where servers clip.
-        roll: which trainers are there.
-        buffers: of the model, which travel with its steps.
+        lane, slices: of this sender.
+        clip: the plan's clipping, if servers clip.
+        roll: the live trainers.
+        buffers: the model's buffers, which travel with the lane's steps.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SyncSender:
         self.meanwhile: Callable[[], None] = lambda: None
         self._step = 0
         self._slices = slices
-        # whose norms span servers
+        # clipping by norms, which span servers
         self._clip = clip if clip is not None and clip.kind != "value" else None
         self._channels: list[Channel] = []
         self._replies: list[Future[Reply]] = []  # of the step under way, by server
@@ -113,7 +113,7 @@ class SyncSender:
 
     @property
     def step(self) -> int:
-        """Steps closed."""
+        """The number of steps closed."""
         return self._step
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -128,7 +128,7 @@ class SyncSender:
         self._checks.start(len(channels))
 
     def send(self, name: str, gradient: torch.Tensor) -> None:
-        """Sends one slice's gradient; one on a GPU when its copy has been made."""
+        """Sends one slice's gradient; from a GPU, when its copy has been made."""
         self._begin()
         self._sent.add(name)
         if is_on_gpu(gradient):
@@ -150,7 +150,9 @@ class SyncSender:
         channel.push(self.step + 1, self._checks.look(name, parts))
 
     def _push_copied(self, everything: bool) -> None:
-        """Sends the gradients that have come from a GPU; with ``everything`` it waits for all."""
+        """Sends the gradients whose copies from a GPU have been made; with ``everything`` waits for
+        all.
+        """
         while self._copies and (everything or self._copies[0][1].query()):
             name, copy = self._copies.popleft()
             copy.synchronize()
@@ -159,7 +161,7 @@ class SyncSender:
     def send_rows(self, table: str, gradient: RowGradient) -> None:
         """Sends a table's gradient to every server.
 
-        A server counts the steps of a table, so it hears of those that touch none of its rows, too.
+        A server counts the steps of a table, so it also receives steps that touch none of its rows.
         """
         self._begin()
         self._checks.look_at_rows([(table, gradient)])
@@ -167,8 +169,9 @@ class SyncSender:
             channel.push_rows(self.step + 1, table, part)
 
     def close(self, hparams: Hparams, overflow: bool) -> None:
-        """See :class:`LaneSender`.  Trainer 0's assignments travel, and all trainers' checksums of
-        theirs; where trainer 0 may leave, so that another one's have to do, everybody's.
+        """See :class:`LaneSender`.  The leader sends its assignments, and every trainer the
+        checksums of its own.  If trainers may leave, every trainer sends its assignments, as it may
+        become the leader.
         """
         self._begin()
         self._push_copied(everything=True)
@@ -216,13 +219,13 @@ class SyncSender:
         return reply
 
     def _scale(self, clip: Clip, replies: list[Future[Reply]]) -> None:
-        """Where norms clip on servers: the servers' partial squared norms give the coefficient that
-        every server multiplies with.
+        """Computes the coefficient that every server multiplies with, from the servers' partial
+        squared norms, where servers clip by norms.
 
         Raises:
-            PServerError: a server has ended this trainer's step before it told its norms: those of
-                the others give another coefficient, and some may not know yet that nothing of this
-                trainer counts.
+            PServerError: a server has ended this trainer's step before it sent its norms.  The
+                other servers' norms would give another coefficient, and some servers may not know
+                yet that this trainer's step does not count.
         """
         for channel, reply in zip(self._channels, replies, strict=True):
             both: list[Future[Any]] = [channel.norms, reply]
@@ -240,7 +243,7 @@ class SyncSender:
 
     @property
     def arrived(self) -> bool:
-        """Nothing arrives between steps."""
+        """Whether values have arrived: never between steps."""
         return False
 
     def assign(self, assignments: Mapping[str, Assignment]) -> None:
@@ -248,7 +251,7 @@ class SyncSender:
         self._assignments.update(assignments)
 
     def follow(self, loads: LoadedTables, index: int) -> None:
-        """From here on steps say what the script has loaded into the tables of this lane.
+        """Makes steps send the rows that the script has loaded into the tables of this lane.
 
         Args:
             index: of the lane.
@@ -256,10 +259,10 @@ class SyncSender:
         self._loads, self._index = loads, index
 
     def refresh(self) -> None:
-        """Nothing arrives between steps."""
+        """Whether values have arrived: never between steps."""
 
     def drain(self) -> None:
-        """No step is under way between steps; rows that the script has loaded leave."""
+        """Sends the rows that the script has loaded; no step is under way between steps."""
         if self._loads is not None:
             self._loads.send(self._index)
 
@@ -268,10 +271,10 @@ class SyncSender:
         self.drain()
 
     def stop(self) -> None:
-        """No threads."""
+        """Does nothing: there are no threads."""
 
     def rest(self) -> None:
-        """No threads."""
+        """Does nothing: there are no threads."""
 
     def metrics(self) -> dict[str, float]:
         """See :class:`LaneSender`."""

@@ -1,8 +1,9 @@
-"""Propagates in-place parameter writes made outside of ``optimizer.step()``.
+"""Sends the script's external writes to the servers: in-place writes to parameters outside of
+``optimizer.step()``.
 
 [Note: what a script writes]  Parameters are the script's: it loads the best model, clamps weights,
-swaps averages in and out.  The servers step, so that what it writes must reach them.  Nothing says
-when a script writes; it is noticed by what has changed since values last landed in a parameter:
+swaps averages in and out.  The servers step, so its writes must reach them.  No event marks a
+write; it is detected by the change of a parameter since its values were last received:
 
 ::
 
@@ -10,19 +11,21 @@ when a script writes; it is noticed by what has changed since values last landed
     uncounted    writes through ``.data`` and numpy: 1,024 sampled elements of each tensor; all of
                  them in steps 1 to 3 and every 1,000th, and always once such a write has been seen
 
-A tensor that may have been written is compared with what last landed in it, bit by bit; equal sends
-nothing.  What differs is assigned on the servers, by the trainer's next step and before its
-gradients; states of optimizers stay.  Until then nothing lands on a tensor that differs: an average
-that was swapped in for an evaluation stands, and swapped out again it equals what landed.
+A tensor that may have been written is compared with its last received values, bit by bit; an equal
+tensor sends nothing.  Differences are assigned on the servers, by the trainer's next step and
+before its gradients; optimizer states stay.  Until then a tensor that differs receives no values:
+an average that was swapped in for an evaluation stays, and when it is swapped out again the tensor
+equals its received values.
 
-What last landed is known so: a lane whose values arrive beside the parameters keeps the memory that
-they arrived in.  In a sync lane the servers have it until the next step: their checksums say what
-differs.  A lane whose values arrive in the parameters themselves, and whose servers others step
-meanwhile, keeps a copy of each landing once a first write has been seen; for that first write the
-servers' values are taken, which are what landed if nobody has stepped since.
+The last received values are found so: a lane that receives values beside the parameters keeps the
+memory that they are in.  In a sync lane the servers have them until the next step: their checksums
+show what differs.  A lane that receives values in the parameters themselves, which other trainers
+update meanwhile, keeps a copy of the received values each time once a first write has been seen;
+for that first write the servers' values are taken, which are the last received ones if no trainer
+has stepped since.
 
-In the k-step modes the script's own optimizer steps, and what the script writes leaves as a part of
-what has changed: see writes.py.
+In the k-step modes the script's own optimizer steps, and external writes are sent as a part of the
+changes: see :class:`WritesBetween`.
 """
 
 from __future__ import annotations
@@ -39,13 +42,12 @@ from trainer.senders.pipeline import GradientLane, LaneSender
 
 # ---- samples ----
 #
-# Some elements of each of many tensors, always the same ones: has anything been written?
+# Some elements of each of many tensors, always the same ones, by which writes are detected.
 #
 # A tensor counts the operations that write to it; writes through ``.data`` and through numpy are in
-# no counter.  Reading every tensor whole takes too long for every step, so 1,024 of its elements
-# are read, in places that look random and stay.  A tensor of fewer elements is read whole.  What
-# takes time is memory that is in no cache, a line at a time, so that four elements lie side by
-# side.
+# no counter.  Reading every tensor whole at every step takes too long, so 1,024 of its elements are
+# read, at fixed pseudo-random places.  A tensor of fewer elements is read whole.  The time goes
+# into memory that is in no cache, a line at a time, so four elements lie side by side.
 
 
 SAMPLED = 1024  # elements of a tensor
@@ -54,7 +56,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 
 
 class _Place:
-    """Where a tensor's elements are."""
+    """The memory of a tensor: its pointer and its strides."""
 
     __slots__ = ("_pointer", "_strides")
 
@@ -78,11 +80,11 @@ class _OnHost(_Place):
         self._now, self._noted = (np.empty(len(positions), self._memory.dtype) for _ in range(2))
 
     def note(self) -> None:
-        """Notes them as they are now."""
+        """Notes the elements as they are now."""
         self._memory.take(self._offsets, out=self._noted, mode="clip")  # which copies once
 
     def changed(self) -> bool:
-        """Whether one is another than was noted."""
+        """Whether an element has changed since it was noted."""
         self._memory.take(self._offsets, out=self._now, mode="clip")
         return not (self._now == self._noted).all()
 
@@ -99,17 +101,17 @@ class _OnDevice(_Place):
         self._noted = self._memory.new_empty(len(positions))
 
     def note(self) -> None:
-        """Notes them as they are now."""
+        """Notes the elements as they are now."""
         torch.take(self._memory, self._offsets, out=self._noted)
 
     def changed(self) -> bool:
-        """Whether one is another than was noted; the host waits for the device."""
+        """Whether an element has changed since it was noted; the host waits for the device."""
         return not torch.equal(torch.take(self._memory, self._offsets), self._noted)
 
 
 class Samples:
-    """The sampled elements of some live tensors, as they were noted last; :meth:`note` comes first.
-    One thread uses it.
+    """The sampled elements of some live tensors, as they were noted last.  :meth:`note` is called
+    before :meth:`changed`.  One thread uses it.
 
     Args:
         tensors: any devices, dtypes and strides; their memory may be exchanged.
@@ -133,8 +135,8 @@ class Samples:
             sampled[number].note()
 
     def changed(self, numbers: Iterable[int]) -> list[int]:
-        """Those of the tensors of which an element is another one than was noted, or whose memory
-        has been exchanged.
+        """The tensors of which an element has changed since it was noted, or whose memory has been
+        exchanged.
         """
         tensors, sampled = self._tensors, self._sampled
         return [n for n in numbers if sampled[n].moved(tensors[n]) or sampled[n].changed()]
@@ -145,17 +147,19 @@ class Samples:
 
 
 def _positions(count: int, seed: int) -> np.ndarray:
-    """Ascending positions of the sampled elements in a tensor of so many: int64 [n]."""
+    """The positions of the sampled elements in a tensor of ``count`` elements, ascending: int64
+    [n].
+    """
     if count <= SAMPLED:
         return np.arange(count)
-    # a run in each of 256 equal parts, at a place that looks random
+    # a run in each of 256 equal parts, at a pseudo-random place
     bounds = np.linspace(0, count // BESIDE, SAMPLED // BESIDE + 1).astype(np.int64)
     starts = np.random.default_rng(seed).integers(bounds[:-1], bounds[1:]) * BESIDE
     return np.asarray((starts[:, None] + np.arange(BESIDE)).reshape(-1))
 
 
 def _memory(tensor: Tensor) -> Tensor:
-    """A tensor's memory as integers, 1-D: from its first element to its last, whatever lies
+    """A tensor's memory as integers, 1-D: from its first element to its last, with everything
     between; shared, not copied.
     """
     if not tensor.numel():
@@ -165,8 +169,8 @@ def _memory(tensor: Tensor) -> Tensor:
 
 
 def _offsets(tensor: Tensor, positions: np.ndarray) -> np.ndarray:
-    """Where the elements at these positions lie in :func:`_memory`; of an element of 16 bytes its
-    first half and its second one in turn.
+    """The offsets in :func:`_memory` of the elements at these positions.  Of an element of 16
+    bytes, the first half and the second are sampled in turn.
     """
     offsets = np.zeros(len(positions), np.int64)
     left = positions
@@ -178,20 +182,21 @@ def _offsets(tensor: Tensor, positions: np.ndarray) -> np.ndarray:
 
 # ---- writes between ----
 #
-# Whether a script has written into some parameters since its last step: in the lanes whose steps
-# the script's own optimizer takes.
+# External writes since the script's last step, in the lanes whose steps the script's own optimizer
+# takes.
 #
-# There what is written leaves with the next message, as a part of what has changed.  Until the next
-# step nothing lands on it, and files that have the servers' values lack it.
+# There an external write is sent with the next message, as a part of the changes.  Until the next
+# step the parameter receives no values, and files with the servers' values lack the write.
 
 
 class WritesBetween:
-    """Compares counters and sampled elements with those at the last :meth:`note`.
+    """Finds external writes: compares counters and sampled elements with those at the last
+    :meth:`note`.
 
     The script's thread calls it.
 
     Args:
-        tensors: the live ones by name.
+        tensors: the live tensors by name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -200,14 +205,14 @@ class WritesBetween:
         self._versions: list[int] = []  # as noted; none before the first note
 
     def note(self) -> None:
-        """A step is over, or values have landed."""
+        """Notes counters and elements, when a step is over or values have been received."""
         self._versions = [version(tensor) for tensor in self._tensors.values()]
         self._samples.note(range(len(self._tensors)))
 
     def names(self) -> list[str]:
         """The tensors that have been written since the last note.
 
-        Of writes that no counter tells of, those into sampled elements.
+        Writes that no counter shows are found only in sampled elements.
         """
         if not self._versions:
             return []
@@ -220,7 +225,7 @@ class WritesBetween:
 
 
 def version(tensor: Tensor) -> int:
-    """How many operations have written to a tensor, as torch counts them."""
+    """The number of operations that have written to a tensor, as torch counts them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -233,16 +238,16 @@ EARLY_STEPS, EVERY = 3, 1000  # the steps in which everything is compared
 
 
 class WrittenValues:
-    """Finds what a script has written.  See [Note: what a script writes].
+    """Finds the script's external writes.  See [Note: what a script writes].
 
     The script's thread calls it; with ``overlap`` also autograd's.
 
     Args:
-        lanes: all; those count whose servers step.
-        names: the variables of each of them, by its index.
-        tensors: the live ones by name.
-        held_back: names of variables that nothing lands on, which it changes.
-        trainer: this one's number, for messages.
+        lanes: all lanes; only those whose servers step are used.
+        names: the variables of each lane, by its index.
+        tensors: the live tensors by name.
+        held_back: names of variables that receive no values; this object changes the set.
+        trainer: this trainer's number, for messages.
     """
 
     def __init__(
@@ -268,16 +273,16 @@ class WrittenValues:
         self._compared = dict.fromkeys(
             self._lanes, 0
         )  # the last step in which everything was compared
-        self._uncounted = False  # a write has been seen that no counter tells of
+        self._uncounted = False  # whether a write has been seen that no counter shows
 
     # ---- a step ----
 
     def begin(self, lane: int) -> None:
-        """Before anything of a lane's step is sent: what has been written becomes a part of the
-        step.  Until the step is over later calls do nothing.
+        """Makes external writes a part of a lane's step; called before anything of the step is
+        sent.  Until the step is over later calls do nothing.
 
         Raises:
-            ValueError: a parameter's shape or dtype is another one than the job's.
+            ValueError: a parameter's shape or dtype differs from the job's.
         """
         if lane in self._lanes and lane not in self._begun:
             self._begun.add(lane)
@@ -285,9 +290,7 @@ class WrittenValues:
             self._look(lane)
 
     def look_again(self) -> None:
-        """Before steps are closed of which gradients have left during backward: the script may have
-        written since.
-        """
+        """Finds later writes, before steps are closed whose gradients were sent during backward."""
         for lane in self._begun:
             self._look(lane)
 
@@ -304,7 +307,7 @@ class WrittenValues:
         asked = suspects
         if everything and _is_regular(step):
             asked = self._all_names(lane)
-        elif everything:  # parameters that servers only hold are asked for, which takes long
+        elif everything:  # comparing parameters that servers only hold takes long
             asked = list(dict.fromkeys([*self._landing(lane), *suspects]))
         found = landed.differing(asked) if asked else {}
         if found:
@@ -328,7 +331,7 @@ class WrittenValues:
         return self._uncounted or _is_regular(step)
 
     def _keep(self, lane: int) -> None:
-        """Keeps copies of what has landed in a lane, where the next comparison will need them."""
+        """Keeps copies of a lane's received values, if the next comparison will need them."""
         landed = self._lanes[lane].landed
         if landed.keeps_memory:
             return
@@ -341,13 +344,13 @@ class WrittenValues:
 
     @contextmanager
     def landing(self, lane: int | None = None, pulled: bool = False) -> Iterator[None]:
-        """While it lasts something lands without a step: not on what has been written.
+        """Protects external writes from values that are received inside, without a step.
 
         Args:
-            lane: what has arrived there lands, which is so often that only counters and samples are
-                looked at; None: anything may land, and where it is known what landed before, all of
-                it is compared.
-            pulled: it lands in the parameters themselves, in every lane.
+            lane: the lane that receives values, which happens so often that only counters and
+                samples are compared; None: any lane may receive values, and all elements are
+                compared with the last received values where those are known.
+            pulled: whether values are received into the parameters themselves, in every lane.
         """
         chosen = [
             index
@@ -380,7 +383,7 @@ class WrittenValues:
         self._held_back.update(landed.slices.variable(name) for name in found)
 
     def suspected(self) -> set[str]:
-        """The variables that may have been written since their lane's last step, some of which have
+        """The variables that may have been written since their lane's last step; some of them have
         not.
         """
         if self._uncounted:
@@ -392,22 +395,22 @@ class WrittenValues:
         return found
 
     def start(self) -> None:
-        """The servers' values have landed in all variables."""
+        """Starts anew after the servers' values have been received into all variables."""
         self.release()
         for lane in self._lanes:
             self.landed(lane)
 
     def release(self) -> None:
-        """All variables receive values again."""
+        """Lets all variables receive values again."""
         self._held_back.clear()
 
-    # ---- noticing ----
+    # ---- detection ----
 
     def _all_names(self, lane: int) -> list[str]:
         return [self._names[number] for number in self._of_lane[lane]]
 
     def _landing(self, lane: int) -> list[str]:
-        """The variables of a lane in which values land after a step."""
+        """The variables of a lane that receive values after a step."""
         landed = self._lanes[lane].landed
         return [name for name in self._all_names(lane) if landed.slices.trains(name)]
 
@@ -418,8 +421,8 @@ class WrittenValues:
         self._samples.note(listed)
 
     def _suspects(self, lane: int) -> tuple[list[str], list[str]]:
-        """The variables of a lane that may have been written: those whose counters say so, and
-        others whose samples do.
+        """The variables of a lane that may have been written: those whose counters have changed,
+        and others whose samples have.
         """
         versions, tensors, numbers = self._versions, self._tensors, self._of_lane[lane]
         counted = [n for n in numbers if version(tensors[n]) != versions[n]]
@@ -442,8 +445,8 @@ class WrittenValues:
     def _seen(
         self, lane: int, written: set[str], counted: Iterable[str], uncounted: Iterable[str]
     ) -> None:
-        """Notes that there are writes that no counter tells of; warns where only the comparison of
-        everything has noticed one.
+        """Notes that there are writes that no counter shows; warns if only the comparison of all
+        elements has found one.
         """
         late = sorted(written.difference(counted, uncounted))
         self._uncounted = self._uncounted or bool(late or written.intersection(uncounted))
@@ -463,5 +466,5 @@ class WrittenValues:
 
 
 def _is_regular(step: int) -> bool:
-    """Whether everything is compared in a step whatever has been seen."""
+    """Whether all elements are compared in a step, whatever has been seen."""
     return step <= EARLY_STEPS or step % EVERY == 0

@@ -40,12 +40,12 @@ def test_an_older_answer_changes_nothing() -> None:
 
 
 def test_each_that_was_preempted_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With its last step, and who stands in for it."""
+    """With its last step, and the new leader."""
     roll = Roll(3, own=1)
     for _ in range(3):
         roll.learn(absences(4, 0, t0=57))
 
     assert [record.getMessage() for record in caplog.records] == [
-        "trainer 0 was preempted after step 57; 2 of 3 trainers go on, and trainer 1 stands in for "
-        "it"
+        "trainer 0 was preempted after step 57; 2 of 3 trainers continue, and trainer 1 is now the "
+        "leader"
     ]
