@@ -113,4 +113,4 @@ def test_values_are_those_of_the_trainers_that_are_there(
     during = [7.0, *after[1:]] if where == "confirmed" else after
     for each in found:
         assert each[:3] == [of([0, 1, 2]), during, after]
-        assert "trainer 1 is not there any more; those that are: 0, 2" in each[3]
+        assert "trainer 1 is not among the live trainers: 0, 2" in each[3]

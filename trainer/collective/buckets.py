@@ -1,11 +1,11 @@
 """The buckets of DataParallel: gradients that are reduced together, and their order.
 
-[Note: the last bucket]  While backward goes on, one bucket of gradients after the other is full and
-leaves.  Nothing is left to hide the last one behind, so it should be small.  torch's DDP counts
-buckets from the first gradient, so that its last bucket is the remainder, up to the whole
-capacity; and it lets a bucket grow until it has reached its capacity, so that one gradient may lie
-above it.  Here the last bucket is filled first, from the first parameter on, and none holds more
-than it may (but for a single gradient that is larger by itself).  The buckets are made once:
+[Note: the last bucket]  During backward, one bucket of gradients after the other is full and is
+sent.  No computation is left to hide the last one, so it should be small.  torch's DDP counts
+buckets from the first gradient, so that its last bucket is the remainder, up to the whole capacity;
+and it lets a bucket grow until it has reached its capacity, so that one gradient may exceed it.
+Here the last bucket is filled first, from the first parameter on, and no bucket exceeds its limit,
+except with a single gradient that is larger by itself.  The buckets are made once:
 :class:`FixedReducer` keeps torch from making them anew after the first step, by its own rule.
 """
 
@@ -26,12 +26,12 @@ def buckets(
     last_size: float,
     most: int = 0,
 ) -> tuple[list[list[int]], list[int]]:
-    """The numbers of the parameters in each bucket, in the order in which buckets leave, and each
-    bucket's most bytes.
+    """The numbers of the parameters in each bucket, in the order in which buckets are sent, and
+    each bucket's limit in bytes.
 
     Args:
         parameters: in the module's order, which backward takes from its end.
-        sparse: whether a parameter's gradient is sparse: it then leaves by itself.
+        sparse: whether a parameter's gradient is sparse: it is then sent by itself.
         size, last_size: the most MB (2**20 bytes) of a bucket, and of the last one.
         most: the most gradients of a bucket; 0: any number.
     """
@@ -68,7 +68,7 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 
 def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    """A bucket is one tensor, so what is in it has one dtype and one device."""
+    """The dtype and device that all gradients of a bucket share: a bucket is one tensor."""
     return parameter.dtype, parameter.device
 
 
@@ -76,10 +76,10 @@ class FixedReducer(Reducer):
     """torch's reducer, with the buckets that it was given."""
 
     def _rebuild_buckets(self) -> bool:
-        """Called before each forward.  torch's would look at the order in which gradients came, and
-        make other buckets.
+        """Keeps the buckets; called before each forward. torch's own method would make other
+        buckets, by the order in which gradients became ready.
 
-        What it has noted of that order is dropped; otherwise it would grow with every step.
+        Drops torch's notes of that order; otherwise they would grow with every step.
         """
         self._check_reducer_finalized()
         self._reset_state()

@@ -1,9 +1,9 @@
-"""Sums and broadcasts over one ring of trainers: started at once, waited for where a result is
+"""Sums and broadcasts over one ring of trainers: started at once, waited for when a result is
 needed.
 
-A bucket of tensors travels as one flat copy, so the tensors that backward goes on reading are never
-written to.  In rows (see ``transpiler/plan/plan.py``) a sum has three parts, one after
-another (``row_sum.py``).
+A bucket of tensors travels as one flat copy, so the tensors that backward still reads are never
+written to.  In rows (see ``transpiler/plan/plan.py``) a sum has three parts, one after another
+(``row_sum.py``).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class PendingTensors:
         self._results: list[Tensor] | None = None
 
     def result(self, index: int) -> Tensor:
-        """Waits for all results; one of them."""
+        """Waits for all results, and returns one of them."""
         if self._results is None:
             self._results = self._finish()
         return self._results[index]
 
 
 class Ring:
-    """One ring, with its process groups.  All trainers make theirs in the same order.
+    """One ring, with its process groups.  All trainers create their rings in the same order.
 
     Args:
         world: the trainers.
@@ -71,13 +71,13 @@ class Ring:
 
         Args:
             what: the operation, for messages.
-            seconds: the longest wait; where there are rows each of their steps has its own.
+            seconds: the longest wait; with rows, the limit does not apply to their operations.
 
         Returns:
             New tensors of the same shapes.
 
         Raises:
-            PServerError: a trainer is gone.
+            PServerError: a trainer is lost, or has left.
         """
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         if self._rows is not None:
@@ -99,8 +99,8 @@ class Ring:
         return PendingTensors(finish)
 
     def _like(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """The value with the tensor's strides, where one trainer is alone: norms add up in the
-        order of memory, and alone every bit is to be the same.
+        """The value, with the tensor's strides if there is one trainer: norms add up in the order
+        of memory, and with one trainer every bit must be the same.
         """
         return torch.empty_like(tensor).copy_(value) if self._world.size == 1 else value
 
@@ -114,7 +114,7 @@ class Ring:
             New tensors.
 
         Raises:
-            PServerError: a trainer is gone.
+            PServerError: a trainer is lost, or has left.
         """
         options = dist.BroadcastOptions()
         options.rootRank = root
@@ -125,7 +125,7 @@ class Ring:
             self._world.wait(work, what, self._device)
             parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
             return [
-                # a copy begins where its dtype may
+                # a copy: its memory is aligned for the dtype
                 part.clone().view(tensor.dtype).view(tensor.shape)
                 for part, tensor in zip(parts, tensors, strict=True)
             ]
@@ -133,17 +133,17 @@ class Ring:
         return PendingTensors(finish)
 
     def reduce(self, tensor: Tensor, root: int, what: str) -> PendingTensors:
-        """Begins the sum over all trainers of a tensor, which one trainer gets.
+        """Begins the sum of a tensor over all trainers, for one of them.
 
         Args:
-            root: the trainer that gets it; the others' result means nothing.
+            root: the trainer that gets the sum; the others' results have no meaning.
             what: the operation, for messages.
 
         Returns:
             A new tensor.
 
         Raises:
-            PServerError: a trainer is gone.
+            PServerError: a trainer is lost, or has left.
         """
         options = dist.ReduceOptions()
         options.rootRank = root
@@ -157,7 +157,7 @@ class Ring:
         return PendingTensors(finish)
 
     def close(self) -> None:
-        """Ends the ring's thread, where it has one."""
+        """Ends the ring's thread, if it has one."""
         if self._rows is not None:
             self._rows.close()
 

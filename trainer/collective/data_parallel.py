@@ -5,16 +5,16 @@ It is torch's DistributedDataParallel with three differences: the buckets
 (``trainer/collective/buckets.py``), names without the wrapper's prefix, and errors that name a
 trainer.
 
-[Note: errors in backward]  A communication hook of ours reduces the gradients, as torch does
-without one.  At the end of backward the model waits for the reductions before torch's own reducer
-does, so that an error of one is raised here, with a trainer's name.
+[Note: errors in backward]  A communication hook reduces the gradients, as torch does without a
+hook.  At the end of backward the model waits for the reductions before torch's own reducer does, so
+that their errors are raised here, with a trainer's name.
 
-[Note: a model that changes]  A script may unfreeze a part of its model, put another parameter in
-the place of one, add layers, or cast all of it.  torch's reducer has the parameters that it was
-made with, and of one that was cast it has lost the hook: it would average no gradient of these, and
-say nothing.  So before each training forward the trained parameters are compared with the
-reducer's.  Where they are others, the trainers compare their models again, what none of them had
-before becomes trainer 0's, and another reducer takes the place.
+[Note: a model that changes]  A script may unfreeze a part of its model, replace a parameter, add
+layers, or cast the model. torch's reducer keeps the parameters that it was made with, and it loses
+its hook on a parameter that is cast: it would silently average none of these gradients.  So before
+each training forward the trained parameters are compared with the reducer's.  If they differ, the
+trainers compare their models again, new tensors take trainer 0's values, and a new reducer replaces
+the old one.
 """
 
 # Without `from __future__ import annotations`: torch compares a communication hook's annotations
@@ -53,17 +53,17 @@ from transpiler.plan.settings import check_flag
 from transpiler.strategy.exchange import Exchange
 
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
-_made: Counter[str] = Counter()  # by group: how many models have been compared
+_made: Counter[str] = Counter()  # models compared so far, by group
 
 
 class DataParallel(DistributedDataParallel):
     """A model whose gradients, after each backward, are the mean over all trainers.
 
-    Every trainer makes it, with the same model.  Its parameters and buffers are then trainer 0's;
-    before each training forward the buffers are trainer 0's again.  A parameter that is unfrozen,
+    Every trainer creates it, with the same model.  The parameters and buffers then take trainer 0's
+    values; before each training forward the buffers take them again.  A parameter that is unfrozen,
     added or cast later is averaged from the next training forward on.  A forward without gradients
-    (``torch.no_grad()``) needs no other trainer.  Gradients lie in the buckets, so that one that is
-    kept over ``zero_grad()`` changes with the next backward.
+    (``torch.no_grad()``) needs no other trainer.  Gradients are views of the buckets, so a gradient
+    that is kept over ``zero_grad()`` changes with the next backward.
 
     Example::
 
@@ -77,20 +77,21 @@ class DataParallel(DistributedDataParallel):
         layers: the model, on this trainer's device.
         strategy: must be None; accepted for the original's signature.
         comm_buffer_size: MB (2**20 bytes) of gradients that are reduced together, at most.
-        last_comm_buffer_size: the same for the last ones of a backward, which nothing hides.  A
-            single gradient that is larger than its limit is reduced by itself.
-        find_unused_parameters: looks, after every forward, for parameters that the outputs do not
-            depend on; without it, each must get a gradient in every backward.
+        last_comm_buffer_size: the same for the last gradients of a backward, which no computation
+            hides.  A single gradient that is larger than its limit is reduced by itself.
+        find_unused_parameters: whether to look, after every forward, for parameters that the
+            outputs do not depend on; otherwise each must get a gradient in every backward.
         group: of :func:`trainer.new_group`; None: all trainers.
-        exchange: how gradients travel between all trainers, instead of the three sizes and switches
-            above; ``fleet`` makes it of a strategy.  It takes no ``group``.
-        marks: gets a mark for each gradient that a backward has averaged; ``fleet`` looks at them.
+        exchange: how gradients travel between all trainers, in place of the two sizes and the
+            switch above; ``fleet`` makes it from a strategy.  It excludes ``group``.
+        marks: receives a mark for each gradient that a backward has averaged; ``fleet`` checks
+            them.
 
     Raises:
         ValueError: no parameter needs a gradient, a size is not above 0, a strategy is given, or
             this trainer is not in the group.
-        TypeError: ``layers`` is no module.
-        FingerprintMismatch: another trainer's model has other parameters; the message says which.
+        TypeError: ``layers`` is not a module.
+        FingerprintMismatch: another trainer's model has other parameters; the message names them.
         RuntimeError: there are other trainers, and ``init_parallel_env()`` has not been called.
         PServerError: another trainer is lost.
     """
@@ -126,8 +127,8 @@ class DataParallel(DistributedDataParallel):
         self._hooked = False
         # waits for each reduction of this backward
         self._leaving: list[Callable[[DataParallel], object]] = []
-        self.changes = 0  # of what the model trains
-        self._built_in: Any = None  # torch's name of its own hook, where it has one
+        self.changes = 0  # of the trained parameters
+        self._built_in: Any = None  # torch's name of its built-in hook, if one is registered
         with naming_trainers():
             self.sums = GradientSums(self._exchange, group, peers, device, topic)
             super().__init__(
@@ -147,11 +148,11 @@ class DataParallel(DistributedDataParallel):
         names: dict[int, str],
         static_graph: bool,
     ) -> None:
-        """torch's own, with our buckets in a reducer that keeps them."""
+        """Does what torch's method does, with our buckets in a reducer that keeps them."""
         how = self._exchange
         _check_dense(sparse, names, how)
         order, limits = buckets(parameters, sparse, how.size_mb, how.last_mb, how.most)
-        # so told, torch's keeps its buckets too
+        # with this option, torch's reducer keeps its buckets too
         kind = Reducer if self.find_unused_parameters else FixedReducer
         self.reducer = kind(  # type: ignore[call-arg]  # the last argument's name in torch's stub is not its name
             list(parameters),
@@ -178,7 +179,7 @@ class DataParallel(DistributedDataParallel):
     # ---- training ----
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The model's own outputs."""
+        """Returns the model's own outputs."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
         inputs, kwargs = self.before_forward(*inputs, **kwargs)
@@ -187,15 +188,13 @@ class DataParallel(DistributedDataParallel):
         return self.after_forward(outputs)
 
     def after_forward(self, outputs: Any) -> Any:
-        """Follows a training forward of the model: the reducer is told the outputs that backward
-        starts from.
-        """
+        """Gives the reducer the outputs of a training forward, from which backward starts."""
         if not self._trained:
             return outputs
         return self._post_forward(outputs)  # type: ignore[no-untyped-call]
 
     def before_forward(self, *inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Prepares a training forward of the model: buffers become trainer 0's, the reducer is
+        """Prepares a training forward of the model: buffers take trainer 0's values, the reducer is
         made ready.
         """
         self.follow_model()
@@ -212,13 +211,14 @@ class DataParallel(DistributedDataParallel):
         return found
 
     def follow_model(self) -> None:
-        """Averages what the model trains now; see [Note: a model that changes].
+        """Makes a new reducer if the model's trained parameters have changed; see [Note: a model
+        that changes].
 
         Every trainer calls this, and each training forward does.
 
         Raises:
-            FingerprintMismatch: another trainer's model has changed otherwise.
-            TimedOut: another trainer's has not changed.
+            FingerprintMismatch: another trainer's model has changed differently.
+            TimedOut: another trainer's model has not changed.
             PServerError: another trainer is lost.
         """
         if trained_in(self.module) == self._trained:
@@ -243,11 +243,11 @@ class DataParallel(DistributedDataParallel):
 
     def _note_model(self) -> None:
         self._trained = trained_in(self.module)
-        # kept, so that no other tensor gets the place of one of them in memory
+        # kept alive, so that no other tensor gets the id of one of them
         self._known = [*self.module.parameters(), *self.module.buffers()]
 
     def _reduce_anew(self, topic: str) -> None:
-        """Makes a reducer of the parameters that are trained now."""
+        """Makes a reducer for the parameters that are trained now."""
         parameters, sparse = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
         self._module_parameters = parameters
         if parameters[0].device != self.device:
@@ -267,7 +267,7 @@ class DataParallel(DistributedDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: Any, buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        """See torch's, whose wait in main memory does not end when a trainer is gone."""
+        """Replaces torch's method, whose wait in main memory never ends when a trainer is lost."""
         if any(tensor.device.type != "cpu" for tensor in tensors):
             super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
             return
@@ -295,7 +295,7 @@ class DataParallel(DistributedDataParallel):
                     SPANS.add("all-reduce", began, now(), track, bytes=size)
                 future.set_result(gradients)
 
-            # a trainer without batches goes along; see join()
+            # outside backward: a trainer without batches takes part; see join()
             if torch._C._current_graph_task_id() == -1:
                 end(None)
             else:
@@ -317,7 +317,7 @@ class DataParallel(DistributedDataParallel):
             _left(this, lambda model: future.wait())
             return future
 
-        watched.__name__ = getattr(hook, "__name__", type(hook).__name__)  # which torch looks at
+        watched.__name__ = getattr(hook, "__name__", type(hook).__name__)  # which torch reads
         super().register_comm_hook(state, watched)
         self._hooked = True
 
@@ -326,14 +326,14 @@ class DataParallel(DistributedDataParallel):
         self._built_in, self._hooked = comm_hook_type, True
 
     def left(self, end: Callable[["DataParallel"], object]) -> None:
-        """A bucket is on its way; ``end`` waits for it.  See [Note: errors in backward]."""
+        """Notes a bucket on its way; ``end`` waits for it.  See [Note: errors in backward]."""
         if not self._leaving:
             # before the reducer queues its own
             Variable._execution_engine.queue_callback(self._wait_for_all)
         self._leaving.append(end)
 
     def _wait_for_all(self) -> None:
-        """At the end of backward: waits for all reductions.
+        """Waits for all reductions at the end of backward.
 
         Raises:
             PServerError: a trainer is lost, has failed, or has left.
@@ -349,9 +349,9 @@ class DataParallel(DistributedDataParallel):
             SPANS.add("wait", began, now())
 
     def close(self) -> None:
-        """Ends what a hierarchical reduction runs on; no backward follows.
+        """Ends the threads of a hierarchical reduction; no backward follows.
 
-        The last one may have failed, with reductions on their way.
+        The last backward may have failed, with reductions on their way.
         """
         if self._leaving:
             never_destroy(self.process_group)
@@ -365,7 +365,7 @@ class DataParallel(DistributedDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Any:
-        """See torch's DistributedDataParallel: trainers with fewer batches go along until the last
+        """See torch's DistributedDataParallel: trainers with fewer batches take part until the last
         has finished.
 
         Raises:
@@ -387,13 +387,12 @@ class DataParallel(DistributedDataParallel):
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """The model's parameters and persistent buffers, under the names that the model itself
-        gives them.
+        """The model's parameters and persistent buffers, under the model's own names.
 
         Args:
-            destination: is filled and returned; None: a new dict.
-            include_sublayers: False leaves out what belongs to the model's submodules.
-            prefix, keep_vars: as torch has them.
+            destination: the dict to fill and return; None: a new dict.
+            include_sublayers: False leaves out the tensors of the model's submodules.
+            prefix, keep_vars: as in torch.
         """
         whole: dict[str, Any] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         if not check_flag("include_sublayers", include_sublayers):
@@ -409,13 +408,13 @@ class DataParallel(DistributedDataParallel):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """The model's own: names have no prefix."""
+        """Calls the model's own method: names have no prefix."""
         return self.module.load_state_dict(state_dict, strict, assign)
 
     def set_state_dict(
         self, state_dict: Mapping[str, Any], use_structured_name: bool = True
     ) -> None:
-        """Takes over parameters and buffers.  Every trainer calls this, with the same values.
+        """Loads parameters and buffers.  Every trainer calls this, with the same values.
 
         Args:
             use_structured_name: True: keys are the model's own names, as in ``state_dict()``.
@@ -423,7 +422,7 @@ class DataParallel(DistributedDataParallel):
 
         Raises:
             ValueError: ``use_structured_name`` is False.
-            RuntimeError: a name is missing or unknown, or has another shape.
+            RuntimeError: a name is missing or unknown, or its tensor has another shape.
         """
         if not check_flag("use_structured_name", use_structured_name):
             raise ValueError(
@@ -455,10 +454,10 @@ def _check(layers: object, strategy: object, *sizes: float) -> None:
 
 
 def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: Exchange) -> None:
-    """Raises where a sparse gradient would have to travel as only dense ones can.
+    """Raises an error if a sparse gradient would have to travel in a way that only dense ones can.
 
     Args:
-        sparse: of each parameter; ``names``: of them.
+        sparse: whether each parameter's gradient is sparse; ``names``: the parameters' names.
     """
     said = "use_hierarchical_allreduce" if exchange.row is not None else "fp16_allreduce"
     if any(sparse) and (exchange.row is not None or exchange.dtype):
@@ -470,9 +469,9 @@ def _check_dense(sparse: list[bool], names: Mapping[int, str], exchange: Exchang
 
 def trained_in(model: nn.Module) -> list[tuple[int, torch.dtype, torch.device]]:
     """The parameters of a model that need a gradient, in an order that depends on the model alone:
-    which they are, and what a reducer must know of them.
+    their ids, dtypes and devices.
 
-    Looked at before each forward, so it does not ask for names.
+    Called before each forward, so it does not ask for names.
     """
     found, left = [], [model]
     while left:
@@ -486,7 +485,7 @@ def trained_in(model: nn.Module) -> list[tuple[int, torch.dtype, torch.device]]:
 
 @torch.no_grad()
 def share_values(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Tensors get the values that the group's first trainer has.
+    """Copies the values of the group's first trainer into the tensors of all.
 
     Raises:
         PServerError: another trainer is lost.
@@ -500,21 +499,21 @@ def share_values(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> N
 def compare_models(
     layers: nn.Module, group: dist.ProcessGroup, peers: Peers, exchange: str = ""
 ) -> str:
-    """Compares this trainer's model, and how its gradients travel, with that of the first trainer
+    """Compares this trainer's model, and how its gradients travel, with those of the first trainer
     of the group.
 
     Args:
         exchange: how they travel, in words.
 
     Returns:
-        What the trainers compare under; nothing else does.
+        The topic of this comparison, which no other exchange uses.
 
     Raises:
-        FingerprintMismatch: they differ; the message says in what.
+        FingerprintMismatch: the models differ; the message names the difference.
     """
     ranks = dist.get_process_group_ranks(group)
     _made[group.group_name] += 1
-    # its own word: sharding and hybrid models have counts of their own
+    # a word of its own: sharding and hybrid models have counts of their own
     topic = f"DataParallel {_made[group.group_name]} of group {group.group_name}"
     mine = json.dumps(
         [
@@ -550,7 +549,9 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _left(this: weakref.ref[DataParallel], end: Callable[[DataParallel], object]) -> None:
-    """A hook belongs to the reducer, and that to the model, so the hook must not own the model."""
+    """Notes a bucket on its way, inside backward.  The reducer owns the hook, and the model the
+    reducer, so the hook holds a weak reference to the model.
+    """
     model = this()
     assert model is not None, "a reducer has outlived its model"
     if torch._C._current_graph_task_id() != -1:
@@ -558,6 +559,8 @@ def _left(this: weakref.ref[DataParallel], end: Callable[[DataParallel], object]
 
 
 def _add_prefix(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A model with a DataParallel inside loads what it saved: names without the wrapper's."""
+    """Adds the wrapper's prefix to names, so that a model with a DataParallel inside loads its own
+    files.
+    """
     for name in [name for name in state_dict if name.startswith(prefix)]:
         state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)

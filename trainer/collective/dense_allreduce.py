@@ -1,5 +1,5 @@
-"""The dense all-reduce of a job with servers that ends with its trainers: all of the plan average
-some gradients among themselves, those of dense parameters beside tables on servers.
+"""The dense all-reduce of a job with servers that ends if a trainer is lost: all trainers of the
+plan average some gradients among themselves, those of dense parameters beside tables on servers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from transpiler.strategy.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
-WHOLE = Exchange(size_mb=math.inf)  # all that is alike at once: nothing hides a part of it
-PAUSE_SECONDS = 0.1  # the longest, between two questions for trainer 0's endpoint
+WHOLE = Exchange(size_mb=math.inf)  # one bucket for each dtype and device
+PAUSE_SECONDS = 0.1  # at most, between two requests for trainer 0's endpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +39,18 @@ class DenseAllreduce:
     """One trainer's part in the means of dense gradients.  Not thread-safe.
 
     Args:
-        clients: the servers; server 0 tells the trainers trainer 0's endpoint.
-        rank, size: which trainer this is, and of how many.
-        connection: gives the seconds until all must have come.  The heartbeat timeout is the
-            servers', and a trainer that the servers have lost is waited for no more.
+        clients: of the servers; server 0 passes on trainer 0's endpoint.
+        rank, size: this trainer's rank, and the number of trainers.
+        connection: gives the seconds within which all must join.  The heartbeat timeout is the
+            servers', and a trainer that the servers have lost ends the wait.
         exchange: how gradients travel.
 
     Attributes:
         exchange: how gradients travel.
-        groups: of the trainers, for further operations; None where one trains alone.
+        groups: of the trainers, for further operations; None for one trainer.
 
     Raises:
-        PServerError: some have not come.
+        PServerError: some trainers have not joined.
         ValueError: the trainers do not divide into rows.
     """
 
@@ -77,11 +77,11 @@ class DenseAllreduce:
 
         Args:
             parameters: in the same order everywhere.
-            gradients: of those of them that have one.
-            by_servers: False: the mean counts as it is.
+            gradients: by parameter, for those that have one.
+            by_servers: not used here: the mean always counts as it is.
 
         Raises:
-            TrainerLost: another trainer is gone.
+            TrainerLost: another trainer is lost, or has left.
         """
         return self._sums.average(parameters, gradients, overflow)
 
@@ -94,13 +94,14 @@ class DenseAllreduce:
         """The sums over all trainers.
 
         Args:
-            tensors: in the same order everywhere, of the same shapes and dtypes; they stay.
+            tensors: in the same order everywhere, of the same shapes and dtypes; they are not
+                changed.
             what: the operation, for messages.
             seconds: the longest wait.
 
         Raises:
-            TimedOut: it was longer.
-            TrainerLost: another trainer is gone.
+            TimedOut: the wait was longer.
+            TrainerLost: another trainer is lost, or has left.
         """
         if self.groups is None:
             return list(tensors)
@@ -115,12 +116,14 @@ class DenseAllreduce:
         return [found[index] for index in range(len(tensors))]
 
     def finish(self) -> None:
-        """Says that this trainer takes no further step: one that does ends with an error."""
+        """Announces that this trainer takes no further step: a trainer that takes one ends with an
+        error.
+        """
         if self.groups is not None:
             self.groups.finish()
 
     def close(self, failure: str = "") -> None:
-        """Leaves the others."""
+        """Leaves the other trainers."""
         self._sums.close()
         if self.groups is not None:
             self.groups.close(failure)
@@ -133,16 +136,16 @@ def dense_allreduce_of(
     strategy: DistributedStrategy | None = None,
     needed: bool = False,
 ) -> DenseAllreduce | None:
-    """What averages the gradients that a plan leaves to the trainers; None where there are none.
+    """The averaging of the gradients that a plan leaves to the trainers; None if there are none.
 
     Args:
-        clients: of trainer ``rank``, which has joined.
-        strategy: says how gradients travel; None: all of one dtype at once.
-        needed: also where there are none, for other sums over trainers.
+        clients: of trainer ``rank``, which has joined the servers.
+        strategy: determines how gradients travel; None: all of one dtype at once.
+        needed: whether it is needed in any case, for other sums over trainers.
 
     Raises:
-        PServerError: other trainers have not come.
-        ValueError: trainers are to leave when they are preempted.
+        PServerError: other trainers have not joined.
+        ValueError: a grace period is set, and preempted trainers cannot leave here.
     """
     if not plan.averaged and not needed:
         return None
@@ -158,7 +161,7 @@ def dense_allreduce_of(
 def _met(
     clients: Sequence[Client], rank: int, size: int, connection: Connection, exchange: Exchange
 ) -> ProcessGroups:
-    """The groups of all trainers, when these have come."""
+    """The process groups of all trainers, after their rendezvous."""
     connection = replace(connection, heartbeat_timeout_seconds=clients[0].heartbeat_timeout_seconds)
     meanwhile = partial(_check, clients)
     host = own_address(clients[0].endpoint)
@@ -188,10 +191,10 @@ def _check(clients: Sequence[Client]) -> None:
 
 
 def _rendezvous_endpoint(client: Client, timeout: float) -> str:
-    """Trainer 0's, as soon as it has told the server."""
-    text = "waiting for trainer 0 to say where the trainers' rendezvous is"
+    """Trainer 0's endpoint, as soon as the server has it."""
+    text = "waiting for trainer 0 to announce the endpoint of the trainers' rendezvous"
     for _ in poll(log, lambda: text, timeout, PAUSE_SECONDS):
         if endpoint := client.rendezvous():
             return endpoint
         client.check()
-    raise TimedOut(f"trainer 0 has not said within {timeout:g} s where the trainers' rendezvous is")
+    raise TimedOut(f"trainer 0 has not announced the trainers' rendezvous within {timeout:g} s")

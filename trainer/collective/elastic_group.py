@@ -1,15 +1,15 @@
-"""A process group of those trainers of a job with servers that are there.
+"""A process group of the live trainers of a job with servers.
 
-[Note: a group that outlives its members]  The trainers of a job come and go, and a process group
-cannot: when a member dies its operations fail, on some of the others sooner than on the rest.  So
-each call that all trainers make goes through three steps::
+[Note: a group that outlives its members]  The trainers of a job join and leave, but a process group
+has fixed members: when one dies its operations fail, on some of the others sooner than on the rest.
+So each call that all trainers make has three steps::
 
-    told        a barrier on server 0: who is there, and what each one tells
-    run         operations of a group of just these, brought up anew where they are others
-    confirmed   a barrier: has it worked for everyone that is left?  If not, all do it again
+    told        a barrier on server 0: the live trainers, and the text of each
+    run         operations of a group of just these, brought up anew if they have changed
+    confirmed   a barrier: if an operation has failed on a live trainer, all repeat the call
 
-A trainer that dies in the middle takes its part away with it, unless all others have the result
-already: then it counts.  Either way all of them go on with the same values.
+If a trainer dies in the middle, its part is lost, unless all others have the result already: then
+the result counts.  Either way all of them continue with the same values.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from pserver.client.client import Client  # which brings the transports
 
 CPU = torch.device("cpu")
-DONE = "-"  # begins what a trainer tells whose call has worked
+DONE = "-"  # begins the text of a trainer whose call has worked
 
 log = logging.getLogger(__name__)
 
 
 class ElasticGroup:
-    """One trainer's part in what the trainers that are there do together; see [Note: a group that
+    """One trainer's part in the collective calls of the live trainers; see [Note: a group that
     outlives its members].  The script's thread uses it.
 
     Args:
-        trainer: which one this is.
-        clients: the servers.
-        barrier: of server 0: takes a name and this trainer's text, and gives what the trainers tell
-            that are there; those that tell nothing are left out.
-        absent: gives the trainers that are gone, as far as this one has heard.
+        trainer: this trainer's number.
+        clients: of the servers.
+        barrier: of server 0: takes a name and this trainer's text, and gives the texts of the live
+            trainers; trainers that sent none are left out.
+        absent: gives the trainers that are not live, as far as this one knows.
         connection: timeouts.
-        past: whether the others had passed the last barrier before this trainer came.
+        past: whether the others had passed the last barrier before this trainer joined.
 
     Attributes:
-        members: the trainers that were there at the last call of :meth:`told`.
-        is_past: they have made this call before this trainer came.
+        members: the live trainers at the last call of :meth:`told`.
+        is_past: whether the others made this call before this trainer joined.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class ElasticGroup:
         self._groups = MemberGroups(own, clients, connection, self._check)
 
     def told(self, text: str) -> dict[int, str]:
-        """The texts of all present trainers, by trainer.
+        """Exchanges texts: gives those of all live trainers, by trainer.
 
         Raises:
-            PServerError: what has ended the job.
+            PServerError: the job has failed.
         """
         said = json.dumps([self._groups.own.incarnation, text])
         found = {
@@ -91,30 +91,30 @@ class ElasticGroup:
         """A trainer's place in the group.
 
         Raises:
-            TrainerLost: it is not there.
+            TrainerLost: it is not live.
         """
         return place_of(trainer, self.members)
 
     def run(self, begin: Callable[[Any], dist.Work], what: str) -> None:
-        """Waits for an operation of the group of :attr:`members`.
+        """Runs an operation of the group of :attr:`members`, and waits for it.
 
         Args:
-            begin: begins it; gets the process group.
-            what: names it in messages.
+            begin: begins the operation; gets the process group.
+            what: the operation, for messages.
 
         Raises:
-            PServerError: one of them is gone, so that it has failed here.
+            PServerError: a member is lost, or has left, so the operation has failed here.
         """
         groups = self.groups()
         group = groups.group("values", range(len(self.members)), CPU)
         groups.wait(groups.begin(lambda: begin(group), what), what, CPU)
 
     def groups(self) -> ProcessGroups:
-        """The groups of just :attr:`members`, for operations of one's own between :meth:`told` and
-        :meth:`confirmed`.
+        """The process groups of just :attr:`members`, for the caller's own operations between
+        :meth:`told` and :meth:`confirmed`.
 
         Raises:
-            PServerError: one of them is gone.
+            PServerError: a member is lost, or has left.
         """
         if self._groups.members != self.members:
             named = " ".join(each.incarnation for each in self.members)
@@ -124,15 +124,15 @@ class ElasticGroup:
         return groups
 
     def confirmed(self, failure: str, result: str = "") -> bool:
-        """Whether what ran since :meth:`told` has worked for all that are left.  Afterwards
-        :attr:`result` is what one of them says that it has made.
+        """Whether the operations since :meth:`told` have worked on all live trainers.  Afterwards
+        :attr:`result` is the result that one of them reports.
 
         Args:
-            failure: why it has not, here; "": it has.
-            result: what it has made; "": that is not told.
+            failure: why they have failed here; "" if they have worked.
+            result: the result as text; "" to report none.
 
         Raises:
-            PServerError: what has ended the job.
+            PServerError: the job has failed.
         """
         said = failure or DONE + result
         found = self._barrier("values of all trainers, confirmed", said)
@@ -140,16 +140,16 @@ class ElasticGroup:
         self.result = max((text[len(DONE) :] for text in found.values()), default="")
         if failed:
             first = found[failed[0]]
-            log.warning("a call that all trainers make is made again: %s", first)
+            log.warning("a call that all trainers make is repeated: %s", first)
             self.close(first)
         return not failed
 
     def close(self, failure: str = "") -> None:
-        """Lets the group go."""
+        """Releases the group."""
         self._groups.close(failure)
 
     def _check(self) -> None:
-        """Raises the error that ended the job, or that a member is gone."""
+        """Raises the error that ended the job, or one for a member that is lost or has left."""
         for client in self._clients:
             client.check()
         gone = sorted({each.trainer for each in self.members} & set(self._absent()))

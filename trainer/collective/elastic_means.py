@@ -1,15 +1,14 @@
-"""Means of dense gradients over those trainers of a job with servers that are there.
+"""Means of dense gradients over the live trainers of a job with servers.
 
-[Note: averages that outlive a trainer]  A process group is of certain processes.  When one of them
-is lost, leaves, or another one comes, the trainers gather on server 0 (see [Note: gatherings] in
-pserver/job/gatherings.py), a group of those that are there comes up, and from what they tell each
-of them knows what to do with the average under way: see [Note: which average counts] in
-standing.py.  Its own gradients stay where they are until the average counts, so that it can be made
-again.
+[Note: averages that outlive a trainer]  A process group has fixed members.  When one of them is
+lost or leaves, or another one joins, the trainers gather on server 0 (see [Note: gatherings] in
+pserver/job/gatherings.py), a group of the live trainers comes up, and from their reports each of
+them knows what to do with the average under way: see [Note: which average counts] in standing.py.
+A trainer keeps its own gradients until the average counts, so that it can be repeated.
 
-A trainer notices what calls for a gathering by itself: an operation fails, or server 0 says that
-trainers have come or gone.  It then comes from wherever it waits: :meth:`DenseSteps.attend`.  While
-nobody comes or goes, a step costs no message.
+A trainer itself notices the reason for a gathering: an operation fails, or server 0 reports that
+trainers have joined or gone.  It then joins the gathering from wherever it waits:
+:meth:`DenseSteps.attend`.  While no trainer joins or goes, a step costs no message.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pserver.client.replies import Gathered  # which brings the transports
 
 CPU = torch.device("cpu")
-PATIENCE = 2.0  # seconds that a wait may still take when trainers have come or gone
+PATIENCE = 2.0  # seconds that a wait may still take when trainers have joined or gone
 TRIES = 3  # to bring up the same group
 
 log = logging.getLogger(__name__)
@@ -45,18 +44,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """The other trainers, as the servers show them.
+    """Access to the other trainers, by way of the servers.
 
     Attributes:
-        gather: comes to a gathering: this trainer's text, the number of its last one, whether it
-            takes no further step, and how many averages it knows that were applied, and that
-            overflowed.
-        changes: how often trainers have come and gone.
-        check: raises what has ended the job.
-        step: the last settled step of those that need all trainers; 0: there are none.
-        waiting: inside this trainer waits for others.
-        late: the others trained already when this one joined.
-        drain: waits until the servers have what this trainer has sent.
+        gather: joins a gathering; takes this trainer's text, the number of its last gathering,
+            whether it takes no further step, and the numbers of averages that it knows as applied
+            and as overflowed.
+        changes: gives how often trainers have joined and gone.
+        check: raises the error that ended the job.
+        step: gives the last settled step of those that need all trainers; 0 if there is none.
+        waiting: marks, inside it, that this trainer waits for others.
+        late: whether the others trained already when this one joined.
+        drain: waits until the servers have everything that this trainer has sent.
     """
 
     gather: Callable[[str, int, bool, int, int], Gathered]
@@ -70,12 +69,12 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An average that is under way: what this trainer puts in.
+    """This trainer's input to the average under way.
 
     Attributes:
         parameters: in the same order everywhere.
         gradients: of those of them that have one.
-        overflow: a gradient of its step is not finite.
+        overflow: whether a gradient of its step is not finite.
     """
 
     parameters: Sequence[Tensor]
@@ -90,18 +89,18 @@ class DenseSteps:
 
     Args:
         company: the other trainers.
-        groups: makes process groups of them.
+        groups: makes process groups of the trainers.
         exchange: how gradients travel.
-        give: what a new process needs: values and optimizer states, as
+        give: gives the values and optimizer states that a new process needs, as
             :func:`~trainer.collective.object_bytes.to_bytes` can hold them.
-        take: takes that.
+        take: takes them.
 
     Attributes:
         exchange: how gradients travel.
-        arrived: it has taken values of another trainer.
+        arrived: whether it has taken values of another trainer.
 
     Raises:
-        PServerError: some trainers have not come.
+        PServerError: some trainers have not joined.
         ValueError: the trainers do not divide into rows.
     """
 
@@ -118,16 +117,16 @@ class DenseSteps:
         self._give, self._take = give, take
         self._sums: GroupSums | None = None
         self.arrived = False
-        self._number = self._seen = 0  # of the last gathering, and the changes until then
-        self._group = 0  # the number of that after which the group came up
+        self._number = self._seen = 0  # the last gathering's number, and the changes until then
+        self._group = 0  # the number of the gathering after which the group came up
         self._wanted, self._waiting, self._noticed = True, False, 0.0
         self._failures, self._tried = 0, tuple[Member, ...]()
         self._new, self._ends, self._over = True, False, False
         self._count = self._applied = 0  # of averages; those without an overflow
         self._work: Work | None = None
-        self._result: GradientMeans | None = None  # of that
+        self._result: GradientMeans | None = None  # of _work
         self._sealed = self._decided = False
-        self._last: GradientMeans | None = None  # the last one that counts
+        self._last: GradientMeans | None = None  # the last average that counts
         self._gather()
 
     # ---- steps ----
@@ -139,13 +138,13 @@ class DenseSteps:
         overflow: bool,
         by_servers: bool,
     ) -> GradientMeans:
-        """The mean over the trainers that are there.
+        """The mean over the live trainers.
 
         Args:
             parameters: in the same order everywhere.
-            gradients: of those of them that have one; they stay as they are.
-            overflow: a gradient of this trainer's step is not finite.
-            by_servers: servers decide the step; :meth:`settle` follows.
+            gradients: by parameter, for those that have one; they are not changed.
+            overflow: whether a gradient of this trainer's step is not finite.
+            by_servers: whether servers decide the step; :meth:`settle` then follows.
 
         Raises:
             TrainerLost: another trainer takes no further step.
@@ -157,10 +156,10 @@ class DenseSteps:
         return result if by_servers else self._settled(result)
 
     def settle(self, committed: int) -> GradientMeans:
-        """The servers have decided the step; gives the mean that counts.
+        """Gives the mean that counts, after the servers have decided the step.
 
         Args:
-            committed: how many trainers are in it.
+            committed: the number of trainers in the step.
 
         Raises:
             PServerError: as :meth:`average`.
@@ -169,7 +168,7 @@ class DenseSteps:
         assert result is not None, "after an average"
         if not self._sealed and committed != result.trainers:
             log.warning(
-                "%d trainers were in the average, and %d are in the step: it is made again",
+                "%d trainers were in the average, and %d are in the step: it is repeated",
                 *(result.trainers, committed),
             )
             self._decided, self._result = True, None
@@ -183,11 +182,11 @@ class DenseSteps:
         self._applied += not result.overflow
         self._work = self._result = None
         self._sealed = self._decided = False
-        self._wanted = self._wanted or self._waiting  # those can be let in now
+        self._wanted = self._wanted or self._waiting  # waiting trainers can join now
         return result
 
     def _made(self) -> GradientMeans:
-        """The result, as soon as there is one."""
+        """Makes the average, gathering as often as needed, and returns the result."""
         work = self._work
         assert work is not None, "an average is under way"
         while self._result is None:
@@ -207,7 +206,7 @@ class DenseSteps:
         return self._result
 
     def attend(self) -> None:
-        """Comes to a gathering, if one is called for; called wherever this trainer waits.
+        """Joins a gathering, if one is needed; called wherever this trainer waits.
 
         Raises:
             PServerError: as :meth:`average`.
@@ -219,8 +218,8 @@ class DenseSteps:
             self._made()
 
     def finish(self) -> None:
-        """Says that this trainer takes no further step, and waits until all say so: another one may
-        need the result of the last one.
+        """Announces that this trainer takes no further step, and waits until all do: another
+        trainer may need the result of the last average.
 
         Raises:
             PServerError: the job has failed.
@@ -233,11 +232,11 @@ class DenseSteps:
             self._gather()
 
     def values(self) -> bytes:
-        """A copy of what this trainer has, as a new process would get it."""
+        """A copy of this trainer's values, as a new process would get them."""
         return to_bytes(self._give())
 
     def take(self, values: bytes) -> None:
-        """Has what :meth:`values` gave."""
+        """Takes the values that :meth:`values` gave."""
         self._take(from_bytes(values))
 
     def close(self, failure: str = "") -> None:
@@ -253,19 +252,19 @@ class DenseSteps:
         return self._wanted or self._company.changes() > self._seen
 
     def _check(self) -> None:
-        """Called while a group waits: raises what ends that."""
+        """Called while a group waits; an error ends the wait."""
         self._company.check()
         if not self._called:
             return
         self._noticed = self._noticed or RUNNING()
         if RUNNING() - self._noticed > PATIENCE:
-            raise TrainerLost("trainers have come or gone")
+            raise TrainerLost("trainers have joined or gone")
 
     def _break(self, error: PServerError) -> None:
-        """The group is of no use any more.
+        """Gives up the group, which has failed.
 
         Raises:
-            PServerError: what has ended the job; or no group comes up.
+            PServerError: the job has failed, or no group comes up.
         """
         self._company.check()
         self._failures += 1
@@ -276,7 +275,7 @@ class DenseSteps:
         self._groups.close(str(error))
 
     def _gather(self) -> None:
-        """Tells the others how far this trainer is, and does what follows."""
+        """Gathers with the others: exchanges standings, and carries out the verdict."""
         with self._company.waiting():
             done = False
             while not done:
@@ -315,7 +314,7 @@ class DenseSteps:
         )
 
     def _follow(self, verdict: Verdict) -> None:
-        """Does what follows from a gathering, together with the other members."""
+        """Carries out the verdict of a gathering, together with the other members."""
         if verdict.over:
             return
         if verdict.members != self._tried:
@@ -345,7 +344,7 @@ class DenseSteps:
         self._decided = self._work is not None and verdict.decided
 
     def _bring_up(self, verdict: Verdict) -> None:
-        """Brings the group of the members up."""
+        """Brings up the group of the members."""
         if self._sums is not None:
             self._sums.close()
         self._noticed, first = 0.0, self._sums is None
@@ -359,7 +358,7 @@ class DenseSteps:
         self._group = self._number
 
     def _certain(self) -> GradientMeans:
-        """This trainer's values, for those that lack them."""
+        """This trainer's certain or counted means, for trainers that lack them."""
         found = self._result if self._sealed else self._last
         assert found is not None, "it has counted one, or has one that is certain"
         return found

@@ -1,4 +1,4 @@
-"""Sums of gradients after a backward, a few large tensors at a time."""
+"""Sums of gradients after a backward, in a few large tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FUSED = Exchange(size_mb=25, last_mb=25)
 def fused_allreduce_gradients(
     parameters: Iterable[torch.Tensor], hcg: HybridGroups | dist.ProcessGroup | None = None
 ) -> None:
-    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, a few large
-    tensors at a time.
+    """Averages gradients that a backward inside ``no_sync()`` has left on each trainer, in a few
+    large tensors.
 
     A gradient that only some trainers have counts as zero on the others; one that no trainer has
     stays None.
@@ -57,8 +57,8 @@ def share_gradients(
     Args:
         factor: multiplies each gradient before it is summed.
         exchange: which gradients travel together.
-        sums: of all trainers, where gradients travel as a strategy says; None: by one all-reduce
-            after the other.
+        sums: of all trainers, if gradients travel as a strategy says; None: one all-reduce after
+            the other.
 
     Raises:
         ValueError: a gradient is sparse.
@@ -101,8 +101,8 @@ def share_gradients(
 
 @runtime_checkable
 class HybridGroups(Protocol):
-    """An object that has the group of the trainers with the same part of a model."""
+    """An object with the group of the trainers that have the same part of a model."""
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """That group."""
+        """The group of the trainers with the same part of the model."""
         ...

@@ -1,5 +1,5 @@
-"""Which gradients are means over all trainers: each that a step applies bears a mark, which a
-backward that averages it sets, and one that only adds to it takes away.
+"""Gradient validation: marks of the gradients that are means over all trainers.  A backward that
+averages a gradient sets its mark, and a backward that only adds to it removes the mark.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from torch import Tensor
 
 class GradientMarks:
     """The marks of one job's parameters.  Backward sets them, in autograd's thread; the script's
-    thread looks at them at each step.
+    thread checks them at each step.
     """
 
     def __init__(self) -> None:
         self._buckets: dict[object, list[tuple[int, ...]]] = {}  # ids of parameters, by reducer
         self._hooks: dict[object, list[Any]] = {}
-        # in the order in which backward came to them, since their last mean
+        # parameters with grown gradients since their last mean, in the order of backward
         self._grown: list[Tensor] = []
         self._left: list[tuple[int, ...]] = []  # buckets of the backward that runs
         self._means: set[int] = set()  # since the last step
         self._applied: dict[int, tuple[int, int]] = {}  # the gradients of the last step
 
     def follow(self, reducer: object, buckets: Sequence[Sequence[Tensor]]) -> None:
-        """From now on these parameters are averaged by a reducer, and no others are.
+        """Notes the parameters that a reducer averages from now on, in place of its earlier ones.
 
         Args:
-            reducer: whose they are; any object.
-            buckets: those that travel together, by their numbers.
+            reducer: the reducer of the parameters; any object.
+            buckets: the parameters that travel together, by the buckets' numbers.
         """
         self.drop(reducer)
         self._buckets[reducer] = [tuple(map(id, bucket)) for bucket in buckets]
@@ -41,17 +41,17 @@ class GradientMarks:
         ]
 
     def drop(self, reducer: object) -> None:
-        """A reducer averages nothing any more."""
+        """Forgets a reducer, which averages no more."""
         self._buckets.pop(reducer, None)
         for hook in self._hooks.pop(reducer, ()):
             hook.remove()
 
     def left(self, reducer: object, bucket: int) -> None:
-        """A bucket of the backward that runs is on its way."""
+        """Notes a bucket of the present backward that is on its way."""
         self._left.append(self._buckets[reducer][bucket])
 
     def end(self) -> None:
-        """A backward has ended, and what was on its way is there."""
+        """Marks the gradients of a backward that has ended: their buckets have arrived."""
         for bucket in self._left:
             self._means.update(bucket)
         now = {each for bucket in self._left for each in bucket}
@@ -60,8 +60,8 @@ class GradientMarks:
         self._grown[:] = [each for each in self._grown if id(each) not in now]
 
     def without(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Those whose gradient is no mean over all trainers.  One that was there at the last step,
-        and has not changed, was looked at then.
+        """The parameters whose gradient is not a mean over all trainers.  A gradient that has not
+        changed since the last step was checked then.
         """
         grown = {id(each) for each in self._grown}
         for parameter in parameters:
@@ -72,13 +72,13 @@ class GradientMarks:
                 yield parameter
 
     def applied(self, parameters: Iterable[Tensor]) -> None:
-        """A step has been taken with the gradients of these as they are."""
+        """Notes that a step has been taken with the present gradients of these parameters."""
         self._means.clear()
         self._grown.clear()
         self._applied = {id(p): _known(p.grad) for p in parameters if p.grad is not None}
 
 
 def _known(gradient: Tensor) -> tuple[int, int]:
-    """The place and version of a gradient, which another or a changed one does not have."""
+    """The memory and version of a gradient; another or a changed gradient has others."""
     held = gradient._values() if gradient.is_sparse else gradient
     return held.data_ptr(), gradient._version

@@ -1,4 +1,4 @@
-"""The mean of gradients over some trainers, before it is in the parameters."""
+"""The mean of gradients over some trainers, before it is written to the parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GradientMeans:
     """The result of one average.
 
     Attributes:
-        parameters: of which there may be gradients.
-        counts: how many trainers have a gradient, by parameter; and last, how many have seen an
-            overflow.
-        means: by parameter; None: this trainer is alone, and has none.
-        trainers: how many the mean is over.
+        parameters: those that may have gradients.
+        counts: the number of trainers with a gradient, by parameter; the last element is the number
+            of trainers with an overflow.
+        means: by parameter; None: there is one trainer, and it has no gradient.
+        trainers: the number of trainers in the mean.
     """
 
     parameters: Sequence[Tensor]
@@ -29,7 +29,7 @@ class GradientMeans:
 
     @property
     def overflow(self) -> bool:
-        """Whether some trainer's step overflowed: nobody takes it."""
+        """Whether some trainer's step overflowed: no trainer takes the step."""
         return bool(self.counts[-1])
 
     def land(self) -> list[Tensor]:
@@ -54,7 +54,7 @@ class GradientMeans:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """As :func:`trainer.collective.object_bytes.to_bytes` can hold it."""
+        """The means in a form that :func:`trainer.collective.object_bytes.to_bytes` can hold."""
         return {
             "counts": list(self.counts),
             "means": list(self.means),
@@ -63,5 +63,5 @@ class GradientMeans:
 
     @classmethod
     def of(cls, plain: dict[str, Any], parameters: Sequence[Tensor]) -> GradientMeans:
-        """What :meth:`plain` gave on another trainer."""
+        """The means from the form that :meth:`plain` gave on another trainer."""
         return cls(parameters, plain["counts"], plain["means"], plain["trainers"])

@@ -1,10 +1,9 @@
-"""Sums of gradients over the trainers of a process group of torch's, as a strategy says.
+"""Sums of gradients over the trainers of a torch process group, as a strategy says.
 
 [Note: float16 between trainers]  A gradient is divided by the number of trainers before it becomes
-float16, so that no partial sum is larger than the largest gradient of one trainer: what overflows
-is a gradient above 65504 (65504 is float16's largest number), and it arrives as an infinity on all
-trainers alike, as a scaler expects it.  A part below 6e-8 is lost.  Gradients of 16 bits travel as
-they are.
+float16, so that no partial sum is larger than the largest gradient of one trainer.  A gradient
+above 65504, float16's largest number, becomes an infinity on all trainers, as a scaler expects.  A
+part below 6e-8 is lost.  Gradients of 16 bits travel as they are.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from transpiler.strategy.exchange import Exchange
 
 
 class GradientSums:
-    """The process groups of one model's gradients.  All trainers of the job make theirs in the same
-    order.
+    """The process groups of one model's gradients.  All trainers of the job create theirs in the
+    same order.
 
     Args:
         exchange: how gradients travel.
-        group: of the trainers; all of the job where further groups are made.
+        group: of the trainers; all trainers of the job if further groups are made.
         peers: all trainers.
         device: of the gradients.
-        topic: under which the trainers tell one another where they are; used once.
+        topic: under which the trainers exchange their hosts' names; used once.
 
     Raises:
         ValueError: the trainers do not divide into rows.
@@ -76,17 +75,17 @@ class GradientSums:
         )
 
     def begin(self, gradients: Tensor, bucket: int) -> Callable[[], None]:
-        """Begins the sum of a bucket, whose gradients are divided already.
+        """Begins the sum of a bucket, whose gradients have been divided already.
 
         Args:
             gradients: flat; overwritten.
             bucket: its number; buckets take the groups in turn.
 
         Returns:
-            A function that waits for the sum, which is in ``gradients`` then.
+            A function that waits for the sum, which ``gradients`` then holds.
 
         Raises:
-            PServerError: another trainer is gone.
+            PServerError: another trainer is lost, or has left.
         """
         sent = as_sent(gradients, self._exchange)
         if self._rows:
@@ -112,7 +111,7 @@ class GradientSums:
         return lambda: None
 
     def close(self) -> None:
-        """Ends its threads, where it has some."""
+        """Ends its threads, if it has some."""
         for rows in self._rows:
             rows.close()
 
@@ -127,7 +126,7 @@ class GradientSums:
 
 
 def as_sent(gradients: Tensor, exchange: Exchange) -> Tensor:
-    """What travels instead: another tensor where the dtype is another one."""
+    """The tensor that is sent: another one if gradients travel as float16."""
     wide = gradients.is_floating_point() and gradients.element_size() > 2
     return gradients.to(torch.float16) if exchange.dtype and wide else gradients
 

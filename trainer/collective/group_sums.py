@@ -1,10 +1,10 @@
 """Sums of tensors over one group of trainers, and means of gradients.
 
-[Note: one layout]  Every trainer sums the same elements: first one number for each of these
-parameters (has it a gradient?) and one for an overflow, then all of them in the plan's order, in
-buckets, zeros for those without a gradient.  So trainers whose steps differ cannot mix up their
-parts; a parameter that no trainer has a gradient for is skipped, and a step that overflows on one
-trainer is skipped by all.
+[Note: one layout]  Every trainer sums the same elements: first one number for each parameter
+(whether it has a gradient) and one for an overflow, then all gradients in the plan's order, in
+buckets, with zeros for missing ones.  So trainers whose steps differ cannot mix up their parts; a
+parameter without a gradient on any trainer is skipped, and a step that overflows on one trainer is
+skipped by all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transpiler.plan.plan import row_or_all
 from transpiler.strategy.exchange import Exchange
 
 DENSE = "the dense all-reduce"  # in messages
-LOOK_SECONDS = 0.002  # between two looks whether a GPU has a sum
+LOOK_SECONDS = 0.002  # between two checks whether a GPU has a sum
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,14 @@ class GroupSums:
     """Sums over the trainers of one group.  Not thread-safe.
 
     Args:
-        groups: of the trainers; None: this one is alone.
+        groups: of the trainers; None for one trainer.
         exchange: how gradients travel.
-        strict: rows that the trainers do not divide into are an error; otherwise they have none.
+        strict: whether it is an error if the trainers do not divide into rows; otherwise sums have
+            no rows then.
 
     Attributes:
         groups, exchange: as given.
-        size: how many trainers there are.
+        size: the number of trainers.
 
     Raises:
         ValueError: the trainers do not divide into rows.
@@ -76,8 +77,8 @@ class GroupSums:
 
         Args:
             parameters: in the same order everywhere.
-            gradients: of those of them that have one; they stay as they are.
-            arrives: waits until it is there, on GPUs, too.
+            gradients: by parameter, for those that have one; they are not changed.
+            arrives: whether to wait until the mean is complete on GPUs, too.
 
         Raises:
             PServerError: another trainer is gone.
@@ -101,7 +102,7 @@ class GroupSums:
         return GradientMeans(parameters, counts.tolist(), in_order, self.size)
 
     def _arrive(self, groups: ProcessGroups, device: torch.device) -> None:
-        """Waits for a GPU's sums, as long as all trainers are there."""
+        """Waits for a GPU's sums, as long as no trainer is lost."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
         event.record(torch.cuda.current_stream(device))
         for _ in poll(log, lambda: f"waiting long for {DENSE}", math.inf, LOOK_SECONDS):
@@ -112,7 +113,7 @@ class GroupSums:
     def _part(self, parameter: Tensor, gradient: Tensor | None) -> Tensor:
         """This trainer's summand for a parameter.
 
-        See [Note: float16 between trainers] for why it may be divided here.
+        See [Note: float16 between trainers] for the division.
         """
         if gradient is None:
             gradient = torch.zeros_like(parameter)
@@ -152,7 +153,7 @@ class GroupSums:
         ]
 
     def _ring(self, number: int, device: torch.device) -> Ring:
-        """All trainers ask in the same order."""
+        """The ring of this number for a device.  All trainers ask in the same order."""
         assert self.groups is not None, "there are other trainers"
         key = (number, device.type)
         if key not in self._rings:

@@ -1,25 +1,24 @@
-"""Local SGD: trainers step by themselves, with their own gradients, and average their parameters
-where a schedule says so.
+"""Local SGD: trainers step by themselves, with their own gradients, and average their parameters by
+a schedule.
 
-Gradients never travel.  An optimizer's state (momentum, Adam's moments) stays each trainer's own,
-and so works for any optimizer.  Buffers, as batch norm's running statistics, become trainer 0's at
+Gradients never travel.  Each trainer keeps its own optimizer state (momentum, Adam's moments), so
+any optimizer works.  Buffers, such as batch norm's running statistics, take trainer 0's values at
 every average, as at every step of a job that averages gradients.
 
 [Note: an average in between]  Between two averages every trainer has parameters of its own.  So a
-checkpoint, an export, ``state_dict()`` and the end of the job begin with an average, in which every
-trainer takes part.  It is an extra one: the schedule's next one comes when it would have come.
+checkpoint, an export, ``state_dict()`` and the end of the job begin with an average of all
+trainers.  It is an extra one: the schedule does not change.
 
-[Note: adaptive steps]  Far from the end of training, seldom averages make most of the progress;
-near it, frequent ones make the smaller error (Wang and Joshi: Adaptive communication strategies to
-achieve the best error-runtime trade-off in local-update SGD, 2018, arXiv 1810.08313).  So the
-number of local steps falls with the square root of the loss, and grows again where the learning
-rate falls::
+[Note: adaptive steps]  Early in training, rare averages make the most progress; near the end,
+frequent ones make a smaller error (Wang and Joshi: Adaptive communication strategies to achieve the
+best error-runtime trade-off in local-update SGD, 2018, arXiv 1810.08313).  So the number of local
+steps falls with the square root of the loss, and grows again where the learning rate falls::
 
     k = ceil(sqrt(lr_0 * loss / (lr * loss_0) * init_k_steps)), between 1 and 16
 
 ``loss`` and ``lr`` are the trainers' means at the step that averages, ``loss_0`` and ``lr_0`` those
 of the first step.  All trainers compute k from the same means, so all average at the same steps,
-also where a scheduler looks at a trainer's own loss.
+even if a scheduler uses a trainer's own loss.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 # ---- averaging schedule ----
 #
-# When trainers that step by themselves average their parameters: the rules of local SGD.
+# The steps at which trainers average their parameters: the rules of local SGD.
 
 
 LEAST, MOST = 1, 16  # local steps of the adaptive rule
@@ -54,8 +53,8 @@ class Schedule:
 
     Attributes:
         k_steps: of the present window.
-        begin_step: the last step of those that all end in an average.
-        step: how many have been counted.
+        begin_step: the last step up to which every step ends in an average.
+        step: the number of steps counted.
         last: the step that ended in the last average of the rule.
 
     Example::
@@ -70,7 +69,7 @@ class Schedule:
     last: int = 0
 
     def count(self) -> bool:
-        """Counts a step; whether it ends in an average."""
+        """Counts a step, and tells whether it ends in an average."""
         self.step += 1
         due = self.step <= self.begin_step or self.step - self.last >= self.k_steps
         if due:
@@ -78,7 +77,7 @@ class Schedule:
         return due
 
     def restart(self, step: int) -> None:
-        """Goes on after this many steps, with a window that begins there."""
+        """Continues after this many steps, with a window that begins there."""
         self.step = self.last = step
 
 
@@ -106,9 +105,9 @@ class AdaptiveSchedule(Schedule):
         self.init_k_steps = self.k_steps
 
     def measure(self, loss: float, lr: float) -> None:
-        """Takes in the trainers' mean loss and learning rate, and logs what they lead to.
+        """Takes in the trainers' mean loss and learning rate, and logs the resulting k.
 
-        Where the quotient is no positive number, as with a loss of 0 or NaN, k stays.
+        If the quotient is not a positive finite number, as with a loss of 0 or NaN, k stays.
         """
         loss_0, lr_0 = self.first = self.first or (loss, lr)
         below = lr * loss_0
@@ -129,13 +128,13 @@ class AdaptiveSchedule(Schedule):
         )
 
     def restart(self, step: int) -> None:
-        """As :meth:`Schedule.restart`; the first step is the next one."""
+        """Continues as :meth:`Schedule.restart` does; the next step counts as the first one."""
         Schedule.restart(self, step)
         self.first, self.k_steps = None, self.init_k_steps
 
 
 def schedule_of(strategy: DistributedStrategy) -> Schedule | None:
-    """After which steps a strategy has the trainers average; None where each step averages
+    """The schedule by which trainers average with this strategy; None if each step averages
     gradients.
     """
     if strategy.localsgd:
@@ -157,13 +156,14 @@ class LocalSgd:
     """One trainer's part in the averages.  The script's thread uses it.
 
     Args:
-        schedule: after which steps.
-        parameters: gives those that trainers step; the same, in the same order, everywhere.
-        buffers: gives those that become trainer 0's.
+        schedule: of the averages.
+        parameters: gives the parameters that trainers step; the same, in the same order,
+            everywhere.
+        buffers: gives the buffers that take trainer 0's values.
         size: the most MB (2**20 bytes) of parameters that are averaged together.
 
     Attributes:
-        same: whether all trainers have the same parameters.
+        same: whether all trainers have equal parameters.
     """
 
     def __init__(
@@ -174,14 +174,15 @@ class LocalSgd:
         self.same = True
 
     def end_step(self, loss: Tensor | float | None, lr: float) -> None:
-        """Follows each step of this trainer, also one that was skipped for an overflow.
+        """Counts a step of this trainer, also one that was skipped for an overflow, and averages if
+        due.
 
         Args:
             loss: of the step; only an adaptive schedule needs it.
             lr: this trainer's learning rate.
 
         Raises:
-            ValueError: an adaptive schedule needs a loss, and there is none.
+            ValueError: an adaptive schedule needs a loss, and none was given.
             PServerError: another trainer is lost.
         """
         due = self._schedule.count()
@@ -205,7 +206,7 @@ class LocalSgd:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Every parameter becomes the trainers' mean, every buffer trainer 0's value.
+        """Sets every parameter to the trainers' mean, and every buffer to trainer 0's value.
 
         Raises:
             PServerError: another trainer is lost.
@@ -226,6 +227,6 @@ class LocalSgd:
         self.same = True
 
     def restart(self, step: int) -> None:
-        """Goes on after this many steps, with values that are the same everywhere."""
+        """Continues after this many steps, with values that are the same everywhere."""
         self._schedule.restart(step)
         self.same = True

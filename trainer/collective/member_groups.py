@@ -1,4 +1,4 @@
-"""Process groups of those trainers of a job with servers that are there, one after the other."""
+"""Process groups of the live trainers of a job with servers, one after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """A process that is there.
+    """The process of a live trainer.
 
     Attributes:
         trainer: its number.
@@ -37,18 +37,18 @@ class Member:
 
 
 class MemberGroups:
-    """Brings process groups up, of which this trainer is a member.
+    """Brings up process groups with this trainer as a member.
 
     Args:
         own: this trainer.
         clients: the servers.
         connection: timeouts.
-        check: called while it waits; raises what should end the wait.
+        check: called while it waits; an exception that it raises ends the wait.
 
     Attributes:
         own: this trainer.
-        members: of the present group, in the order of their numbers; none: there is no group.
-        groups: of these.
+        members: of the present group, in the order of their numbers; empty without a group.
+        groups: of the members.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MemberGroups:
     def bring_up(
         self, members: Sequence[Member], topic: str, metadata: Mapping[str, str] = NOTHING
     ) -> None:
-        """Brings the group of these members up, in the place of the present one; the first of them
+        """Brings up the group of these members, in place of the present one; the first member
         serves the store.
 
         Args:
@@ -75,9 +75,9 @@ class MemberGroups:
             metadata: must be the same on all.
 
         Raises:
-            PServerError: one of them is gone, or has not come.
+            PServerError: a member is lost, has left, or has not joined.
         """
-        self.close("the trainers are others now" if self.members else "")
+        self.close("the members have changed" if self.members else "")
         self.groups = self._met(members, topic, metadata)
         self.members = tuple(members)
         log.info("a process group of %d trainers", len(members))
@@ -89,7 +89,7 @@ class MemberGroups:
         connection = replace(self._connection, heartbeat_timeout_seconds=timeout)
         host, rank = own_address(self._clients[0].endpoint), list(members).index(self.own)
         connection.check_collective(host)
-        # no barrier: one that comes meanwhile has no part in it
+        # no barrier: a trainer that joins meanwhile is not a member
         if rank == 0:
             store = connect_store(host, 0, 0, connection)
             self._clients[0].agree(topic, f"{host}:{store.port}")
@@ -111,36 +111,36 @@ class MemberGroups:
         return ProcessGroups(peers, self._check)
 
     def _endpoint(self, first: Member, topic: str, seconds: float) -> str:
-        """Where the first of the members serves the store."""
+        """The endpoint at which the first member serves the store."""
         what = f"trainer {first.trainer}'s endpoint"
         for _ in poll(log, lambda: f"waiting for {what}", seconds, 0.1):
             if endpoint := self._clients[0].agree(topic, ""):
                 return endpoint
             self._check()
-        raise TimedOut(f"{what} was not told within {seconds:g} s")
+        raise TimedOut(f"{what} was not received within {seconds:g} s")
 
     def place(self, trainer: int) -> int:
         """A trainer's place in the group.
 
         Raises:
-            TrainerLost: it is not there.
+            TrainerLost: it is not a member.
         """
         return place_of(trainer, self.members)
 
     def close(self, failure: str = "") -> None:
-        """Lets the group go."""
+        """Releases the group."""
         groups, self.groups, self.members = self.groups, None, ()
         if groups is not None:
             groups.close(failure)
 
 
 def place_of(trainer: int, members: Sequence[Member]) -> int:
-    """A trainer's place among members.
+    """A trainer's place among the members.
 
     Raises:
-        TrainerLost: it is not there.
+        TrainerLost: it is not a member.
     """
     for place, member in enumerate(members):
         if member.trainer == trainer:
             return place
-    raise TrainerLost(f"trainer {trainer} is not there any more")
+    raise TrainerLost(f"trainer {trainer} is not among the live trainers")

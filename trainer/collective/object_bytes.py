@@ -1,5 +1,5 @@
 """Objects as bytes, for other trainers: numbers, texts, bytes, lists, tuples, dicts, None, tensors
-and numpy arrays.  No byte of them becomes code.
+and numpy arrays.  Bytes are never run as code.
 
 The bytes are one safetensors file: the tensors and arrays by number, and ``tree``, a JSON text of
 all the rest, where ``{"tensor": 0}`` stands for the tensor 0.
@@ -27,7 +27,7 @@ def to_bytes(value: Any) -> bytes:
     """An object as bytes.
 
     Raises:
-        TypeError: it is, or holds, something of another type.
+        TypeError: the object is, or holds, something of another type.
     """
     writer = _Writer()
     tree = json.dumps(writer.node(value, "the object"))
@@ -36,7 +36,9 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """The object; its tensors are in main memory, and a subclass of dict is a dict."""
+    """The object that was written; its tensors are in main memory, and a subclass of dict is a
+    dict.
+    """
     tensors = safetensors.torch.load(data)
     return _read(bounded_json.loads(bytes(tensors.pop(TREE).numpy())), tensors)
 
@@ -52,7 +54,7 @@ class _Writer:
         self.tensors: dict[str, Tensor] = {}
 
     def node(self, value: Any, where: str) -> Any:
-        """A value as JSON has it: every dict there has one key, which says what it stands for."""
+        """A value as JSON: every JSON object has one key, the type that it stands for."""
         if type(value) in PLAIN:
             return value
         if type(value) is bytes:

@@ -1,8 +1,8 @@
-"""How the trainers of a job without servers bring the spans of a trace together: over their store,
-on connections of its own.
+"""Gathers the spans of a trace in a job without servers: over the trainers' store, on separate
+connections.
 
-Where a trainer is on trainer 0's host the two have the same clock.  Otherwise it asks for trainer
-0's, in rounds over the store: see [Note: one clock] in pserver/tracing.
+A trainer on trainer 0's host has the same clock.  Others ask for trainer 0's clock, in rounds over
+the store: see [Note: one clock] in pserver/tracing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class PeerMeeting:
-    """One trainer's part in bringing spans together; see
-    :class:`~trainer.communicator.trace.Meeting`.
+    """One trainer's part in gathering spans; see :class:`~trainer.communicator.trace.Meeting`.
 
     A thread of the trace uses it.
 
     Args:
         peers: the trainers.
-        host: which clock this process reads; None: that of its host.
+        host: names the clock of this process; None: that of its host.
     """
 
     def __init__(self, peers: Peers, host: str | None = None) -> None:
@@ -45,10 +44,10 @@ class PeerMeeting:
         self._store: Store = peers.store.clone()  # type: ignore[attr-defined]  # not in torch's stub
 
     def begin(self, number: int) -> None:
-        """Trainer 0 says which clock it reads.
+        """Makes trainer 0 announce its clock.
 
         Raises:
-            Unreachable: the store is gone.
+            Unreachable: the store does not answer.
         """
         try:
             if self._rank == 0:
@@ -57,7 +56,7 @@ class PeerMeeting:
             raise Unreachable(f"the trainers' store: {error}") from error
 
     def deliver(self, number: int, recording: Recording, seconds: float) -> None:
-        """A further trainer leaves its spans in the store.
+        """Leaves the spans of a trainer other than 0 in the store.
 
         Raises:
             OSError: trainer 0 does not answer.
@@ -78,7 +77,7 @@ class PeerMeeting:
             raise OSError(f"trainer 0 did not answer: {error}") from error
 
     def _ask(self, place: str, recording: Recording) -> None:
-        """Asks for trainer 0's clock, which :meth:`_tell` tells."""
+        """Asks for trainer 0's clock; :meth:`_left_by` answers."""
         clock = ClockOffset()
         for index in range(ROUNDS):
             asked = clock_ns()
@@ -94,7 +93,7 @@ class PeerMeeting:
     def gather(
         self, number: int, seconds: float, hurried: Callable[[], bool]
     ) -> tuple[list[Recording], dict[str, str]]:
-        """Trainer 0: what the others have left.
+        """Reads, on trainer 0, the spans that the others have left.
 
         Args:
             seconds: to wait for them.
@@ -128,7 +127,7 @@ class PeerMeeting:
         return found, missing
 
     def _left_by(self, number: int, rank: int) -> Recording | None:
-        """A trainer's recording; None: it is not there yet."""
+        """A trainer's recording; None if it is not in the store yet."""
         store, place = self._store, f"trace/{number}/{rank}"
         if store.check([f"{place}/rounds"]):
             rounds = min(int(store.get(f"{place}/rounds")), ROUNDS)
@@ -148,8 +147,8 @@ class PeerMeeting:
 
 
 def _boot() -> str:
-    """Names this start of this host: processes of one share a clock.  Where the system does not say
-    so, no two are taken for one.
+    """A name for this boot of this host: processes of one boot share a clock.  If the system gives
+    no name, every process gets its own.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

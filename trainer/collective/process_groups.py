@@ -1,12 +1,12 @@
 """Process groups over some trainers of a job, and waits that name the trainer they wait for.
 
-Nothing here is ``torch.distributed``'s default process group: a script's own stays as it is, and
-one process may take part in several jobs.
+None of them is the default process group of ``torch.distributed``: a script's own stays as it is,
+and one process may be in several jobs.
 
 [Note: no timeout on progress]  A trainer may evaluate for an hour while the others wait in a
-collective operation, so operations have no timeout of their own; that a trainer is gone is found
-by ``rendezvous.py``.  A gloo operation cannot be called off, and its group's destructor waits for
-it: after a failure groups are never destroyed, so that nobody waits, and the process can end.
+collective operation, so operations have no timeout of their own; ``rendezvous.py`` finds lost
+trainers.  A gloo operation cannot be cancelled, and its group's destructor waits for it: after a
+failure groups are never destroyed, so that the process can end.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pserver.errors import PServerError, TimedOut
 from pserver.polling import poll
 from trainer.collective.rendezvous import Event, Peers, end_at_exit, first_line, never_destroy
 
-# seconds between two looks at the membership; an operation that is done ends a wait at once
+# seconds between two checks of the membership; a completed operation ends a wait at once
 _SLICE = 0.25
-# a trainer that left in good order may have finished an operation whose end is still on its way
+# seconds: a trainer that left in good order may have completed an operation that is still under way
 # here
 _GRACE = 2.0
 _CONNECT = 60.0  # until all trainers of a group are connected
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 class ProcessGroups:
-    """One trainer's process groups and its operations in them.  Not thread-safe, but for threads
+    """One trainer's process groups and its operations in them.  Not thread-safe, except for threads
     that use groups of their own.
 
     Args:
         peers: the trainers, after their rendezvous.
-        meanwhile: called while this trainer waits; raises what should end the wait.
+        meanwhile: called while this trainer waits; an exception that it raises ends the wait.
 
     Attributes:
-        peers: the trainers, after their rendezvous; :meth:`close` lets them go.
-        rank, size: this trainer, and how many there are.
+        peers: the trainers, after their rendezvous; :meth:`close` releases them.
+        rank, size: this trainer's rank, and the number of trainers.
     """
 
     def __init__(self, peers: Peers, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -66,8 +66,7 @@ class ProcessGroups:
         """The process group of this name: a ``ProcessGroupGloo`` or, for a CUDA device, a
         ``ProcessGroupNCCL``.
 
-        All of ``ranks`` ask for their groups in the same order; those that are not among them do
-        not ask.
+        All of ``ranks`` ask for their groups in the same order; other trainers do not ask.
 
         Raises:
             PServerError: the group does not come up.
@@ -86,8 +85,9 @@ class ProcessGroups:
         return self._groups[key]
 
     def _watched(self, make: Callable[[], Any], device: torch.device) -> Any:
-        """What ``make`` returns.  It does not return before all trainers are there, so a thread of
-        its own calls it, and this one looks whether they still come.
+        """Makes a group, and watches the trainers meanwhile.  ``make`` returns only when all
+        trainers are connected, so a separate thread calls it, and this thread looks for lost
+        trainers.
         """
         if device.type == "cuda":  # where nothing is connected before the first operation
             return make()
@@ -109,7 +109,7 @@ class ProcessGroups:
         return made.result()
 
     def _check_meanwhile(self) -> None:
-        """Raises what should end a wait."""
+        """Raises an error that ends a wait."""
         try:
             self._meanwhile()
         except PServerError as error:
@@ -117,8 +117,8 @@ class ProcessGroups:
             raise
 
     def _leave_membership(self, because: str) -> None:
-        """The job is over, and this process may go on: the membership would end one that stays long
-        in one place after a loss.
+        """Leaves the membership: the job is over, and this process may continue.  The membership
+        would end a process that stays long in one place after a loss.
         """
         if self._membership is not None:
             self._membership.close(f"after {self._begun} collective operations, because {because}")
@@ -127,7 +127,7 @@ class ProcessGroups:
         """Starts an operation of a group; ``what`` names it in messages.
 
         Raises:
-            TrainerLost: a trainer is gone.
+            TrainerLost: a trainer is lost.
         """
         self.check(what)
         self._begun += 1
@@ -137,11 +137,11 @@ class ProcessGroups:
             self._explain(error, what)
 
     def wait(self, work: Work, what: str, device: torch.device, seconds: float = math.inf) -> None:
-        """Waits for an operation: on a GPU its stream does, and this returns at once.
+        """Waits for an operation; on a GPU its stream waits, and this returns at once.
 
         Raises:
             TimedOut: it has not ended after ``seconds``.
-            TrainerLost: a trainer is gone, so that the operation will never end.
+            TrainerLost: a trainer is lost or has left, so the operation will never end.
         """
         for waited in poll(log, lambda: self._waiting(what), seconds):
             try:
@@ -160,7 +160,9 @@ class ProcessGroups:
         raise TimedOut(f"{self._waiting(what)}: {seconds:g} s; all trainers take the same steps")
 
     def look(self, what: str) -> None:
-        """Raises what should end a wait: :meth:`check`, and what the caller's own look finds."""
+        """Raises an error that ends a wait: that of :meth:`check`, or of the caller's
+        ``meanwhile``.
+        """
         self._check_meanwhile()
         self.check(what)
 
@@ -175,14 +177,14 @@ class ProcessGroups:
             self._raise(event, what)
 
     def finish(self) -> None:
-        """Tells the other trainers that this one takes part in no further operation: one that waits
-        for it ends with an error.  The groups stay, as others may be in the last one.
+        """Tells the other trainers that this one begins no further operation: a trainer that waits
+        for one ends with an error.  The groups stay, as others may be in the last operation.
         """
         if self._membership is not None:
             self._membership.tell("left", f"after {self._begun} collective operations")
 
     def close(self, failure: str = "") -> None:
-        """Leaves the other trainers, or tells them what went wrong, and lets the groups go."""
+        """Leaves the other trainers, or tells them of the failure, and releases the groups."""
         if self._closed:
             return
         self._closed = True
@@ -199,12 +201,12 @@ class ProcessGroups:
     # ---- failures ----
 
     def _event(self) -> Event | None:
-        """What is known to have become of another trainer."""
+        """The end of another trainer, if one is known."""
         return None if self._membership is None else self._membership.event()
 
     def _explain(self, error: RuntimeError, what: str) -> NoReturn:
-        """Torch's error in words that name a trainer: a connection that broke is soon known to be
-        somebody's end.
+        """Raises torch's error anew, with the name of a trainer: the reason for a broken
+        connection, the end of a trainer, is soon known.
         """
         event = None if self._membership is None else self._membership.cause()
         if event is not None:
@@ -223,8 +225,8 @@ class ProcessGroups:
         )
 
     def _waiting(self, what: str) -> str:
-        """For whom this trainer waits.  Trainers that wait note how far they are, so those that do
-        not are behind.
+        """A message with the trainers that this one waits for.  Waiting trainers note their number
+        of operations, so the others are behind.
         """
         store, names = self.peers.store, ""
         at = {rank: f"{self.peers.id}/at/{rank}" for rank in range(self.size)}

@@ -1,64 +1,64 @@
-"""The rendezvous of a job's trainers: they find one another, and compare what they run.
+"""The rendezvous of a job's trainers: they find one another, and compare their programs.
 
 ::
 
     connect_store   trainer 0 serves a store at its endpoint, the others connect to it
-    rendezvous      each trainer writes into the store that it is there, and what it runs; missing
-                    trainers and differences are named; then the membership watches them all
-    Peers           the trainers, after that
+    rendezvous      each trainer announces itself in the store, and its program; missing
+                    trainers and differences are named; then the membership watches all
+    Peers           the trainers, after the rendezvous
 
 ``init_parallel_env`` and ``spawn``, a collective program's runtime and the dense all-reduce of a
 job with servers all begin with it.
 
-[Note: who closes the store]  The store ends with the object that serves it, and whoever still reads
-an answer there is cut off.  Process groups keep a store for as long as they live, and a script may
+[Note: who closes the store]  The store ends with the object that serves it, which cuts off trainers
+that still read from it.  Process groups keep a store for as long as they live, and a script may
 keep them in a model for long after its job.  So they get a connection of their own, and only
-:class:`Peers` has what serves.  A trainer that leaves says so, and then ends its connection to
-trainer 0; trainer 0 closes the store when all have done that.
+:class:`Peers` has the serving object.  A trainer that leaves announces it, and then ends its
+connection to trainer 0; trainer 0 closes the store when all have done that.
 
 [Note: a group that waits]  The destructor of a group waits for its threads, one of which may be in
-an operation that nobody waits for any more, and needs the interpreter's lock to free its tensors.
-Whoever destroys the group has that lock: the collector, for one, which finds the group in what a
-failed job has left.  So a group with such an operation is never destroyed.
+an abandoned operation, and needs the interpreter's lock to free its tensors.  The thread that
+destroys the group holds that lock: for instance the garbage collector, which finds the group among
+the objects of a failed job.  So a group with such an operation is never destroyed.
 
-[Note: a group that has just worked]  A thread of gloo's lets go of an operation's tensors after it
-has told that the operation is done.  torch's reducer holds its group, and destroys it with the
-interpreter's lock in its hands, where it is the last to hold it: a job that ends behind a
-collective would wait for that thread, and the thread for the lock.  So a job lets these threads
-come to rest before it gives up its groups.
+[Note: a group that has just worked]  A gloo thread releases an operation's tensors after it has
+reported the operation as done. torch's reducer holds its group and, as the last owner, destroys it
+while it holds the interpreter's lock: a job that ends just after a collective would wait for that
+thread, and the thread for the lock.  So a job waits until these threads are at rest before it gives
+up its groups.
 
-[Note: gloo at exit]  A thread of gloo's tells the main thread that an operation is done, and frees
-its tensors after that, for which it needs the interpreter's lock.  A script whose last call is a
-collective is at its end by then; a thread that asks an interpreter in its end for the lock is ended
-inside a destructor, which aborts the process (until Python 3.14; 1 run in 8 of a small script).  So
-an interpreter ends after these threads have come to rest.  One that still waits for a peer is at
-rest, too: it is not waited for.
+[Note: gloo at exit]  A gloo thread tells the main thread that an operation is done, and frees its
+tensors after that, for which it needs the interpreter's lock.  A script whose last call is a
+collective may be at its end by then; a thread that asks for the lock while the interpreter ends is
+terminated inside a destructor, which aborts the process (until Python 3.14; 1 run in 8 of a small
+script).  So an interpreter ends after these threads are at rest.  A thread that still waits for a
+peer is at rest, too.
 
 [Note: a group that nobody waits for]  A group that was given up while it came up leaves a thread
-behind, which waits for a trainer that is gone.  It ends by its timeout, or when the store goes with
-trainer 0; and where the interpreter is in its end by then, it aborts the process.  So a process
-that has such a thread ends after it.  Not one that ends with an error: it has failed anyway, and
-the others are to hear of it.
+behind, which waits for a lost trainer.  The thread ends by its timeout, or when the store ends with
+trainer 0; if the interpreter is ending by then, the thread aborts the process.  So a process with
+such a thread ends after it, unless it ends with an error: then it has failed anyway, and the others
+must learn of it soon.
 
 [Note: who is lost]  When a trainer dies, gloo tells its neighbours that some port was closed, NCCL
-tells nobody, and neither names a trainer.  So every trainer holds one connection to trainer 0,
+gives no notice, and neither names a trainer.  So every trainer holds one connection to trainer 0,
 beside the collectives.  Both sides send heartbeats; a trainer whose connection ends without a
 goodbye, or is silent for the heartbeat timeout, is lost, and trainer 0 tells the others.  Time in
-which this process has not run is nobody's silence::
+which this process did not run does not count as silence::
 
     trainer 1  --heartbeat, left, failed-->  trainer 0
     trainer 0  --heartbeat, and each trainer's end-->  trainers 1, 2, ...
 
 Errors of a collective are then raised anew under the name of the trainer that caused them
 (:func:`Membership.cause`).  A process whose main thread still waits in the same place GRACE_SECONDS
-after a trainer was lost can't be woken, so it says why, and ends.  Once trainer 0 has left no
-trainer is watched any more, and no collective needs to be.
+after a trainer was lost can't be woken, so it prints the reason, and ends.  Once trainer 0 has
+left, trainers are no longer watched; no collective needs that any more.
 
 [Note: whose frames]  To see whether the main thread still waits in the same call, the thread of the
-connections holds that call's frame, and so may be the last to hold the tensors and operations in
+connections holds that call's frame, and so may be the last owner of the tensors and operations in
 it.  Their destructors give up the interpreter's lock, and a thread that asks for it again while the
-interpreter ends is ended inside a destructor, which aborts the process.  So the main thread takes
-the frame away before it leaves, at the latest at exit.
+interpreter ends is terminated inside a destructor, which aborts the process.  So the main thread
+drops that reference before it leaves, at the latest at exit.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ from transpiler.plan.plan import differences
 
 _NAME = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
-_LOOKS = 10  # in a row: a thread that was given the lock may not have run yet, nor been given it
-_PAUSE_SECONDS = 0.002  # in which this thread leaves the lock to others
+_LOOKS = 10  # in a row: a thread that has got the lock, or waits for it, may not have run yet
+_PAUSE_SECONDS = 0.002  # during which other threads can take the lock
 _LONGEST_SECONDS = 2.0
-_SILENT_SECONDS = 2.0  # that a process waits at its end and says nothing
+_SILENT_SECONDS = 2.0  # of a wait at exit before a message
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,8 @@ def end_at_exit(comes_up: Future[Any], seconds: float) -> None:
     See [Note: a group that nobody waits for].
 
     Args:
-        comes_up: done when its thread is.
-        seconds: until it gives up by itself.
+        comes_up: done when the thread of the group is.
+        seconds: until the thread gives up by itself.
     """
     atexit.register(_wait_for_end, comes_up, time.monotonic() + seconds)
 
@@ -145,13 +145,13 @@ def _wait_for_end(comes_up: Future[Any], end: float) -> None:
         return
     left = end - time.monotonic()
     if left > 0:
-        log.warning("waits up to %.0f s for the end of a process group that was given up", left)
+        log.warning("waiting up to %.0f s for the end of a process group that was given up", left)
         wait([comes_up], left)
 
 
 @cache
 def rest_at_exit() -> None:
-    """Lets this process end after gloo's threads have let go of their tensors.
+    """Lets this process end after gloo's threads have released their tensors.
 
     See [Note: gloo at exit].
     """
@@ -162,12 +162,12 @@ def wait_for_rest(tasks: Path = _TASKS, longest_seconds: float = _LONGEST_SECOND
     """Waits until gloo's threads sleep.
 
     Args:
-        tasks: the folder that Linux describes this process's threads in; elsewhere there is none,
-            and this is one pause.
-        longest_seconds: after which it gives up.
+        tasks: the folder in which Linux describes this process's threads; other systems have none,
+            and this only pauses.
+        longest_seconds: the longest wait.
 
     Returns:
-        They sleep.
+        Whether they sleep.
     """
     end, resting = time.monotonic() + longest_seconds, 0
     while resting < _LOOKS and time.monotonic() < end:
@@ -177,12 +177,12 @@ def wait_for_rest(tasks: Path = _TASKS, longest_seconds: float = _LONGEST_SECOND
 
 
 def _at_rest(tasks: Path) -> bool:
-    """No thread of gloo's runs, or waits for a core."""
+    """Whether no gloo thread runs, or waits for a core."""
     return all(_state(stat) == "S" for stat in tasks.glob("*/stat"))
 
 
 def _state(stat: Path) -> str:
-    """A thread's state; "S", asleep, of any that is not gloo's or has ended.
+    """A gloo thread's state; "S", asleep, for any other thread, or one that has ended.
 
     proc(5): ``number (name) state ...``.
     """
@@ -195,25 +195,25 @@ def _state(stat: Path) -> str:
 
 # ---- membership ----
 #
-# The membership of a job's trainers: which of them are still there, and how the others ended.
+# The membership of a job's trainers: the live ones, and how the others ended.
 
 
 # torch.distributed's own, which strict typing does not see there
 
 
 GRACE_SECONDS = 10.0
-CAUSE_SECONDS = 3.0  # news of a death and the error that it causes race each other
+CAUSE_SECONDS = 3.0  # the report of a death may arrive after the error that it causes
 SECOND_SECONDS = 0.5
 CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The end of a trainer, as the others hear of it.
+    """The end of a trainer, as reported to the others.
 
     Attributes:
         kind: "lost", "failed" or "left".
-        text: how, as the end of a sentence.
+        text: how it ended, as the end of a sentence.
     """
 
     kind: str
@@ -235,8 +235,9 @@ class _Peer:
     """The other side of a connection.
 
     Attributes:
-        heard: when it sent something last, by the clock of this process's running time.
-        rest: the begin of a line whose end has not come yet.
+        heard: the time at which it last sent something, by the clock of this process's running
+            time.
+        rest: the beginning of a line whose end has not arrived yet.
     """
 
     connection: socket.socket
@@ -247,14 +248,15 @@ class _Peer:
 class Membership:
     """One trainer's connections for heartbeats: trainer 0's to all others, another's to trainer 0.
 
-    See [Note: who is lost].  The script's thread asks, a thread of its own reads and sends.
+    See [Note: who is lost].  The script's thread asks; a separate thread reads and sends.
 
     Args:
         rank, size: this trainer, and how many there are.
         address: of trainer 0.
-        store: where trainer 0 writes down its port.
+        store: holds trainer 0's port.
         heartbeat_timeout: seconds without a heartbeat after which a trainer is lost.
-        ends_process: a loss ends the job, so it is logged, and a main thread that it blocks ends.
+        ends_process: whether a loss ends the job: it is then logged, and ends a process whose main
+            thread it blocks.
 
     Raises:
         OSError: trainer 0 cannot be reached.
@@ -283,7 +285,7 @@ class Membership:
         self._wake, self._woken = socket.socketpair()
         threading.Thread(target=self._run, name="membership", daemon=True).start()
 
-    # ---- coming up ----
+    # ---- connecting ----
 
     def _accept(self, size: int, address: str, store: Store) -> dict[int, _Peer]:
         token = secrets.token_hex(16)
@@ -310,29 +312,29 @@ class Membership:
     # ---- for the trainer ----
 
     def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
-        """The end of a trainer that explains why a collective failed: one that is lost or has
-        failed, or else one that has left; None: no trainer is known to have ended.
+        """The end of a trainer that explains why a collective failed: of one that is lost or has
+        failed, otherwise of one that has left; None if no trainer is known to have ended.
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._events), seconds)
-            # one that left may have left because of it
+            # a trainer that left may have left because of it
             self._changed.wait_for(lambda: self._serious() is not None, SECOND_SECONDS)
             return self._serious() or next(iter(self._events.values()), None)
 
     def event(self) -> Event | None:
-        """What is known at this moment, as :meth:`cause` has it."""
+        """The end of a trainer that is known now, chosen as :meth:`cause` does."""
         with self._changed:
             return self._serious() or next(iter(self._events.values()), None)
 
     def check(self, needed: Collection[int] = ()) -> None:
-        """Raises the end of another trainer.
+        """Raises an error for the end of another trainer.
 
         Args:
-            needed: trainers whose part in something is still to come, so that it matters if they
-                have left in order, too.
+            needed: trainers whose part is still missing, so that it matters if they have left in
+                good order, too.
 
         Raises:
-            PServerError: one is lost, has failed, or (of these) has left.
+            PServerError: a trainer is lost or has failed, or a needed one has left.
         """
         with self._changed:
             event = self._serious() or next(
@@ -342,7 +344,7 @@ class Membership:
             raise event.error()
 
     def tell(self, kind: str, text: str) -> None:
-        """Says "failed" or "left" to all others; who leaves once leaves once."""
+        """Sends "failed" or "left" to all others; "left" is sent once only."""
         if kind == "left":
             if self._leaving:
                 return
@@ -351,10 +353,10 @@ class Membership:
         self._send(Event(kind, self._rank, text), self._peers)
 
     def there(self, seconds: float = 0.0) -> list[int]:
-        """The other trainers whose connection has not ended; a lost one is not there.
+        """The other trainers whose connection has not ended; lost ones are left out.
 
         Args:
-            seconds: to wait for a change, where some are there.
+            seconds: to wait until none is left.
         """
 
         def found() -> list[int]:
@@ -410,7 +412,7 @@ class Membership:
         self._woken.close()
 
     def _read(self, rank: int) -> bool:
-        """Takes what a peer has sent; False at its end."""
+        """Reads what a peer has sent; False at its end."""
         peer = self._peers[rank]
         try:
             data = peer.connection.recv(1 << 16)
@@ -440,7 +442,9 @@ class Membership:
         return True
 
     def _note(self, event: Event) -> None:
-        """The first thing that becomes of a trainer counts; trainer 0 passes it on."""
+        """Notes the end of a trainer, of which only the first report counts; trainer 0 passes it
+        on.
+        """
         with self._changed:
             if event.rank in self._events or event.rank == self._rank:
                 return
@@ -462,10 +466,10 @@ class Membership:
 
 
 class Guard:
-    """Ends this process where its main thread waits for a lost trainer and can't be woken.
+    """Ends this process if its main thread waits for a lost trainer and can't be woken.
 
     Args:
-        serious: gives the event that ends the job, once there is one.
+        serious: gives the event that ends the job, if there is one.
     """
 
     def __init__(self, serious: Callable[[], Event | None]) -> None:
@@ -477,14 +481,14 @@ class Guard:
         atexit.register(self.close)
 
     def look(self) -> None:
-        """Called every few seconds, by a thread that is not the main thread."""
+        """Checks the main thread; called every few seconds by another thread."""
         with self._looking:
             event = self._serious()
             if event is not None and not self._closed:
                 self._look(event)
 
     def close(self) -> None:
-        """Ends nothing any more, and lets the main thread's frame go.
+        """Stops checking, and releases the main thread's frame.
 
         See [Note: whose frames].
         """
@@ -507,13 +511,13 @@ class Guard:
                 traceback.print_stack(frame, file=sys.stderr)
                 sys.stdout.flush()
                 sys.stderr.flush()
-            finally:  # also where nobody can be told
+            finally:  # also if stderr is closed
                 os._exit(1)
 
 
 def _listening(address: str) -> socket.socket:
-    """Where trainer 0 listens: at the address that the others know, or where that is not this
-    host's own name, anywhere.
+    """The socket at which trainer 0 listens: at the address that the others know, or at all
+    addresses if that one is not this host's own.
     """
     with suppress(OSError):
         return socket.create_server((address, 0))
@@ -531,7 +535,7 @@ def _line(connection: socket.socket) -> bytes:
 
 # ---- own address ----
 #
-# Where other trainers reach this host.
+# The address at which other trainers reach this host.
 
 
 def own_address(endpoint: str) -> str:
@@ -549,10 +553,10 @@ def own_address(endpoint: str) -> str:
 # torch.distributed's own, which strict typing does not see there
 
 
-PAUSE_SECONDS = 0.25  # the longest, between two looks into the store
+PAUSE_SECONDS = 0.25  # at most, between two looks into the store
 ANSWER_SECONDS = 30.0  # for the store's greeting, once its port answers
 LINGER_SECONDS = 2.0
-LOOK_SECONDS = 0.25  # between two looks whether all have left
+LOOK_SECONDS = 0.25  # between two checks whether all have left
 
 
 @dataclass(slots=True)
@@ -560,14 +564,14 @@ class Peers:
     """The trainers of one job, after their rendezvous.
 
     Attributes:
-        rank: this trainer.
+        rank: this trainer's rank.
         names: one a trainer, for messages: its HOST:PORT, or "".
-        store: where trainers leave one another short messages.
-        host: this trainer's address, at which the others reach it.
+        store: holds the trainers' short messages to one another.
+        host: the address at which the others reach this trainer.
         timeout_seconds: of :meth:`exchange`.
         id: 32 hexadecimal digits that trainer 0 drew for this job, the same on all.
         meanwhile: called while this trainer waits; raises what should end the wait.
-        membership: watches the others; None in a world of one, and where the script itself made
+        membership: watches the others; None in a world of one, and if the script itself made
             torch's process group.
         server: serves the store, on trainer 0; see [Note: who closes the store].
     """
@@ -596,22 +600,22 @@ class Peers:
         )
 
     def check(self, needed: Collection[int] = ()) -> None:
-        """Raises what has happened to another trainer; see :meth:`Membership.check`."""
+        """Raises an error for the end of another trainer; see :meth:`Membership.check`."""
         if self.membership is not None:
             self.membership.check(needed)
 
     def exchange(self, topic: str, text: str, ranks: Sequence[int]) -> list[str]:
-        """Each of these trainers gives a text, and gets the texts of all.
+        """Exchanges texts: each of these trainers gives one, and gets the texts of all.
 
-        A trainer that has given its text may leave: the others get it.
+        A trainer that has given its text may leave: the others still get it.
 
         Args:
             topic: the same for all, and never used before.
 
         Raises:
-            TimedOut: some have given none; the message names them, and is the same on all that
-                wait.
-            PServerError: one of them is lost, has failed or has left.
+            TimedOut: some trainers have given none; the message names them, and is the same on all
+                that wait.
+            PServerError: one of the trainers is lost, has failed or has left.
         """
         try:
             texts = self._exchanged(topic, text, ranks)
@@ -625,7 +629,7 @@ class Peers:
             ) from error
         among = tuple(ranks)
         former, self._read[among] = self._read.get(among), f"{topic}/{self.rank}"
-        if former is not None:  # all of these have read it, or they would not be here
+        if former is not None:  # all of these have read it, or they would not have given a new text
             with suppress(RuntimeError):
                 self.store.delete_key(former)
         return texts
@@ -656,16 +660,16 @@ class Peers:
             self.meanwhile()
         said = (
             f"{topic}: expected {len(keys)} trainers, and after {self.timeout_seconds:g} s these "
-            f"have not come: {self.spell(*missing())}"
+            f"are missing: {self.spell(*missing())}"
         )
         raise TimedOut(self.store.compare_set(gave_up, "", said).decode())
 
     def close(self, text: str, failure: str = "") -> None:
-        """Leaves the others, and lets the store go.
+        """Leaves the other trainers, and releases the store.
 
         Args:
-            text: what others are told who still need this trainer.
-            failure: what went wrong here, for all others; "" where nothing did.
+            text: sent to trainers that still need this one.
+            failure: the reason for a failure here, for all others; "" without a failure.
         """
         if self.membership is not None:
             if failure:
@@ -674,12 +678,12 @@ class Peers:
         self.store, self.server = HashStore(), None
 
     def leave(self, text: str) -> None:
-        """Says that this trainer takes part in nothing more; :meth:`close` follows."""
+        """Announces that this trainer takes part in no further operation; :meth:`close` follows."""
         if self.membership is not None:
             self.membership.tell("left", text)
 
     def wait_for_all(self) -> None:
-        """Before trainer 0 closes the store: waits until the others have closed their ends, or are
+        """Waits, before trainer 0 closes the store, until the others have closed their ends, or are
         lost.  See [Note: who closes the store].
         """
         membership = self.membership
@@ -720,21 +724,22 @@ def rendezvous(
     Args:
         store: of :func:`connect_store`.
         rank: this trainer, from 0.
-        names: one a trainer, for messages: its HOST:PORT where it has one.
-        connection: gives the seconds until the last trainer must have come, and the heartbeat
-            timeout after which one is lost.
-        metadata: what this trainer runs; must be the same everywhere, and differences are said.
-        host: this trainer's address, at which the others reach it.
+        names: one a trainer, for messages: its HOST:PORT, or "".
+        connection: gives the seconds within which all trainers must join, and the heartbeat
+            timeout.
+        metadata: describes this trainer's program; it must be the same everywhere, and differences
+            are named.
+        host: the address at which the others reach this trainer.
         number: of this rendezvous among those that use the same store.
         meanwhile: called while this trainer waits; raises what should end the wait.
-        ends_process: the loss of a trainer ends the job; see :class:`Membership`.
+        ends_process: whether the loss of a trainer ends the job; see :class:`Membership`.
 
     Raises:
-        TimedOut: some have not come; the message names them.
-        FingerprintMismatch: some run something else than trainer 0; the message names them, and
-            the differences.
-        Refused: two processes say that they are the same trainer.
-        TrainerLost: trainer 0, which serves the store, has gone.
+        TimedOut: some trainers have not joined; the message names them.
+        FingerprintMismatch: some trainers run another program than trainer 0; the message names
+            them, and the differences.
+        Refused: two processes have the same trainer's number.
+        TrainerLost: trainer 0, which serves the store, has ended.
         Unreachable: trainer 0 cannot be reached for the membership.
     """
     rest_at_exit()
@@ -765,10 +770,10 @@ def rendezvous(
 
 
 def _announced(peers: Peers, metadata: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What each trainer says of itself, by rank; all run the same."""
+    """The trainers' descriptions of themselves, by rank; all run the same program."""
     process = f"{socket.gethostname()}:{os.getpid()}"
     other = peers.store.compare_set(f"process/{peers.rank}", "", process).decode()
-    if other != process:  # the same one may have tried before
+    if other != process:  # the same process may have tried before
         raise Refused(
             f"{peers.spell(peers.rank)}: expected one process, got two: {other} and this one, "
             f"{process}"
@@ -785,7 +790,7 @@ def _announced(peers: Peers, metadata: Mapping[str, str]) -> list[dict[str, Any]
 
 
 def _compare(peers: Peers, metadata: Sequence[Mapping[str, str]]) -> None:
-    """Whether all run what trainer 0 runs."""
+    """Raises an error unless all trainers run trainer 0's program."""
     said = [
         f"{peers.spell(rank)} has {differences(each, metadata[0], 'trainer 0')}"
         for rank, each in enumerate(metadata)
@@ -798,7 +803,7 @@ def _compare(peers: Peers, metadata: Sequence[Mapping[str, str]]) -> None:
 
 
 def _linger(peers: Peers) -> None:
-    """The store goes with trainer 0, so that one waits until the others that are there have read
+    """Makes trainer 0, with which the store ends, wait until the others in the rendezvous have read
     the result.
     """
     come = sum(peers.store.check([f"rendezvous/{rank}"]) for rank in range(peers.size))
@@ -823,14 +828,15 @@ def connect_store(
     """The store that the trainers share: trainer 0 serves it, the others connect to it.
 
     Args:
-        host, port: trainer 0's endpoint; port 0 is a free one, which the result's ``port`` says.
-        rank: this trainer.
+        host, port: trainer 0's endpoint; port 0 chooses a free one, which the result's ``port``
+            gives.
+        rank: this trainer's rank.
         connection: gives the seconds until the store must answer.
         served: another process serves the store (torchrun's agent, or ``spawn``'s parent).
         meanwhile: called while this trainer waits; raises what should end the wait.
 
     Raises:
-        Unreachable: trainer 0 cannot listen there, or nothing answers in time.
+        Unreachable: trainer 0 cannot listen at the endpoint, or it does not answer in time.
     """
     limit = timedelta(seconds=connection.start_timeout_seconds)
     who = f"the store of the job ({host}:{port})" if served else f"trainer 0 ({host}:{port})"
@@ -855,8 +861,8 @@ def connect_store(
 
 
 def _listen(host: str, port: int) -> tuple[int, int | None]:
-    """A port, and a socket that listens there at this host's own address; None behind a name or an
-    address that is not its own, where torch listens at all of them.
+    """A port, and a socket that listens there at this host's own address; None if the name or
+    address is not this host's own: torch then listens at all addresses.
     """
     try:
         listening = socket.create_server((host, port), backlog=512)
@@ -882,8 +888,8 @@ def _wait_for_port(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, as torch's go on with a C++ stack; and what NCCL has to
-    say, which stands behind it.
+    """The first line of an error's text, as a C++ stack follows in torch's; and NCCL's last error,
+    which follows the stack.
     """
     first, *others = str(error).splitlines() or [type(error).__name__]
     said = others[others.index("Last error:") + 1 :] if "Last error:" in others else []

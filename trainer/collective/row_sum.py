@@ -1,7 +1,7 @@
 """A sum in rows: three operations, one after another, on a thread of their own.
 
-See ``transpiler/plan/plan.py``.  Each operation needs the result of the one before, so that
-somebody has to wait between them; backward goes on meanwhile.
+See ``transpiler/plan/plan.py``.  Each operation needs the result of the one before, so a thread has
+to wait between them; backward continues meanwhile.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RowSum:
 
     Args:
         row: the process group of this trainer's row.
-        heads: that of the first trainers of all rows; None where this is none of them, and where
-            there is one row.
+        heads: the process group of the first trainers of all rows; None if this is not one of them,
+            and with one row.
         run: waits for an operation; called on the thread.
         device: of the tensors.
         name: of the thread.

@@ -4,7 +4,7 @@ job.
 The parent serves the store of their rendezvous, so no port is guessed.  A spawned process that
 raises writes its traceback into a pipe; one that is killed leaves only its status.  When one has
 failed the others get SETTLE_SECONDS to end by themselves, because the first to fail need not be the
-first that is seen; then they are ended, and the parent raises the likeliest cause.
+first that is noticed; then they are terminated, and the parent raises the likeliest cause.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def spawn(
     Args:
         func: runs in each process, which first calls ``init_parallel_env()``.
         args: of ``func``, the same in each process.
-        nprocs: how many; -1: as many as there are GPUs, or without GPUs as many as there are cores.
-        join: waits until all have ended.
-        options: ``daemon`` (whether the processes end when this one does in any case, and can have
-            none themselves; False), and ``start_method`` ("spawn", or "forkserver").
+        nprocs: the number of processes; -1: one for each GPU, or without GPUs one for each core.
+        join: whether to wait until all have ended.
+        options: ``daemon`` (whether the processes always end with this one, and can have no child
+            processes; False), and ``start_method`` ("spawn", or "forkserver").
 
     Returns:
         None; without ``join`` the processes, whose ``join()`` waits for them.
 
     Raises:
-        ProcessRaisedException: a process raised; the message has its traceback.  Of
+        ProcessRaisedException: a process raised an exception; the message has its traceback.  Of
             torch.multiprocessing, as the next.
-        ProcessExitedException: a process ended with another exit code than 0, or by a signal.
-        ValueError: ``nprocs`` is neither -1 nor 1 or more; an option has another value than it may.
+        ProcessExitedException: a process ended with an exit code other than 0, or by a signal.
+        ValueError: ``nprocs`` is neither -1 nor 1 or more, or an option has a wrong value.
         TypeError: there is no such option.
     """
     if unknown := sorted(set(options) - {"daemon", "start_method"}):
@@ -120,7 +120,7 @@ class SpawnedProcesses:
         self._reports: list[Connection] = []
         self._said: dict[int, tuple[str, str]] = {}
         self._ended: list[int] = []  # ranks, in the order in which their ends were seen
-        self._settled = 0  # how many of these ended by themselves
+        self._settled = 0  # the number of these that ended by themselves
         # the second end closes with this process, however that ends
         self._alive, self._parent = context.Pipe(duplex=False)
         for rank in range(count):
@@ -138,11 +138,11 @@ class SpawnedProcesses:
             self._reports.append(ours)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until all have ended well (True), or for ``timeout`` seconds.
+        """Waits until all have ended successfully (True), or for ``timeout`` seconds.
 
         Raises:
             ProcessRaisedException, ProcessExitedException: see :func:`spawn`; the others have been
-                ended then.
+                terminated then.
         """
         self._until_ended(timeout, failures=True)
         if any(self._failed(rank) for rank in self._ended):
@@ -172,7 +172,7 @@ class SpawnedProcesses:
         return self.processes[rank].exitcode != 0
 
     def end_the_rest(self) -> None:
-        """Ends those that run, after some seconds in which they may end by themselves."""
+        """Ends the running processes, after some seconds in which they may end by themselves."""
         self._until_ended(SETTLE_SECONDS, failures=False)
         self._settled = len(self._ended)
         for stop in (BaseProcess.terminate, BaseProcess.kill):
@@ -182,8 +182,8 @@ class SpawnedProcesses:
             self._until_ended(GRACE_SECONDS, failures=False)
 
     def _guilty(self) -> int:
-        """The likeliest cause among those that ended by themselves: one killed by a signal, then
-        one with an error of its own, then the first.
+        """The likeliest cause among the processes that ended by themselves: one killed by a signal,
+        then one with an error of its own, then the first.
         """
         failed = [rank for rank in self._ended[: self._settled] if self._failed(rank)]
         return min(
@@ -199,8 +199,8 @@ class SpawnedProcesses:
         return self.processes[rank].exitcode or 0
 
     def _report(self, rank: int) -> tuple[str, str]:
-        """How a process says that it ended: by an error of its "own", or "caused" by another
-        trainer; and its traceback.
+        """A process's report of its end: by an error of its "own", or "caused" by another trainer;
+        and its traceback.
         """
         with suppress(EOFError, OSError):
             if self._reports[rank].poll():
@@ -230,7 +230,7 @@ def _run(
     report: Connection,
     parent: Connection,
 ) -> None:
-    """In a spawned process: runs the function, and reports how that ended."""
+    """Runs the function in a spawned process, and reports its end."""
     threading.Thread(target=_end_with_parent, args=(parent,), name="parent", daemon=True).start()
     world.enter()
     try:
@@ -256,7 +256,7 @@ def _run(
 
 def _end_with_parent(parent: Connection) -> None:
     """Ends this process with its parent: nothing is ever sent here, so reading ends when the parent
-    is gone.
+    ends.
     """
     with suppress(EOFError, OSError):
         parent.recv_bytes()

@@ -1,22 +1,21 @@
-"""The texts of trainers that average gradients among themselves when they gather, and what
-follows from it: every one of them concludes the same.
+"""The reports of trainers that gather because they average gradients among themselves, and the
+verdict from them: every trainer comes to the same one.
 
-[Note: which average counts]  A trainer counts an average when its step is settled.  Where servers
-decide the step (a sync lane), that is when all who are in the average are in the step, too; until
-then its result is *held*.  Nobody is in the next average before all have taken part in this one, so
-counts differ by one at most.  Of those that gather there are these cases::
+[Note: which average counts]  A trainer counts an average when its step is settled.  If servers
+decide the step (a sync lane), that is when all trainers of the average are in the step, too; until
+then its result is *held*. No trainer is in the next average before all have been in this one, so
+counts differ by one at most.  These cases occur among the trainers that gather::
 
-    some have counted one more     theirs is the result: one of them tells it to the others
+    some have counted one more     theirs is the result: one of them sends it to the others
     one has a sealed result        of a step that is decided: likewise
-    the step is known as decided   without a trainer that was in the average: it is made again
+    the step is known as decided   without a trainer that was in the average: it is repeated
     one has no result              so it has not committed the step, which is therefore undecided,
-                                   and a lost trainer is in it no more: it is made again
-    a new one is in that step      likewise
-    all hold a result              the servers decide the step without help; nothing is done
+                                   and a lost trainer is no longer in it: it is repeated
+    a new trainer is in that step  likewise
+    all hold a result              the servers decide the step by themselves; nothing is done
 
-A new process needs the values of the step before its first one.  Where others lack a result that
-is certain, or hold results of that step's predecessor, it is not let in before they have settled
-it.
+A new process needs the values of the step before its first one.  If others lack a result that is
+certain, or hold results of the step before that, it cannot join before they have settled it.
 """
 
 from __future__ import annotations
@@ -33,21 +32,22 @@ NONE, HELD, SEALED = "", "held", "sealed"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a trainer is.
+    """The progress of a trainer: its averages, steps and group.
 
     Attributes:
         incarnation: of its process.
-        count: averages that count.
-        step: the last settled step, as servers number those of all trainers; 0: there are none.
-        result: of the average after these: ``NONE``, ``HELD``, or ``SEALED``: it is certain, and
+        count: the number of averages that count.
+        step: the last settled step, as servers number the steps of all trainers; 0 if there is
+            none.
+        result: of the average after these: ``NONE``, ``HELD``, or ``SEALED`` if it is certain, and
             not counted yet.
-        decided: servers have decided that step, and not with all that were in the average.
-        wants: it waits in an average.
-        ends: it takes no further step.
-        new: it was in no group yet.
-        late: the others trained already when it joined.
-        group: the number of the gathering after which its group came up; 0: it has none that is
-            whole.
+        decided: whether servers have decided that step without some trainer of the average.
+        wants: whether it waits in an average.
+        ends: whether it takes no further step.
+        new: whether it has been in no group yet.
+        late: whether the others trained already when it joined.
+        group: the number of the gathering after which its group came up; 0 if it has no working
+            group.
     """
 
     incarnation: str
@@ -62,31 +62,31 @@ class Standing:
     group: int = 0
 
     def text(self) -> str:
-        """As it is told."""
+        """The standing as text, for the others."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, text: str) -> Standing:
-        """What :meth:`text` gave."""
+        """The standing from the text that :meth:`text` gave."""
         return cls(**bounded_json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows.
+    """The decision of a gathering.
 
     Attributes:
-        members: who goes on together, in the order of their numbers.
-        arrived: those of them that get values.
-        waiting: new ones that are let in next time.
-        same_group: all members told the same group.
-        values_from: who gives the values; None: nobody gets any.
-        result_from: who tells its result; None: nobody does.
-        takers: who takes it.
-        again: results that are held do not count; the average is made again.
-        decided: servers have decided the step of that average.
-        over: all take no further step.
-        problem: why those that want an average cannot go on; "": they can.
+        members: the trainers that continue together, in the order of their numbers.
+        arrived: the members that get values.
+        waiting: the new trainers that can join at the next gathering.
+        same_group: whether all members have the same working group.
+        values_from: the trainer that gives the values; None if no trainer gets any.
+        result_from: the trainer that sends its result; None if no trainer does.
+        takers: the trainers that take the result.
+        again: whether held results do not count, and the average is repeated.
+        decided: whether servers have decided the step of that average.
+        over: whether no trainer takes a further step.
+        problem: why the trainers that want an average cannot continue; "" if they can.
     """
 
     members: tuple[Member, ...]
@@ -103,7 +103,7 @@ class Verdict:
 
 
 def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
-    """What follows from what the trainers tell.
+    """The verdict from the standings of the gathered trainers.
 
     Args:
         standings: by trainer.
@@ -111,7 +111,7 @@ def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
     some_old = not all(each.new for each in standings.values())
     old = {t: each for t, each in sorted(standings.items()) if not (some_old and each.new)}
     if all(each.late for each in standings.values()):
-        return Verdict((), problem="no trainer is left that has what they average")
+        return Verdict((), problem="no live trainer has the values that they average")
     top = max(each.count for each in old.values())
     first = {t: each for t, each in old.items() if each.count == top}
     behind = frozenset(old.keys() - first.keys())
@@ -141,7 +141,7 @@ def verdict_of(standings: Mapping[int, Standing]) -> Verdict:
 
 
 def _problem(old: Mapping[int, Standing]) -> str:
-    """Why an average that some want cannot be made; "": it can."""
+    """The reason why an average that some want cannot be made; "" if it can."""
     gone = [t for t, each in old.items() if each.ends]
     wanting = [t for t, each in old.items() if each.wants]
     if not gone or not wanting:

@@ -1,9 +1,9 @@
 """Sums, lists and objects of all trainers of a job, and how they travel in each kind of job.
 
 [Note: the same call]  Before its data travels a trainer tells the others which call it is in, with
-dtype and shape.  Where these differ every trainer raises the same error, which names the calls; a
+dtype and shape.  If these differ every trainer raises the same error, which names the calls; a
 process group would hang, or mix up the bytes.  So a call costs two rounds; and a third one in a job
-that goes on without trainers that are lost: see [Note: a group that outlives its members].
+that continues without lost trainers: see [Note: a group that outlives its members].
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from transpiler.files import bounded_json
 
 # ---- trainer links ----
 #
-# How values travel between the trainers of a job: alone, over torch's default process group, or
-# over a group beside servers.
+# How values travel between the trainers of a job: within one process, over torch's default process
+# group, or over a group beside servers.
 #
-# A link does what it is told.  That all trainers ask for the same is for
-# :class:`~trainer.collective.values.TrainerValues` to see, by what they tell first.
+# A link does not check its calls.  :class:`~trainer.collective.values.TrainerValues` ensures that
+# all trainers make the same call, by the descriptions that they exchange first.
 
 
 OPS = {
@@ -42,18 +42,18 @@ OPS = {
     "min": dist.ReduceOp.MIN,
     "prod": dist.ReduceOp.PRODUCT,
 }
-TOLD_BYTES = 512  # of what a trainer tells over a process group
-# For trainers that are there: one that evaluates may let the others wait.  Torch's own limit, half
-# an hour, ends gloo's operations without naming anybody.
+TOLD_BYTES = 512  # of a trainer's description of its call, over a process group
+# For live trainers: one that evaluates may make the others wait.  Torch's own limit, half an hour,
+# ends gloo's operations without naming a trainer.
 MOST_SECONDS = 1500.0
 CPU = torch.device("cpu")
-RESULT_BYTES = 2**12  # of a result that server 0 keeps for trainers that come later
+RESULT_BYTES = 2**12  # of a result that server 0 keeps for trainers that join later
 Found = TypeVar("Found")
 WHAT = "a call that all trainers make"  # in messages
 
 
 class Link(Protocol):
-    """The way to the other trainers.  All trainers call its methods in the same order.
+    """The connection to the other trainers.  All trainers call its methods in the same order.
 
     Attributes:
         rank, size: which trainer this is, and of how many.
@@ -63,29 +63,32 @@ class Link(Protocol):
     size: int
 
     def told(self, text: str) -> dict[int, str]:
-        """What every trainer tells that is there, by trainer; from here on the others take part.
+        """Exchanges texts: gives those of all live trainers, by trainer.  The operations that
+        follow are among these trainers.
 
         Raises:
-            PServerError: another trainer is gone, and the job does not go on without it.
+            PServerError: another trainer is lost or has left, and the job does not continue without
+                it.
         """
         ...
 
     def attempted(self, work: Callable[[], Found], alone: Callable[[], Found]) -> Found | None:
-        """What ``work`` returns, which calls the methods below; None: a trainer was lost meanwhile,
-        and all begin again with :meth:`told`.
+        """Runs ``work``, which calls the methods below, and returns its result; None: a trainer was
+        lost meanwhile, and all begin again with :meth:`told`.
 
         Args:
-            work: of all that are there.
-            alone: the same of this trainer by itself, where the others have made the call before
-                it came, and nobody knows their result any more.
+            work: the work of all live trainers.
+            alone: the same work for this trainer alone, if the others made the call before it
+                joined, and their result is not kept.
 
         Raises:
-            PServerError: another trainer is gone, and the job does not go on without it.
+            PServerError: another trainer is lost or has left, and the job does not continue without
+                it.
         """
         ...
 
     def on_gpus(self, device: torch.device) -> bool:
-        """Whether tensors of a device travel from there; otherwise through main memory."""
+        """Whether tensors of a device travel directly; otherwise through main memory."""
         ...
 
     def reduce(self, tensor: Tensor, op: str) -> None:
@@ -102,10 +105,10 @@ class Link(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Gives all trainers the tensor of one, in place.
+        """Copies the tensor of one trainer into those of all.
 
         Raises:
-            TrainerLost: that one is not there.
+            TrainerLost: that trainer is not live.
         """
         ...
 
@@ -199,11 +202,11 @@ class GlooLink(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many are in the group."""
+        """The number of trainers in the group."""
 
     @abstractmethod
     def run(self, begin: Callable[[Any], dist.Work]) -> None:
-        """Waits for an operation of the group."""
+        """Runs an operation of the group, and waits for it."""
 
     def on_gpus(self, device: torch.device) -> bool:
         """See :class:`Link`."""
@@ -229,15 +232,15 @@ class GlooLink(ABC):
 
 
 class ServedLink(GlooLink):
-    """The link of a job with servers that ends with a trainer that is lost.
+    """The link of a job with servers that ends if a trainer is lost.
 
-    What trainers tell goes over a barrier on server 0, which knows who is lost and who waits for
-    whom; so the trainers come to the group together.
+    Texts are exchanged over a barrier on server 0, which knows the lost trainers and which trainers
+    wait for others; so the trainers enter the group together.
 
     Args:
         rank, size: which trainer this is, and of how many.
-        barrier: takes this trainer's text, and gives those of the trainers that have not left.
-        meet: brings the trainers together; called once, when all are there.
+        barrier: takes this trainer's text, and gives the texts of the trainers that have not left.
+        meet: makes the trainers' group; called once all have passed the barrier.
     """
 
     def __init__(
@@ -278,13 +281,13 @@ class ServedLink(GlooLink):
 
 
 class ElasticLink(GlooLink):
-    """The link of a job with servers that goes on without a trainer that is lost: over a group of
-    those that are there.
+    """The link of a job with servers that continues without a lost trainer: over a group of the
+    live trainers.
 
     Args:
-        rank, size: which trainer this is, and of how many the plan is.
-        group: of those that are there.
-        absent: gives the trainers without which the job goes on.
+        rank, size: this trainer's rank, and the plan's number of trainers.
+        group: of the live trainers.
+        absent: gives the trainers without which the job continues.
     """
 
     def __init__(
@@ -335,7 +338,7 @@ class ElasticLink(GlooLink):
 
 
 def _text(found: Any) -> str:
-    """A result, for trainers that come by there later; "" where it is large."""
+    """A result as text, for trainers that make the call later; "" if it is large."""
     parts = found if isinstance(found, list) else [found]
     if sum(each.nbytes for each in parts) > RESULT_BYTES:
         return ""
@@ -343,10 +346,10 @@ def _text(found: Any) -> str:
 
 
 def check_missing(missing: Collection[int], own: int) -> None:
-    """Returns if all trainers take part in a joint call.
+    """Checks that no trainer is missing in a joint call.
 
     Raises:
-        TrainerLost: somebody is.
+        TrainerLost: a trainer is missing.
     """
     if missing:
         names = ", ".join(map(str, sorted(missing)))
@@ -355,12 +358,12 @@ def check_missing(missing: Collection[int], own: int) -> None:
 
 # ---- trainer values ----
 #
-# Values that the trainers of a job make or tell together: sums, lists of tensors, and objects.
+# Values of all trainers of a job: sums, lists of tensors, and objects.
 
 
 KINDS = ("sum", "mean", "max", "min", "prod")
 MOST_NAMED = 4  # calls in a message
-# Reduced as int64: exact, and a result that the own dtype cannot hold is noticed.
+# Reduced as int64: exact, and a result that the tensor's own dtype cannot hold is detected.
 NARROW = {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 WIDE = {torch.float32, torch.float64, torch.int64}
 
@@ -370,7 +373,7 @@ class Call:
     """A trainer's description of its call, for the others.
 
     Attributes:
-        same: what must be alike on all, as text.
+        same: the part of the call that must be equal on all trainers, as text.
         words: the call, for messages.
         shape: of its tensor.
         bytes: of its object.
@@ -385,13 +388,13 @@ class Call:
 
 
 class TrainerValues:
-    """One trainer's part in what the trainers of a job make together.  Not thread-safe.
+    """One trainer's part in the collective calls of a job.  Not thread-safe.
 
     All trainers make the same calls in the same order; see [Note: the same call].  Results are
-    equal to the bit on all of them.
+    equal to the bit on all trainers.
 
     Args:
-        link: the way to the others.
+        link: the connection to the others.
 
     Attributes:
         rank, size: which trainer this is, and of how many.
@@ -459,7 +462,7 @@ class TrainerValues:
             else:
                 if src not in calls:
                     raise TrainerLost(
-                        f"{words}: trainer {self.rank} came later, and the object is not kept"
+                        f"{words}: trainer {self.rank} joined later, and the object is not kept"
                     )
                 travels = torch.empty(calls[src].bytes, dtype=torch.uint8)
             self._link.broadcast(travels, src)
@@ -483,20 +486,20 @@ class TrainerValues:
     def _together(
         self, call: Call, travel: Callable[[Mapping[int, Call]], Found], needed: int | None = None
     ) -> Found:
-        """What ``travel`` makes of the calls of all trainers that are there; begun again where one
-        is lost meanwhile.
+        """Runs ``travel`` with the calls of all live trainers, and returns its result; begins again
+        if a trainer is lost meanwhile.
 
         Args:
             needed: the trainer without which there is no result.
 
         Raises:
-            TrainerLost: that one is not there.
+            TrainerLost: that trainer is not live.
         """
         while True:
             calls = self._agreed(call)
             if needed is not None and needed not in calls:
                 raise TrainerLost(
-                    f"{call.words}: trainer {needed} is not there any more; those that are: "
+                    f"{call.words}: trainer {needed} is not among the live trainers: "
                     f"{', '.join(map(str, calls))}"
                 )
             alone = partial(travel, {self.rank: call})
@@ -505,10 +508,10 @@ class TrainerValues:
                 return found
 
     def _agreed(self, call: Call) -> dict[int, Call]:
-        """The calls of all trainers that are there, by trainer.
+        """The calls of all live trainers, by trainer.
 
         Raises:
-            ValueError: they are not the same.
+            ValueError: the calls are not the same.
         """
         told = self._link.told(json.dumps(asdict(call)))
         calls = {trainer: Call(**bounded_json.loads(text)) for trainer, text in told.items()}
@@ -523,14 +526,14 @@ class TrainerValues:
         return calls
 
     def _device(self, tensor: Tensor, calls: Mapping[int, Call]) -> torch.device:
-        """From where the tensors travel: GPUs, where all trainers have theirs there."""
+        """The device that tensors travel from: the GPUs, if all trainers have theirs there."""
         from_gpus = all(each.device == tensor.device.type for each in calls.values())
         if from_gpus and self._link.on_gpus(tensor.device):
             return tensor.device
         return torch.device("cpu")
 
     def _gathered(self, flat: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """The bytes of all trainers, which may be of different lengths."""
+        """The bytes of all trainers, which may have different lengths."""
         most = max(lengths)
         if not most:
             return [flat for _ in lengths]
@@ -578,7 +581,7 @@ def _check_kind(tensor: Tensor, op: str) -> None:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In a dtype that every backend reduces."""
+    """The tensor in a dtype that every backend reduces."""
     if tensor.is_complex():
         return torch.view_as_real(tensor)
     if tensor.dtype in WIDE:
@@ -587,10 +590,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _narrowed(total: Tensor, dtype: torch.dtype, op: str) -> Tensor:
-    """In the tensors' own dtype again.
+    """The result in the tensor's own dtype.
 
     Raises:
-        OverflowError: an integer is beyond it, on all trainers alike.
+        OverflowError: an integer is out of its range, on all trainers alike.
     """
     if dtype in NARROW and total.numel():
         least, most = int(total.min()), int(total.max())

@@ -1,4 +1,4 @@
-"""The collective mode of torch's own process group: its beginning, its end, and errors that name a
+"""The collective mode over torch's own process group: its start, its end, and errors that name a
 trainer.
 
 ::
@@ -39,25 +39,25 @@ from trainer.collective.rendezvous import (
 from trainer.environment import environment
 from trainer.environment.environment import Connection, World
 
-# between looks for lost trainers, while a reduction is waited for
+# between checks for lost trainers, during the wait for a reduction
 LOOK_SECONDS = timedelta(seconds=1)
-LEFT_SECONDS = 2.0  # a sum may still arrive for so long from a trainer that has left
-# how torch's errors of communication read
+LEFT_SECONDS = 2.0  # for so long a sum may still arrive from a trainer that has left
+# in the texts of torch's communication errors
 _COMMUNICATION = re.compile("gloo|NCCL|TCPStore|Connection|timed out", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
 _peers: Peers | None = None
-_rendezvous = 0  # how many this process has begun: each has its own place in the store
+_rendezvous = 0  # begun by this process: each has its own prefix in the store
 
 
 def init_parallel_env() -> None:
     """Brings up torch's default process group over all trainers; a second call has no effect.
 
     Reads torchrun's variables, which ``pserver launch --nccl2``, ``torchrun`` and
-    :func:`trainer.spawn` set; without them this is a world of one, which is said where another
-    launcher's variables say that there are several.  Where there are GPUs, the one
-    with the number LOCAL_RANK becomes the current device.
+    :func:`trainer.spawn` set; without them this is a world of one, with a warning if another
+    launcher's variables name several.  With GPUs, the one with the number LOCAL_RANK becomes the
+    current device.
 
     Example::
 
@@ -66,9 +66,9 @@ def init_parallel_env() -> None:
         torch.distributed.all_reduce(total)    # the number of trainers
 
     Raises:
-        ValueError: a variable is missing, or holds something else than it should; or trainers are
-            on several hosts, without PSERVER_INSECURE_COLLECTIVE.
-        TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message says which.
+        ValueError: a variable is missing, or has a wrong value; or trainers are on several hosts,
+            without PSERVER_INSECURE_COLLECTIVE.
+        TimedOut: a trainer has not come up within PSERVER_START_TIMEOUT; the message names it.
         Unreachable: trainer 0, which serves the store, cannot be reached, or cannot listen.
         TrainerLost: trainer 0 ended while the others waited.
         Refused: another process has this trainer's number.
@@ -128,17 +128,17 @@ def _meet(world: World, connection: Connection, number: int) -> Peers:
                 number=f"{world.attempt}/{number}",
             )
         except (TrainerLost, Unreachable):
-            # trainer 0 was about to end the store of the job before, and serves another one
+            # trainer 0 was about to end the store of the earlier job, and serves another one
             if number == 1 or world.rank == 0 or RUNNING() > end:
                 raise
 
 
 def leave_parallel_env(text: str = "its script has ended") -> None:
-    """Takes the process group down, and tells the others that this trainer has left.  Done at exit,
-    too.  Trainer 0, which serves the store, leaves last; not where an error is on its way.
+    """Takes the process group down, and tells the others that this trainer has left; also called at
+    exit.  Trainer 0, which serves the store, leaves last, unless it ends with an error.
 
     Args:
-        text: what others are told who still need this trainer.
+        text: sent to trainers that still need this one.
     """
     global _peers
     peers, _peers = _peers, None
@@ -158,15 +158,14 @@ def leave_parallel_env(text: str = "its script has ended") -> None:
 
 
 def current_peers() -> Peers:
-    """The trainers that :func:`init_parallel_env` has brought together; in a world of one it is
-    called now.
+    """The trainers of :func:`init_parallel_env`, which is called now in a world of one.
 
     Raises:
         RuntimeError: there are other trainers, and it has not been called.
     """
     if _peers is not None:
         return _peers
-    if dist.is_initialized():  # by the script itself: nobody watches its trainers
+    if dist.is_initialized():  # by the script itself: its trainers are not watched
         store = dist.distributed_c10d._get_default_store()
         return Peers(dist.get_rank(), ("",) * dist.get_world_size(), store)
     if World.from_environment().size > 1:
@@ -185,10 +184,10 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
         model = DataParallel(Net(), group=new_group())
 
     Args:
-        ranks: which; None: all.
+        ranks: of the trainers in the group; None: all.
 
     Returns:
-        The group; on trainers that are not in it, an object that collectives refuse.
+        The group; on other trainers, an object that collectives refuse.
 
     Raises:
         ValueError: there is no such trainer, or one is named twice.
@@ -213,15 +212,16 @@ def wait_on_cpu(
     seconds: float = math.inf,
     alike: str = "call the model equally often",
 ) -> None:
-    """Waits for an operation on tensors in main memory, and looks whether the others are there.
+    """Waits for an operation on tensors in main memory, and checks meanwhile that no trainer is
+    lost.
 
     Args:
-        group: whose operation it is.
-        alike: what all trainers must do, for the message of one that comes too late.
+        group: the operation's group.
+        alike: what all trainers must do, for the message of a timeout.
 
     Raises:
         TimedOut: it has not ended after ``seconds``.
-        PServerError: another trainer is lost, or has left without its part in it.
+        PServerError: another trainer is lost, or has left without its part.
     """
     try:
         _wait(work, peers, dist.get_process_group_ranks(group), seconds, alike)
@@ -241,13 +241,13 @@ def _wait(
         except RuntimeError as error:
             if "Operation timed out" not in str(error):
                 raise
-        # one that has given its part may leave, and what it sent is on its way
+        # a trainer that has given its part may leave, with its data still on the way
         peers.check(needed if waited > LEFT_SECONDS else ())
     late = TimedOut(
-        f"{peers.spell(peers.rank)} has waited {seconds:g} s for a sum over all trainers, and they "
-        f"are there: all trainers {alike}"
+        f"{peers.spell(peers.rank)} has waited {seconds:g} s for a sum over all trainers, and no "
+        f"trainer is lost: all trainers must {alike}"
     )
-    fail(late)  # one that waits elsewhere, for this trainer, ends too
+    fail(late)  # a trainer that waits elsewhere for this one ends too
     raise late
 
 
@@ -268,12 +268,12 @@ def world_total(tensor: torch.Tensor, seconds: float = math.inf) -> torch.Tensor
 
 
 def copy_to_group(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, rank: int) -> None:
-    """Tensors in main memory get the values that one trainer's have; those of a dtype travel as
-    one.
+    """Copies one trainer's values into the tensors of all, in main memory; tensors of one dtype
+    travel as one.
 
     Args:
         group: of the trainers.
-        rank: whose values they are, by its number in the group.
+        rank: the trainer with the values, by its number in the group.
 
     Raises:
         PServerError: another trainer is lost, or one of the group has left.
@@ -296,8 +296,7 @@ def copy_to_group(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, ran
 
 @contextmanager
 def naming_trainers() -> Iterator[None]:
-    """Errors of communication inside are raised anew under the name of the trainer that caused
-    them.
+    """Raises errors of communication inside anew, under the name of the trainer that caused them.
 
     Raises:
         PServerError: that trainer is lost, has failed or has left.
@@ -312,8 +311,8 @@ def naming_trainers() -> Iterator[None]:
 
 
 def cause_of(error: BaseException) -> PServerError | None:
-    """The end of the trainer that caused an error of communication; None for another error, and
-    where no trainer is known to have ended.
+    """The end of the trainer that caused an error of communication; None for another error, and if
+    no trainer is known to have ended.
     """
     membership = _peers.membership if _peers is not None else None
     foreign = isinstance(error, PServerError) or not _COMMUNICATION.search(str(error))
@@ -323,10 +322,10 @@ def cause_of(error: BaseException) -> PServerError | None:
 
 class _Hook:
     """sys.excepthook: tells the others the error that ends this trainer, and prints the name of the
-    trainer that caused it, where another did.
+    trainer that caused it, if another did.
 
     Args:
-        before: the hook that was there, which is called first.
+        before: the previous hook, which is called first.
     """
 
     def __init__(

@@ -234,7 +234,7 @@ def test_trainers_that_never_come_are_named_to_all_who_wait() -> None:
     present = worlds(4, free_port())
 
     assert set(meet([present[0], present[2]], 1.0)) == {
-        "TimedOut: rendezvous: expected 4 trainers, and after 1 s these have not come: "
+        "TimedOut: rendezvous: expected 4 trainers, and after 1 s these are missing: "
         "trainer 1, trainer 3"
     }
     assert issubclass(TimedOut, PServerError)
