@@ -1,13 +1,14 @@
-"""What happens to the gradients of a step between ``p.grad`` and the wire.
+"""The path of a step's gradients from ``p.grad`` to the wire: scaling, clipping, merging,
+averaging.
 
 In reading order::
 
-    step            GradScaler's scale, and an overflow on another trainer; which gradients this
-                    process applies, and which the servers; gradients leave while backward runs
-    averaging       what trainers average of a step, beside servers; what trainers step by
-                    themselves, beside servers; who averages the gradients of these
-    gradient_merge  those of several steps make one update
-    dgc             the same of an optimizer: which gradients, by which rule, in which step; deep
-                    gradient compression: what a trainer keeps of large gradients; the same among
+    step            GradScaler's scale, and an overflow on another trainer; the division of
+                    gradients between this process and the servers; overlap with backward
+    averaging       the averaged part of a step, beside servers; the values that trainers step
+                    by themselves; the means of their gradients
+    gradient_merge  gradients of several steps make one update
+    dgc             deep gradient compression: of an optimizer's large gradients; the residuals
+                    that a trainer keeps; among trainers without servers
                     trainers without servers
 """

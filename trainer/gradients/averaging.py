@@ -1,17 +1,18 @@
-"""Gradients and values that trainers average among themselves, beside what servers do.
+"""Gradients and values that trainers average among themselves, beside the servers' part.
 
-[Note: a step of both]  Where trainers come and go, the averaged part of a step counts only when the
-servers have decided the rest of it, and for the same trainers::
+[Note: a step of both]  If trainers may join and leave, the averaged part of a step counts only when
+the servers have decided the rest of it, and for the same trainers::
 
     a lane is sync    average, commit, wait for the servers; if fewer trainers are in the step than
-                      were in the average, it is made again over those; then apply
+                      were in the average, it is repeated over those; then apply
     otherwise         average, commit, apply while the servers work, wait for them
-    nobody may go     commit, average, apply while the servers work, wait for them
+    fixed trainers    commit, average, apply while the servers work, wait for them
 
-Nobody commits before it has the average.  So a step of a sync lane that is decided is one of which
-all have the average; and who waits in an average for a new process has committed as many steps as
-it has averages, which that process goes on from.  In lanes that are not sync each trainer's step is
-decided by itself: of the last step of one that dies the average may count, and the rest not.
+In the first two cases no trainer commits before it has the average.  So of a decided step of a sync
+lane all have the average; and a trainer that waits in an average for a new process has committed as
+many steps as it has averages, and the new process continues from these.  In lanes that are not sync
+each trainer's step is decided by itself: if a trainer dies, the average of its last step may count,
+and the rest not.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 # ---- averaged step ----
 #
-# The part of a step that trainers average among themselves, beside what servers do of it.
+# The part of a step that trainers average among themselves, beside the servers' part.
 
 
 class Stepped(Protocol):
@@ -51,7 +52,7 @@ class Stepped(Protocol):
 
     Attributes:
         steps: taken by the job.
-        lanes: those of the plan that take its steps.
+        lanes: the plan's lanes that take its steps.
     """
 
     steps: int
@@ -65,11 +66,11 @@ class Stepped(Protocol):
 
 
 class AveragedStep:
-    """One step of some parameters, as far as the trainers average it among themselves.
+    """The averaged part of one step of some parameters.
 
     Args:
         trained: gives the parameters, by name.
-        lanes: of the plan, that take such steps.
+        lanes: the plan's lanes that take such steps.
         communicator: to the servers.
 
     Attributes:
@@ -93,8 +94,8 @@ class AveragedStep:
 
     @property
     def answers(self) -> bool:
-        """Whether others may be told where the script is while this trainer waits for servers: not
-        where a new process has the values after the step already.
+        """Whether the script's position may be sent to others while this trainer waits for servers:
+        not if a new process already has the values after the step.
         """
         return self.decided or not self.first
 
@@ -111,13 +112,13 @@ class AveragedStep:
         return means
 
     def settle(self, committed: int) -> GradientMeans:
-        """What counts with so many trainers in the step, which the servers have decided."""
+        """The means that count, with so many trainers in the step that the servers have decided."""
         assert isinstance(self._among, DenseSteps), "servers decide the step"
         return self._among.settle(committed)
 
 
 def _applied(means: GradientMeans, step_here: Callable[[Gradients], None]) -> bool:
-    """Steps the parameters by their means; gives whether the step overflowed."""
+    """Steps the parameters by their means, and tells whether the step overflowed."""
     found = means.land()
     if found and not means.overflow:
         step_here({p: p.grad for p in found if p.grad is not None})
@@ -131,16 +132,16 @@ def close_and_finish(
     gradients: Callable[[], Gradients],
     step_here: Callable[[Gradients], None],
 ) -> bool:
-    """Closes an optimizer's step, with what the trainers average of it, and waits for the servers;
-    counts it.  See [Note: a step of both].
+    """Closes an optimizer's step, with the part that the trainers average, waits for the servers,
+    and counts the step.  See [Note: a step of both].
 
     Args:
-        overflow: a gradient of this trainer is not finite.
-        gradients: gives those of the step, by parameter.
+        overflow: whether a gradient of this trainer is not finite.
+        gradients: gives the step's gradients, by parameter.
         step_here: steps the parameters of these gradients.
 
     Returns:
-        Whether the step overflowed on some trainer, and was nobody's.
+        Whether the step overflowed on some trainer, and no trainer took it.
     """
     step = AveragedStep(optimizer.trained, optimizer.lanes, communicator)
     means = step.average(gradients(), overflow) if step.first else None
@@ -150,7 +151,7 @@ def close_and_finish(
     early = step.due and not step.decided
     if early:
         overflow = _applied(means or step.average(gradients(), overflow), step_here)
-        optimizer.steps += 0 if overflow else 1  # a process that comes now is told so
+        optimizer.steps += 0 if overflow else 1  # a process that joins now gets this number
     communicator.position.quiet = not step.answers
     done = communicator.finish_step()  # None: the trainers average all of its gradients
     communicator.position.quiet = False
@@ -165,20 +166,20 @@ def close_and_finish(
 
 # ---- averaged values ----
 #
-# What the trainers of a mixed job step by themselves, alike on all of them: values, and what their
-# optimizers keep of them.  A process that comes later gets it from another one.
+# The values that the trainers of a mixed job step by themselves, equal on all of them, and their
+# optimizer states.  A process that joins later gets them from another one.
 
 
 class Inner(Protocol):
-    """What steps parameters: the script's optimizer, or the optimizer ops of a program."""
+    """The part that steps parameters: the script's optimizer, or the optimizer ops of a program."""
 
     @property
     def state(self) -> MutableMapping[torch.Tensor, Any]:
-        """What it keeps, by parameter."""
+        """Its states, by parameter."""
 
 
 class Stepper(Protocol):
-    """An optimizer of a job, and how far it is.
+    """An optimizer of a job, and its number of steps.
 
     Attributes:
         steps: taken by the job.
@@ -188,14 +189,14 @@ class Stepper(Protocol):
 
     @property
     def inner(self) -> Inner:
-        """What steps the parameters on this trainer."""
+        """The optimizer that steps the parameters on this trainer."""
 
     def trained(self) -> Mapping[str, torch.Tensor]:
         """The parameters, by name."""
 
 
 class AveragedValues:
-    """Those of one trainer.
+    """The averaged parameters of one trainer, with their optimizer states.
 
     Args:
         plan: of the job.
@@ -212,7 +213,7 @@ class AveragedValues:
                     yield name, parameter, optimizer
 
     def give(self) -> dict[str, Any]:
-        """As :func:`trainer.collective.object_bytes.to_bytes` can hold it."""
+        """Values and states, as :func:`trainer.collective.object_bytes.to_bytes` can hold them."""
         values = {
             name: [parameter.detach(), dict(optimizer.inner.state.get(parameter, {}))]
             for name, parameter, optimizer in self._each()
@@ -220,7 +221,7 @@ class AveragedValues:
         return {"values": values, "steps": [each.steps for each in self._optimizers]}
 
     def take(self, given: Mapping[str, Any]) -> None:
-        """Takes what :meth:`give` gave on another trainer."""
+        """Takes the values and states that :meth:`give` gave on another trainer."""
         for each, steps in zip(self._optimizers, given["steps"], strict=True):
             each.steps = steps
         for name, parameter, optimizer in self._each():
@@ -234,7 +235,9 @@ class AveragedValues:
 
 
 def _beside(key: str, held: Any, parameter: torch.Tensor) -> Any:
-    """A part of a state where the optimizer keeps it: torch's counts of steps stay on the host."""
+    """A part of a state, on the device where the optimizer keeps it: torch's step counts stay on
+    the host.
+    """
     if not isinstance(held, torch.Tensor) or key == "step":
         return held
     return held.to(parameter.device)
@@ -242,7 +245,7 @@ def _beside(key: str, held: Any, parameter: torch.Tensor) -> Any:
 
 # ---- dense means ----
 #
-# What averages the gradients that a plan leaves to the trainers of a job with servers.
+# The averaging of the gradients that a plan leaves to the trainers of a job with servers.
 
 
 log = logging.getLogger(__name__)
@@ -254,18 +257,18 @@ def dense_means_of(
     strategy: DistributedStrategy | None = None,
     others: bool = False,
 ) -> DenseAllreduce | DenseSteps | None:
-    """What averages those gradients; all trainers have come when it returns.  None: there are none.
+    """The averaging of those gradients, after all trainers have joined it; None if there are none.
 
     Args:
         communicator: of a trainer that has joined.
         optimizers: of the script.
-        strategy: says how gradients travel; None: all of one dtype at once.
-        others: the trainers sum other things, too, of which each needs all of the plan.
+        strategy: determines how gradients travel; None: all of one dtype at once.
+        others: whether the trainers also compute other sums, which need all trainers of the plan.
 
     Raises:
-        PServerError: other trainers have not come.
-        ValueError: the trainers do not divide into rows; or they are to leave when they are
-            preempted, and cannot.
+        PServerError: other trainers have not joined.
+        ValueError: the trainers do not divide into rows; or a grace period is set, and preempted
+            trainers cannot leave.
     """
     plan = communicator.plan
     if plan.averaged and plan.trainers > 1 and plan.outlives_trainers and not others:
@@ -276,8 +279,8 @@ def dense_means_of(
 
 @contextmanager
 def keeping_told(communicator: Communicator | None) -> Iterator[None]:
-    """Inside, a script's call writes parameters, as one that loads a checkpoint: where the others
-    have made it before this trainer came, what it has been told of averaged parameters stays.
+    """Keeps received averaged parameters over a call of the script that writes parameters, such as
+    loading a checkpoint, if the others made the call before this trainer joined.
     """
     there = None if communicator is None else communicator.dense_allreduce
     if communicator is None or not (isinstance(there, DenseSteps) and there.arrived):
@@ -291,14 +294,15 @@ def keeping_told(communicator: Communicator | None) -> Iterator[None]:
 
 @contextmanager
 def _waiting(communicator: Communicator) -> Iterator[None]:
-    """Inside this trainer waits for the others, which is no time of its own."""
+    """Marks a wait for the other trainers, whose time counts as blocked."""
     with communicator.position.waiting(), communicator.page.steps.waits():
         yield
 
 
 def drain_before(communicator: Communicator) -> None:
-    """Before a new process goes on from this trainer's steps: waits until the servers have decided
-    them.  A bounded lane waits for each of its steps anyway, and perhaps for the new process.
+    """Waits until the servers have decided this trainer's steps, before a new process continues
+    from them.  A lane with bounded staleness is left out: it waits for each of its steps anyway,
+    and perhaps for the new process.
     """
     for index, lane in enumerate(communicator.plan.lanes):
         if lane.kind.queues and lane.staleness is None:
@@ -311,16 +315,16 @@ def dense_steps_of(
     optimizers: Sequence[Stepper],
     strategy: DistributedStrategy | None,
 ) -> DenseSteps:
-    """What averages the gradients that a plan leaves to the trainers, where the job goes on without
-    one that is lost; all have come when it returns.
+    """The averaging of the gradients that a plan leaves to the trainers, in a job that continues
+    without lost trainers; all have joined it when this returns.
 
     Args:
         communicator: of a trainer that has joined.
         optimizers: of the script.
-        strategy: says how gradients travel; None: all of one dtype at once.
+        strategy: determines how gradients travel; None: all of one dtype at once.
 
     Raises:
-        PServerError: other trainers have not come.
+        PServerError: other trainers have not joined.
         ValueError: the trainers do not divide into rows.
     """
     plan, client = communicator.plan, communicator.clients[0]

@@ -1,5 +1,5 @@
 """Deep gradient compression on a trainer: the velocity and the residual of each large parameter,
-between its gradient and whatever carries it.  See [Note: deep gradient compression] in
+applied before its gradient is sent.  See [Note: deep gradient compression] in
 transpiler/optim/dgc.py.
 """
 
@@ -33,16 +33,16 @@ from transpiler.strategy.strategy import DistributedStrategy
 
 
 class Residuals:
-    """What a trainer keeps of its large parameters.  The script's thread uses it.
+    """The velocities and residuals of a trainer's large parameters.  The script's thread uses it.
 
     Args:
-        ramp: how sparse the steps are.
+        ramp: the sparsity by step.
     """
 
     def __init__(self, ramp: Ramp) -> None:
         self.ramp = ramp
         self._kept: dict[Hashable, tuple[Tensor, Tensor]] = {}  # velocity and residual
-        self._next: dict[Hashable, tuple[Tensor, Tensor]] = {}  # those of the step under way
+        self._next: dict[Hashable, tuple[Tensor, Tensor]] = {}  # after the step under way
 
     def compress(
         self,
@@ -52,14 +52,16 @@ class Residuals:
         hparams: Mapping[str, Any],
         step: int,
     ) -> Compressed:
-        """What leaves of a gradient; :meth:`end` says whether the step counts.
+        """Compresses a gradient to the part that is sent; :meth:`end` then tells whether the step
+        counts.
 
-        Where it is not finite, it is sent, so that servers see it, and leaves nothing behind.
+        A gradient that is not finite is sent, so that servers see it, and changes no velocity or
+        residual.
 
         Args:
             key: of the parameter.
-            gradient: of this trainer, clipped.
-            hparams: momentum, weight_decay, nesterov and maximize of its update.
+            gradient: this trainer's gradient, clipped.
+            hparams: momentum, weight_decay, nesterov and maximize of the parameter's update.
             step: of the job, from 0.
         """
         if decay := float(hparams["weight_decay"]):
@@ -71,18 +73,18 @@ class Residuals:
         momentum, nesterov = float(hparams["momentum"]), bool(hparams["nesterov"])
         made = compress(gradient, velocity, residual, kept, momentum, nesterov)
         self._next.pop(key, None)
-        if is_finite(made.values):  # those are the largest
+        if is_finite(made.values):  # the largest elements
             self._next[key] = made.velocity, made.residual
         return made
 
     def end(self, applied: bool) -> None:
-        """The step has ended; where it was not applied, nothing has changed."""
+        """Ends the step; if it was not applied, velocities and residuals stay as they were."""
         if applied:
             self._kept.update(self._next)
         self._next = {}
 
     def forget(self) -> None:
-        """Begins again: parameters and states are others now."""
+        """Begins anew, because parameters and states have been replaced."""
         self._kept, self._next = {}, {}
 
 
@@ -98,14 +100,14 @@ log = logging.getLogger(__name__)
 
 
 class DeepGradientCompression:
-    """What one optimizer keeps of its large parameters.  The script's thread uses it.
+    """Deep gradient compression for one optimizer's large parameters.  The script's thread uses it.
 
     Args:
-        ramp: how sparse the steps are.
-        optimizer: the script's.
+        ramp: the sparsity by step.
+        optimizer: the script's optimizer.
 
     Raises:
-        ValueError: it is no SGD with momentum, or has dampening.
+        ValueError: the optimizer is not SGD with momentum, or has dampening.
     """
 
     def __init__(self, ramp: Ramp, optimizer: torch.optim.Optimizer) -> None:
@@ -121,10 +123,10 @@ class DeepGradientCompression:
             )
 
     def check(self) -> None:
-        """Whether trainers can apply the momentum of every group.
+        """Checks that trainers can apply the momentum of every group.
 
         Raises:
-            ValueError: one has none, or dampening; or the optimizer is no SGD.
+            ValueError: a group has no momentum, or dampening; or the optimizer is not SGD.
         """
         for index, group in enumerate(self._optimizer.param_groups):
             rule = rule_of(self._optimizer, group)
@@ -139,7 +141,7 @@ class DeepGradientCompression:
                 f"{index} has {got}"
             )
 
-    # ---- which parameters, and by which rule ----
+    # ---- parameters and rules ----
 
     def groups(self) -> dict[Tensor, int]:
         """The parameters that are compressed, each with the index of its group."""
@@ -157,7 +159,7 @@ class DeepGradientCompression:
         return replace(rule, type="sgd", hparams={**rule.hparams, **PLAIN}, flags=flags)
 
     def hparams(self, plan: Plan, names: Mapping[Tensor, str]) -> dict[int, dict[str, Any]]:
-        """The present hyper-parameters of those rules, by the number of each group in the plan.
+        """The present hyper-parameters of these rules, by the number of each group in the plan.
 
         Args:
             names: of the parameters.
@@ -173,17 +175,17 @@ class DeepGradientCompression:
     # ---- a step ----
 
     def leaving(self, gradients: Mapping[Tensor, Tensor], step: int) -> dict[Tensor, Tensor]:
-        """What leaves of each large parameter among these, in its shape, with zeros for what waits;
-        see :meth:`compress`.
+        """The part of each large parameter's gradient that is sent, in its shape, with zeros for
+        the residual; see :meth:`compress`.
         """
         return {p: each.dense() for p, each in self.compress(gradients, step).items()}
 
     def compress(self, gradients: Mapping[Tensor, Tensor], step: int) -> dict[Tensor, Compressed]:
-        """What leaves of each large parameter among these; :meth:`end` says whether the step
-        counts.
+        """Compresses the gradient of each large parameter to the part that is sent; :meth:`end`
+        then tells whether the step counts.
 
         Args:
-            gradients: of this trainer, by parameter.
+            gradients: this trainer's gradients, by parameter.
             step: of the job, from 0.
         """
         groups = self._optimizer.param_groups
@@ -194,19 +196,20 @@ class DeepGradientCompression:
         }
 
     def end(self, applied: bool) -> None:
-        """The step has ended; where it was not applied, nothing has changed."""
+        """Ends the step; if it was not applied, velocities and residuals stay as they were."""
         self._residuals.end(applied)
 
     def forget(self) -> None:
-        """Begins again: parameters and states are others now."""
+        """Begins anew, because parameters and states have been replaced."""
         self._residuals.forget()
 
     def step(self, means: Mapping[Tensor, Tensor], take: Callable[[Gradients], None]) -> None:
         """Steps on this trainer: large parameters by plain SGD, the others by their ``.grad``.
 
         Args:
-            means: what all trainers have sent of the large ones.
-            take: the optimizer's step with these gradients, each of which is its parameter's.
+            means: the means of the sent parts of large parameters, over all trainers.
+            take: takes the optimizer's step with these gradients, each of which is its parameter's
+                ``.grad``.
         """
         groups = self._optimizer.param_groups
         own = {parameter: parameter.grad for group in groups for parameter in group["params"]}
@@ -230,10 +233,10 @@ class DeepGradientCompression:
 def dgc_of(
     strategy: DistributedStrategy | None, optimizer: torch.optim.Optimizer
 ) -> DeepGradientCompression | None:
-    """What a strategy asks for; None where it does not.
+    """The deep gradient compression that a strategy asks for; None if it asks for none.
 
     Raises:
-        ValueError: the optimizer is no SGD with momentum.
+        ValueError: the optimizer is not SGD with momentum.
     """
     if strategy is None or not strategy.dgc:
         return None
@@ -243,14 +246,15 @@ def dgc_of(
 
 
 def local_clip(clip: GradClip | None, trainers: int) -> GradClip | None:
-    """How each trainer clips its own gradient where the merged one is to have this bound.
+    """The clipping of each trainer's own gradient, for a merged gradient within this bound.
 
     Args:
-        clip: as the script gives it.
-        trainers: how many gradients a merged one is the mean of.
+        clip: the script's clipping.
+        trainers: the number of gradients in a merged one.
 
     Raises:
-        ValueError: it clips values: a bound of a mean's values says nothing of those of its parts.
+        ValueError: it clips by value: a bound on a mean's values gives no bound on those of its
+            parts.
 
     Example:
         >>> local_clip(ClipGradByNorm(1.0), 4).clip_norm
@@ -272,17 +276,17 @@ def local_clip(clip: GradClip | None, trainers: int) -> GradClip | None:
 # Deep gradient compression among trainers without servers: positions and values in place of an
 # all-reduce.
 #
-# Every trainer gathers what all have sent of the large parameters, and adds it up in the order of
-# the trainers: the mean is the same on all, to the bit.  A trainer receives N times what it sends,
-# so this pays while sparsity is well above 1 - 1/N.  Small gradients are averaged whole, in the
-# same call: nothing leaves during backward.
+# Every trainer gathers the sent parts of all for the large parameters, and adds them up in the
+# order of the trainers: the mean is the same on all, to the bit.  A trainer receives N times as
+# much as it sends, so this pays while sparsity is well above 1 - 1/N. Small gradients are averaged
+# whole, in the same call: nothing is sent during backward.
 
 
 def check_alike(ramp: Ramp) -> None:
-    """Compares the ramps of all trainers, who gather equally many elements.
+    """Compares the ramps of all trainers, which must gather equally many elements.
 
     Raises:
-        FingerprintMismatch: another trainer's differs.
+        FingerprintMismatch: another trainer's ramp differs.
     """
     peers = current_peers()
     for rank, other in enumerate(peers.exchange("dgc", str(ramp), range(peers.size))):
@@ -297,17 +301,18 @@ def means_of(
 ) -> dict[Tensor, Tensor] | None:
     """One step's means over all trainers; every trainer calls this.
 
-    A trainer without a gradient for a parameter adds zeros to its mean, and keeps what it has.
+    A trainer without a gradient for a parameter adds zeros to its mean, and keeps its velocity and
+    residual.
 
     Args:
-        dgc: this trainer's; its step is not ended.
-        parameters: that are trained, in the same order on every trainer; ``.grad`` of the small
+        dgc: of this trainer; its step is not ended here.
+        parameters: the trained ones, in the same order on every trainer; ``.grad`` of the small
             ones becomes the mean.
         step: of the job.
         overflow: a gradient of this trainer is not finite.
 
     Returns:
-        The means of the large ones that some trainer has a gradient for; None: some trainer's step
+        The means of the large parameters with a gradient on some trainer; None: some trainer's step
         overflowed.
 
     Raises:
@@ -370,7 +375,7 @@ def _of_elements(
 
 
 def _gathered(mine: Tensor) -> list[Tensor]:
-    """Every trainer's, of one size."""
+    """The tensors of all trainers, of one size."""
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     return every

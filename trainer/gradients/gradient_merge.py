@@ -1,13 +1,14 @@
 """Gradient merge: the gradients of k steps of a script make one update.
 
-The script is unchanged: it zeroes its gradients every step, so the sums are tensors of ours.  In
-the k-th step they stand in ``p.grad`` for as long as the update takes, and whatever a step does
-(clip, compress, send, average over trainers) is done to them.
+The script is unchanged: it zeroes its gradients every step, so the sums are separate tensors.  In
+the k-th step they are in ``p.grad`` for the time of the update, and the parts of a step (clip,
+compress, send, average over trainers) act on them.
 
-[Note: an overflow in a window]  GradScaler looks at the gradients of one step, and the k steps of a
-window make one update: an infinity in any of them makes it none.  Trainers must agree on that, and
-they exchange nothing before the k-th step.  So a scaler that finds an infinity earlier is told that
-there was none, and the k-th step tells the scalers of all trainers: their scales stay in step.
+[Note: an overflow in a window]  GradScaler checks the gradients of one step, but the k steps of a
+window make one update: an infinity in any of them cancels it.  Trainers must agree on that, and
+they exchange nothing before the k-th step.  So the record of a scaler that finds an infinity
+earlier is cleared, and the k-th step reports it to the scalers of all trainers: their scales stay
+equal.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class GradientMerge:
     Args:
         names: of the parameters, for messages.
         k_steps: steps of the script that make one update.
-        avg: the update takes the mean over these steps, not the sum.
-        fused: all sums of a device and a dtype lie in one buffer.
+        avg: whether the update takes the mean over these steps, not the sum.
+        fused: whether all sums of a device and a dtype share one buffer.
 
     Attributes:
-        steps: taken since the last update.
-        overflow: whether one of them overflowed.
-        buffers: what the sums lie in, with ``fused``; they are made at the first step.
+        steps: the number of steps since the last update.
+        overflow: whether one of these steps overflowed.
+        buffers: the buffers of the sums, with ``fused``; they are made at the first step.
     """
 
     def __init__(
@@ -50,19 +51,22 @@ class GradientMerge:
         self.steps, self.overflow = 0, False
         self.buffers: list[Tensor] = []
         self._parameters: list[Tensor] = []  # of the groups
-        self._room: dict[Tensor, Tensor] = {}  # where a parameter's sum lies
+        self._room: dict[Tensor, Tensor] = {}  # the memory of a parameter's sum
         self._sums: dict[Tensor, Tensor] = {}  # of this window
         self._rows: dict[ProxyParameter, RowGradient] = {}
 
     def step(
         self, optimizer: torch.optim.Optimizer, overflow: bool, update: Callable[[bool], None]
     ) -> None:
-        """Adds the gradients of a step to those of its window; the last step of it updates.
+        """Adds the gradients of a step to those of its window; the window's last step makes the
+        update.
 
         Args:
-            optimizer: whose ``step()`` this is.
-            overflow: the gradients are not finite, and are left out: the window makes no update.
-            update: takes the step with what stands in ``p.grad``; it is told of an overflow.
+            optimizer: the optimizer whose ``step()`` this is.
+            overflow: whether the gradients are not finite: they are left out, and the window makes
+                no update.
+            update: takes the step with the gradients in ``p.grad``; its argument is whether there
+                was an overflow.
 
         Raises:
             ValueError: a gradient is sparse.
@@ -75,7 +79,7 @@ class GradientMerge:
                 update(self.overflow)
 
     def _add_all(self, groups: Iterable[Mapping[str, Any]], overflow: bool) -> bool:
-        """Whether the step is the last one of its window."""
+        """Adds the gradients, and tells whether the step is the last one of its window."""
         self._parameters = [p for group in groups for p in group["params"]]
         self.steps += 1
         self.overflow = self.overflow or overflow
@@ -97,7 +101,7 @@ class GradientMerge:
         if not self._fits(parameter):
             if self._fused:
                 raise ValueError(
-                    f"gradient_merge: {self._names.get(parameter, 'a parameter')!r} came, or was "
+                    f"gradient_merge: {self._names.get(parameter, 'a parameter')!r} was added, or "
                     f"cast, within {self._k_steps} steps that make one update; do so after an "
                     "update"
                 )
@@ -110,7 +114,7 @@ class GradientMerge:
             self._sums[parameter] = self._room[parameter].copy_(gradient)
 
     def _fits(self, parameter: Tensor) -> bool:
-        """Whether there is room for its sum; it may have been cast since."""
+        """Whether there is memory for the parameter's sum; it may have been cast since."""
         room = self._room.get(parameter)
         return room is not None and (room.dtype, room.device) == (parameter.dtype, parameter.device)
 
@@ -122,7 +126,7 @@ class GradientMerge:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Those of the groups that are trained, in order, without the proxies of tables."""
+        """The trained parameters of the groups, in order, without the proxies of tables."""
         return [
             parameter
             for parameter in self._parameters
@@ -142,12 +146,14 @@ class GradientMerge:
             self._room |= {p: part.view(p.shape) for p, part in zip(own, parts, strict=True)}
 
     def room_of(self, parameter: Tensor) -> Tensor:
-        """Where the parameter's sum lies in ``buffers``; zeros where it has none."""
+        """The view of ``buffers`` for the parameter's sum; zeros if it has none."""
         return self._room[parameter]
 
     @contextmanager
     def _lent(self) -> Iterator[None]:
-        """In this context ``p.grad`` is the sum, or mean, of the window; then a new one begins."""
+        """Puts the sum, or mean, of the window into ``p.grad`` in this context; then a new window
+        begins.
+        """
         own = [p for p in self._parameters if not isinstance(p, ProxyParameter)]
         before = [p.grad for p in own]
         share = 1.0 / self._k_steps if self._avg else 1.0
@@ -166,7 +172,7 @@ class GradientMerge:
                 self.forget()
 
     def forget(self) -> None:
-        """Begins a window without steps: what the sums were of has been updated, or replaced."""
+        """Begins a new window: the parameters of the sums have been updated, or replaced."""
         self.steps, self.overflow = 0, False
         self._sums.clear()
         self._rows.clear()
@@ -174,7 +180,7 @@ class GradientMerge:
             buffer.zero_()
 
     def end(self) -> None:
-        """Says how many steps have made no update, where the script ends within a window."""
+        """Warns of the steps that have made no update, if the script ends within a window."""
         if self.steps:
             log.warning(
                 "gradient_merge: the last %d steps have made no update, for one takes %d: let the "
@@ -188,14 +194,14 @@ class GradientMerge:
 def gradient_merge_of(
     strategy: DistributedStrategy | None, names: Mapping[Tensor, str]
 ) -> GradientMerge | None:
-    """What merges the gradients of an optimizer, as a strategy asks for it; None: every step makes
-    an update.
+    """The gradient merge of an optimizer, as a strategy asks for it; None: every step makes an
+    update.
 
     Args:
         names: of the parameters.
 
     Raises:
-        ValueError: gradients are to leave while backward runs.
+        ValueError: gradients are to be sent while backward runs.
     """
     if strategy is None or not strategy.gradient_merge:
         return None

@@ -1,11 +1,11 @@
-"""Gradients of a step before they leave: overflow, clipping, division, overlap with backward.
+"""Gradients of a step before they are sent: overflow, clipping, division, overlap with backward.
 
-[Note: whose overflow]  Each trainer's GradScaler looks at its own gradients before ``step()``, and
-keeps what it found until ``update()``, which lowers the scale or lets it grow.  In sync mode a step
-that overflowed on one trainer is nobody's step, and the servers' answer says so: all scalers must
-take it for an overflow, or their scales part.  torch gives ``step()`` the sum of what was found, a
-copy; its keyword ``grad_scaler``, which would give the scaler, is deprecated and warns.  But the
-scaler is the caller: its frame is on the stack, and in it what it found, in tensors that
+[Note: whose overflow]  Each trainer's GradScaler checks its own gradients before ``step()``, and
+keeps its findings until ``update()``, which lowers the scale or lets it grow.  In sync mode no
+trainer takes a step that overflowed on one of them, and the servers' answer reports that: all
+scalers must take it for an overflow, or their scales will differ. torch gives ``step()`` a copy,
+the sum of the findings; its keyword ``grad_scaler``, which would give the scaler, is deprecated and
+warns.  But the scaler is the caller: its frame is on the stack, with its findings in tensors that
 ``update()`` reads.
 """
 
@@ -39,7 +39,7 @@ def clip_in_place(
     """Clips the gradients of a step together.
 
     Args:
-        clip: None: nothing is clipped.
+        clip: None clips nothing.
         gradients: by parameter.
         named: the parameters among them that are dense; a table's proxy stands for its rows, each
             of which clipping by value clamps.
@@ -56,7 +56,7 @@ def clip_in_place(
 
 # ---- division ----
 #
-# Which gradients of a step this process applies, and which the servers.
+# The division of a step's gradients between this process and the servers.
 
 
 Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
@@ -64,7 +64,7 @@ Gradients = dict[torch.Tensor, torch.Tensor]  # by parameter
 
 @contextmanager
 def hidden(gradients: Gradients) -> Iterator[None]:
-    """In this context these parameters have no gradient."""
+    """Removes the gradients of these parameters in this context."""
     for parameter in gradients:
         parameter.grad = None
     try:
@@ -82,11 +82,11 @@ def tables_in(plan: Plan, lanes: Sequence[int]) -> list[str]:
 def divided(
     gradients: Gradients, names: Mapping[torch.Tensor, str], plan: Plan
 ) -> tuple[Gradients, Gradients]:
-    """The gradients of parameters that this process updates by itself (the k-step modes), and those
-    of the servers'.
+    """The gradients of parameters that this process updates by itself (the k-step modes), and of
+    those that the servers update.
 
     Raises:
-        ValueError: one is of a parameter that was in no group when the trainers joined.
+        ValueError: a gradient is of a parameter that was in no group when the trainers joined.
     """
     local = {
         each.name
@@ -116,31 +116,31 @@ def divided(
 
 # ---- overflow ----
 #
-# A torch.amp.GradScaler beside an optimizer of ours: its scale is taken out of the gradients, and
-# it is told of a step that overflowed on another trainer.
+# A torch.amp.GradScaler beside a distributed optimizer: its scale is taken out of the gradients,
+# and a step that overflowed on another trainer is reported to it.
 
 
 def unscale(
     optimizer: torch.optim.Optimizer, gradients: Iterable[torch.Tensor], left: bool
 ) -> bool:
-    """Takes GradScaler's scale out of the gradients, where they come scaled.
+    """Takes GradScaler's scale out of the gradients, if they are scaled.
 
     Args:
-        optimizer: in whose ``step()`` this is called.
-        left: whether some gradients have left already.
+        optimizer: the optimizer whose ``step()`` calls this.
+        left: whether some gradients have been sent already.
 
     Returns:
-        Whether one is not finite.
+        Whether a gradient is not finite.
 
     Raises:
-        RuntimeError: gradients have left with the scale in them.
+        RuntimeError: gradients have been sent with the scale in them.
     """
     scale = getattr(optimizer, "grad_scale", None)
     found = getattr(optimizer, "found_inf", None)
     overflow = found is not None and bool(found.item())
     if left and scale is not None:
         raise RuntimeError(
-            "overlap: the gradients have left with GradScaler's scale in them; leave overlap off"
+            "overlap: gradients have been sent with GradScaler's scale in them; leave overlap off"
         )
     if scale is not None and not overflow:
         inverse = scale.double().reciprocal().float()
@@ -150,14 +150,14 @@ def unscale(
 
 
 def tell_scaler(optimizer: torch.optim.Optimizer, overflow: bool = True) -> bool:
-    """Makes the GradScaler whose ``step()`` is running see an overflow, as if it had found one.
+    """Makes the GradScaler whose ``step()`` is running record an overflow, as if it had found one.
 
     Args:
-        optimizer: in whose ``step()`` this is called.
-        overflow: False makes it see none, where it has found one.
+        optimizer: the optimizer whose ``step()`` calls this.
+        overflow: False clears an overflow that it has found.
 
     Returns:
-        Whether there is such a scaler; without one the script scales nothing.
+        Whether there is such a scaler; without one the script does not scale.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -174,7 +174,7 @@ def tell_scaler(optimizer: torch.optim.Optimizer, overflow: bool = True) -> bool
 
 # ---- overlap ----
 #
-# Gradients that leave while backward runs.
+# Gradients that are sent while backward runs.
 
 
 def send_early(
@@ -183,13 +183,14 @@ def send_early(
     grad_clip: GradClip | None,
     left: set[torch.Tensor],
 ) -> None:
-    """Hooks that send each gradient when backward has finished with it; in autograd's thread.
+    """Registers hooks that send each gradient when backward has finished with it, in autograd's
+    thread.
 
     Args:
         names: of the parameters.
-        connected: gives the present connection, over which they leave.
+        connected: gives the present connection, over which they are sent.
         grad_clip: of the optimizer.
-        left: gets the parameters whose gradient of the present step has left.
+        left: gets the parameters whose gradient of the present step has been sent.
 
     Raises:
         ValueError: clipping has to wait for all gradients on the trainer.

@@ -9,7 +9,7 @@ In reading order::
                  device_guard
     tensor       linear layers and embeddings cut over ranks
     sequence     sequences cut over ranks
-    sample_mean  means over samples, and what is sharded over them
+    sample_mean  means over samples, and sharding over them
     shards       a rank's part of each parameter, on any mesh
 
 The room imports ``collective`` and ``sharding``.

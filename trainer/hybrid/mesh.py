@@ -2,13 +2,14 @@
 parallel.
 
 A strategy says how many ranks each direction has (see transpiler/strategy/parallel_degrees.py) and
-their order from outside to inside: neighbours in the innermost direction have neighbouring ranks.
-One degree may be left to be inferred: ``dp_degree`` -1, or all shards with ``sharding=True``.
+their order from the outermost to the innermost: neighbours in the innermost direction have adjacent
+ranks.  One degree may be left to be inferred: ``dp_degree`` -1, or all shards with
+``sharding=True``.
 
 [Note: two meshes]  The user's mesh has the five directions in the user's order.  A parameter lives
 on another mesh of the same ranks, with the directions that cut or copy parameters in the order that
 torch's FSDP2 and tensor parallelism ask for: ("pp", "replicas", "sharding", "mp").  Data and
-sequence parallel ranks are replicas alike: each sees other samples, or other parts of them, and
+sequence parallel ranks are both replicas: each sees other samples, or other parts of them, and
 gradients are averaged over both.
 """
 
@@ -36,7 +37,7 @@ class Directions:
 
     Attributes:
         degrees: by the names of ``AXES``.
-        order: from outside to inside.
+        order: from the outermost to the innermost.
     """
 
     degrees: Mapping[str, int]
@@ -48,7 +49,7 @@ class Directions:
         return torch.arange(math.prod(shape)).view(shape)
 
     def rank_grid(self, axes: tuple[str, ...]) -> torch.Tensor:
-        """The same with the dimensions in the order of ``axes``."""
+        """The ranks with the dimensions in the order of ``axes``."""
         return self.ranks().permute([self.order.index(axis) for axis in axes])
 
 
@@ -56,7 +57,7 @@ def directions(strategy: DistributedStrategy, world_size: int) -> Directions:
     """The directions that a strategy asks for.
 
     Raises:
-        ValueError: the degrees' product is not the number of ranks, or cannot be made so; or a
+        ValueError: the degrees' product is not, and cannot be made, the number of ranks; or a
             setting has no effect with them.
     """
     given = degrees_of(strategy)
@@ -102,8 +103,8 @@ def hybrid_mesh(strategy: DistributedStrategy, device_type: str | None = None) -
         mesh["dp"].size()    # the number of data parallel ranks
 
     Args:
-        strategy: its ``hybrid_configs``, and what else divides a model.
-        device_type: None: "cuda" where there is a GPU, otherwise "cpu".
+        strategy: its ``hybrid_configs``, and its other settings that divide a model.
+        device_type: None: "cuda" if there is a GPU, otherwise "cpu".
 
     Returns:
         A mesh of five dimensions.
@@ -144,8 +145,8 @@ def _device_type() -> str:
 
 
 def forget_groups(mesh: DeviceMesh) -> None:
-    """Lets a mesh's process groups go, after the job: torch keeps a mesh in caches of its own for
-    as long as the process lives.
+    """Releases a mesh's process groups after the job: torch keeps a mesh in its own caches for as
+    long as the process lives.
     """
     root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
     for each in (mesh, root):
@@ -156,7 +157,7 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
     """This rank's part of each batch: its number, and the number of parts.
 
     Data and sharding parallel ranks take different samples; pipeline, tensor and sequence parallel
-    ones the same.
+    ranks take the same samples.
     """
     return (
         mesh["dp"].get_local_rank() * mesh["sharding"].size() + mesh["sharding"].get_local_rank(),
@@ -165,10 +166,10 @@ def data_place(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 def divides(what: str, count: int, degree: int, axis: str, where: Any) -> None:
-    """Checks that something can be shared evenly.
+    """Checks that a count divides evenly by a degree.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it does not.
     """
     if count % degree:
         raise ValueError(

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What was decided for a model that ``hybrid_parallel`` has made."""
+    """The settings of a model that ``hybrid_parallel`` has made."""
 
     mesh: Any  # of parameters
     names: tuple[str, ...]  # of the whole model's parameters and buffers
     sharding: Mapping[str, Any]  # sharding_configs; all defaults without sharding=True
 
 
-REDUCED = "_reduced_in_backward"  # an attribute of such a model
+REDUCED = "_reduced_in_backward"  # an attribute of these models
 _made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
 
 
@@ -62,8 +62,8 @@ def hybrid_parallel(
     stages: Sequence[str] = (),
     loss_fn: Loss | None = None,
 ) -> nn.Module:
-    """Makes a model parallel; its values are rank 0's.  All ranks call this, with the same whole
-    model on their devices.
+    """Makes a model parallel, with rank 0's values.  All ranks call this, with the same whole model
+    on their devices.
 
     Example::
 
@@ -71,14 +71,14 @@ def hybrid_parallel(
         optimizer = hybrid_optimizer(torch.optim.Adam(model.parameters()), model)
 
     Args:
-        model: the whole one.
-        strategy: its ``hybrid_configs``, and what ``sharding``, ``pipeline`` and
-            ``tensor_parallel`` ask for; ``trainer.hybrid.pipeline`` says how a batch is cut into
-            micro batches.
+        model: the whole model.
+        strategy: its ``hybrid_configs``, and the settings of ``sharding``, ``pipeline`` and
+            ``tensor_parallel``; see ``trainer.hybrid.pipeline`` for how a batch is cut into micro
+            batches.
         tensor_plan: the modules that are cut in the "mp" direction, each with its style; see
             ``trainer.hybrid.tensor``.
         stages: the names of the modules that begin stages 1, 2, ... in the "pp" direction; without
-            it, ``device_guard`` in the model's forward makes the stages.
+            them, ``device_guard`` in the model's forward makes the stages.
         loss_fn: with ``pp_degree``: (output, target) -> the mean loss.
 
     Returns:
@@ -120,13 +120,14 @@ def hybrid_parallel(
             replace_attention(part, _sequence_group(here))
         reduced = average_in_backward(part, mesh, strategy, anchors)
     _made[result] = _Made(mesh, names, strategy.sharding_configs)
-    # holds everything that backward reduces; the model has it, and nobody has the model for it
+    # the module that holds all that backward reduces; stored on the model itself, so that nothing
+    # else keeps it alive
     object.__setattr__(result, REDUCED, tuple(reduced[:1]))
     return result
 
 
 def _check_float16(here: Directions) -> None:
-    """Raises where no gradient travels that could be float16."""
+    """Raises an error if no gradient travels that could be float16."""
     if all(here.degrees[axis] == 1 for axis in ("dp", "sharding", "sep")):
         raise ValueError(
             "strategy.fp16_allreduce: has no effect where dp_degree, sharding_degree and "
@@ -185,7 +186,7 @@ def _staged(
 
 
 def _sequence_group(here: Directions) -> dist.ProcessGroup:
-    """The ranks that have parts of the same sequences."""
+    """The group of the ranks with parts of the same sequences."""
     grid = here.rank_grid(("dp", "pp", "sharding", "mp", "sep")).flatten(0, 3)
     group, _ = dist.new_subgroups_by_enumeration(grid.tolist())  # type: ignore[no-untyped-call]  # torch's own
     assert isinstance(group, dist.ProcessGroup)
@@ -206,15 +207,15 @@ def hybrid_optimizer(
     Args:
         optimizer: element-wise, over the returned model's parameters.
         model: that ``hybrid_parallel`` returned.
-        grad_clip: of the averaged gradient of the whole model, all stages together, as a single
+        grad_clip: clips the averaged gradient of the whole model, all stages together, as a single
             node would.
 
     Returns:
-        The optimizer to step, whose ``state_dict()`` is whole.
+        The optimizer to step; its ``state_dict()`` is whole.
 
     Raises:
-        ValueError: the model was not made by ``hybrid_parallel``, the optimizer's rule looks at
-            whole tensors, or ``optimize_offload`` is asked for on the CPU.
+        ValueError: the model was not made by ``hybrid_parallel``, the optimizer's rule needs whole
+            tensors, or ``optimize_offload`` is set on the CPU.
     """
     from trainer.hybrid.shards import LocalShards
     from trainer.sharding.accumulation import Accumulation
@@ -293,8 +294,8 @@ def hybrid_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Gives a model that :func:`hybrid_parallel` returned the values of a whole ``state_dict()``;
-    each rank takes its part.
+    """Loads a whole ``state_dict()`` into a model that :func:`hybrid_parallel` returned; each rank
+    takes its part.
 
     Example::
 
@@ -335,13 +336,13 @@ def hybrid_load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor]) -
 
 
 def forget_model_groups(model: nn.Module) -> None:
-    """Lets the process groups go of a model that :func:`hybrid_parallel` returned."""
+    """Releases the process groups of a model that :func:`hybrid_parallel` returned."""
     if model in _made:
         forget_groups(_made[model].mesh)
 
 
 def _from_stage(tensor: Tensor | None, group: dist.ProcessGroup) -> Tensor:
-    """A tensor that one stage has (or some have, alike), on all of them."""
+    """Copies a tensor that one stage has (or several have, equal) to all stages."""
     if dist.get_world_size(group) == 1:
         assert tensor is not None
         return tensor

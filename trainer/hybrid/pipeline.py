@@ -2,8 +2,9 @@
 
 A batch is cut into micro batches, which the stages compute at the same time: by the schedule "1F1B"
 a forward and a backward in turn, by "F-then-B" all forwards and then all backwards, which keeps the
-activations of all of them.  ``accumulate_steps`` is their number, ``micro_batch_size`` the samples
-of each; where only the size is given, the batch says how many there are.
+activations of all of them.  ``accumulate_steps`` is the number of micro batches,
+``micro_batch_size`` the samples of each; if only the size is given, the number follows from the
+batch.
 
 (Narayanan et al.: PipeDream-2BW, memory-efficient pipeline-parallel DNN training, 2021.)
 """
@@ -24,7 +25,7 @@ from trainer.collective.world import naming_trainers
 
 # ---- stages ----
 #
-# A model cut into pipeline stages: by the names of the modules that begin one, or by
+# A model cut into pipeline stages: by the names of the modules that begin a stage, or by
 # ``device_guard`` in its forward.
 #
 # ::
@@ -38,9 +39,9 @@ from trainer.collective.world import naming_trainers
 #           with device_guard("stage:1"):
 #               return self.head(x)
 #
-# The outermost forward is traced with torch.fx, its modules as they are, so that each stage runs
-# the model's own modules.  Values that a later stage needs travel through the stages between;
-# inputs of the model do not travel, every stage has the batch.
+# The outermost forward is traced with torch.fx; its modules are not traced, so each stage runs the
+# model's own modules.  Values that a later stage needs travel through the stages between; inputs of
+# the model do not travel, every stage has the batch.
 
 
 _guards: list[int] = []
@@ -48,8 +49,8 @@ _guards: list[int] = []
 
 @contextmanager
 def device_guard(device: str | int) -> Iterator[None]:
-    """Puts the ops that a traced forward computes inside into a pipeline stage; outside of a trace
-    it has no effect.
+    """Puts the ops inside it, in a traced forward, into a pipeline stage; it has no effect outside
+    of a trace.
 
     Example::
 
@@ -67,7 +68,7 @@ def device_guard(device: str | int) -> Iterator[None]:
         A context.
 
     Raises:
-        ValueError: no number.
+        ValueError: there is no number in it.
     """
     found = re.fullmatch(r"(?:[a-z]+:)?(\d+)", str(device))
     if found is None:
@@ -86,9 +87,9 @@ class Stage:
     """One stage of a model.
 
     Attributes:
-        module: takes what the stage before gives, then its ``inputs`` of the model; has the names
-            of the model's modules.
-        inputs: the model's inputs that it needs, by name.
+        module: takes the outputs of the stage before, then its ``inputs`` of the model; it has the
+            names of the model's modules.
+        inputs: the names of the model's inputs that the stage needs.
     """
 
     module: fx.GraphModule
@@ -105,11 +106,13 @@ class _Tracer(fx.Tracer):
         self.reached: list[str] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """All modules but those that hold a beginning."""
+        """Whether a module is not traced: all modules except those that hold the beginning of a
+        stage.
+        """
         return not any(name.startswith(f"{module_qualified_name}.") for name in self.begins)
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node, marked with its stage."""
+        """Creates a node, marked with its stage."""
         if kind == "call_module" and target in self.begins and target not in self.reached:
             self.reached.append(target)
             self.stage += 1
@@ -123,11 +126,11 @@ def stages_of(model: nn.Module, begins: Sequence[str], count: int) -> list[Stage
 
     Args:
         begins: the names of the modules that begin stages 1, 2, ...; empty: ``device_guard`` in the
-            model's forward says it.
+            model's forward marks the stages.
 
     Raises:
-        ValueError: the model cannot be traced, a module is not called or in another order, there
-            are not ``count`` stages, or a tensor is used in two of them.
+        ValueError: the model cannot be traced, a module is not called, or called in another order,
+            there are not ``count`` stages, or a tensor is used in two of them.
     """
     graph = _traced(model, begins)
     place = _places(graph, count, begins)
@@ -172,7 +175,7 @@ def _places(graph: fx.Graph, count: int, begins: Sequence[str]) -> dict[fx.Node,
             here = node.meta["stage"]
             if here < last:
                 raise ValueError(
-                    f"stages: {node.name} belongs to stage {here}, and comes after what belongs "
+                    f"stages: {node.name} belongs to stage {here}, and follows an op that belongs "
                     f"to stage {last}"
                 )
             place[node] = last = here
@@ -187,8 +190,8 @@ def _places(graph: fx.Graph, count: int, begins: Sequence[str]) -> dict[fx.Node,
 
 
 def _crossing(place: dict[fx.Node, int], boundary: int) -> list[fx.Node]:
-    """The values made up to stage ``boundary`` that a later one needs, in the order in which they
-    were made.
+    """The values computed up to stage ``boundary`` that a later stage needs, in the order of
+    computation.
     """
     return [
         node
@@ -248,8 +251,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 
 class Pipeline(nn.Module):
-    """This rank's stage of a model: its parameters are those of the stage, with the names that they
-    have in the model.
+    """This rank's stage of a model.  Its parameters are those of the stage, with their names in the
+    model.
 
     ::
 
@@ -258,15 +261,15 @@ class Pipeline(nn.Module):
         optimizer.step()
 
     All ranks of the pipeline give the same batch.  The gradient is that of the mean over micro
-    batches, which is ``loss_fn``'s own where it is a mean over samples.
+    batches, which equals ``loss_fn``'s own if that is a mean over samples.
 
     Args:
-        model: the whole one, for the names of its inputs.
-        stage: this rank's.
+        model: the whole model, for the names of its inputs.
+        stage: this rank's stage.
         group: the ranks of the pipeline, in the order of the stages.
-        micro_batches: into so many equal parts a batch is cut, along dimension 0; None: into as
-            many as ``micro_size`` makes, and without that it is one.
-        micro_size: samples of each; None: as many as the batch has for each.
+        micro_batches: the number of equal parts of a batch, along dimension 0; None: as many as
+            ``micro_size`` makes, or one without it.
+        micro_size: the samples of each part; None: the batch divided by ``micro_batches``.
         loss_fn: (the model's output, target) -> a mean over samples, a scalar.
         schedule: "1F1B" or "F-then-B".
 
@@ -306,7 +309,7 @@ class Pipeline(nn.Module):
             parts,
             loss_fn=loss_fn,
         )
-        # by the shapes of the batch: a stage's buffers have one shape
+        # by the shapes of the batch: a stage's buffers have fixed shapes
         self._schedules: dict[tuple[Any, ...], Any] = {}
 
     def forward_backward(self, *args: Tensor, target: Tensor, **kwargs: Tensor) -> Tensor:
@@ -326,11 +329,11 @@ class Pipeline(nn.Module):
 
     @torch.no_grad()
     def evaluate(self, *args: Tensor, target: Tensor, **kwargs: Tensor) -> Tensor:
-        """The same loss, without gradients."""
+        """The mean loss of the micro batches, without gradients."""
         return self._run(args, kwargs, target, "eval")
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        """Refused: one rank has one stage only.
+        """Raises an error: one rank has one stage only.
 
         Raises:
             RuntimeError: always.
@@ -383,7 +386,7 @@ class Pipeline(nn.Module):
         """The number of micro batches of a batch.
 
         Raises:
-            ValueError: the size of micro batches does not divide it, or leaves too few of them.
+            ValueError: the size of micro batches does not divide it, or gives too few of them.
         """
         if self._micro_batches is not None:
             return self._micro_batches

@@ -1,4 +1,4 @@
-"""Means of gradients over ranks that see other samples, and what is sharded over them: FSDP2."""
+"""Means of gradients over ranks with different samples, and sharding over these ranks, by FSDP2."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def average_in_backward(
     part: nn.Module, mesh: DeviceMesh, strategy: DistributedStrategy, anchors: tuple[str, ...]
 ) -> list[nn.Module]:
     """Makes backward average gradients over replicas and shards; everything is sharded in the
-    "sharding" direction.  With ``pp_allreduce_in_optimize`` replicas are left to the update.  With
-    ``fp16_allreduce`` gradients travel as float16; FSDP2 divides them before and after their sum,
-    so that it overflows as little as it can.
+    "sharding" direction.  With ``pp_allreduce_in_optimize`` the mean over replicas is left to the
+    update.  With ``fp16_allreduce`` gradients travel as float16; FSDP2 divides them before and
+    after their sum, so that it rarely overflows.
 
     Args:
-        part: this rank's of the model.
+        part: this rank's part of the model.
         mesh: ("pp", "replicas", "sharding", "mp").
         anchors: the modules that begin a segment.
 

@@ -8,10 +8,10 @@ part of the heads at a time.
     rank 1   tokens 4..7  -->  heads 2..3                              tokens 4..7
                     all-to-all
 
-Layers that work on each token by itself need nothing.
+Layers that work on each token by itself need no change.
 ``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced,
-also where ``nn.MultiheadAttention`` calls it: with ``need_weights=False``.
-(Jacobs et al.: DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
+also where ``nn.MultiheadAttention`` calls it: with ``need_weights=False``. (Jacobs et al.:
+DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.hybrid.mesh import divides
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_attention = F.scaled_dot_product_attention  # torch's own, also while it is replaced
+_attention = F.scaled_dot_product_attention  # torch's own, kept while it is replaced
 
 
 def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
@@ -43,14 +43,14 @@ def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
         tokens = split_sequence(torch.zeros(8, 128), mesh)    # [8, 128 / sep_degree]
 
     Args:
-        tensor: with time in dimension ``dim``.
+        tensor: a batch with time in dimension ``dim``.
         mesh: of :func:`trainer.hybrid_mesh`.
 
     Returns:
         A contiguous copy of the part.
 
     Raises:
-        ValueError: the sequence's length is no multiple of the sep degree.
+        ValueError: the sequence's length is not a multiple of the sep degree.
     """
     divides(
         "length",
@@ -63,7 +63,7 @@ def split_sequence(tensor: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all over dimension 0; its gradient takes the same way back."""
+    """An all-to-all over dimension 0; its gradient is exchanged in the same way."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -109,7 +109,7 @@ def attention(
     attn_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """``scaled_dot_product_attention`` of sequences whose parts lie on the ranks of a group, in the
+    """``scaled_dot_product_attention`` of sequences whose parts are on the ranks of a group, in the
     order of the ranks.
 
     Args:
@@ -122,7 +122,8 @@ def attention(
         [batch, heads, time / n, size]
 
     Raises:
-        ValueError: the heads are no multiple of n, or the mask is for this rank's part only.
+        ValueError: the number of heads is not a multiple of n, or the mask is for this rank's part
+            only.
     """
     ranks = dist.get_world_size(group)
     if query.dim() != 4:
@@ -165,8 +166,8 @@ class _Replaced(TorchFunctionMode):
         return attention(**dict(zip(names, args, strict=False)), **options, group=self._group)
 
     def _multi_head(self, args: Any, options: Mapping[str, Any]) -> Any:
-        """torch runs this function's body with the mode left, so what it calls is replaced by
-        name.
+        """Replaces attention by name for this call: torch runs the function's body outside the
+        mode.
         """
         if options.get("need_weights", True):
             raise ValueError(

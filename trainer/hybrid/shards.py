@@ -24,8 +24,8 @@ class LocalShards(Shards):
     Args:
         parameters: of this rank's model or stage.
         mesh: ("pp", "replicas", "sharding", "mp").
-        in_update: gradients are averaged over replicas here, before each update, because backward
-            does not.
+        in_update: whether gradients are averaged over replicas here, before each update, because
+            backward does not.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LocalShards(Shards):
                 after_gradient(parameter, self._copy_gradient)
 
     def _copy_gradient(self, parameter: Tensor) -> None:
-        """Gives the shard its parameter's gradient, summed first where each rank has a summand."""
+        """Gives the shard its parameter's gradient, summed first if each rank has a summand."""
         assert isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor)
         gradient = parameter.grad
         if gradient is None:
@@ -71,10 +71,10 @@ class LocalShards(Shards):
                     yield parameter
 
     def multiply_gradients(self, factor: Tensor) -> None:
-        """The optimizer has no copies, but the gradients themselves."""
+        """Does nothing: the optimizer has the gradients themselves, not copies."""
 
     def publish(self) -> None:
-        """The shards are the parameters' memory."""
+        """Does nothing: the shards are the parameters' memory."""
 
     def drop_gradients(self, to_none: bool) -> None:
         for parameter, shard in self.of.items():

@@ -13,8 +13,8 @@ word           cut: a Linear's (Embedding's) weight  takes and gives
 =============  ====================================  ===========================================
 
 An attention's query, key and value are "colwise", its output "rowwise"; its forward has to take the
-number of heads from the width that it sees (``view(batch, time, -1, head_size)``), because each
-rank has a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)
+number of heads from its input's width (``view(batch, time, -1, head_size)``), because each rank has
+a part of them.  (Shoeybi et al.: Megatron-LM, 2019.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _check_widths(name: str, module: nn.Module, word: Any, degree: int) -> None:
 
 
 def _check_heads(model: nn.Module, names: Mapping[str, Any], degree: int) -> None:
-    """Modules that hold cut ones and count heads: each rank needs a whole number of them."""
+    """Checks the numbers of heads in modules that hold cut ones: each rank needs a whole number."""
     for name, module in named_modules(model):
         if any(cut.startswith(f"{name}." if name else "") for cut in names):
             for attribute in _HEADS:
@@ -87,7 +87,7 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
     """The style of each module that a plan names.
 
     Raises:
-        ValueError: a pattern decides for no module, or something does not divide evenly among
+        ValueError: a pattern decides for no module, or a size does not divide evenly among
             ``degree`` ranks.
     """
     found: dict[str, Any] = {}
@@ -111,13 +111,15 @@ def planned(model: nn.Module, plan: Mapping[str, Any], degree: int) -> dict[str,
 
 
 def draw_again(model: nn.Module, names: Collection[str], seed: int) -> None:
-    """Draws the initial values of modules anew, in the model's order, from a generator that begins
-    with a seed: the same on every rank, and what one process draws after ``torch.manual_seed``.
+    """Draws the initial values of modules anew, in the model's order, from a generator with this
+    seed: the values are the same on every rank, and those that one process draws after
+    ``torch.manual_seed``.
 
     Args:
-        model: whole.
+        model: the whole model.
         names: of the modules that will be cut.
-        seed: of this process's random numbers, which go on afterwards as if nothing was drawn.
+        seed: of the generator; this process's random numbers continue afterwards as if nothing was
+            drawn.
 
     Raises:
         ValueError: a module cannot draw its values.
@@ -138,9 +140,7 @@ def draw_again(model: nn.Module, names: Collection[str], seed: int) -> None:
 
 
 def cut_tensors(model: nn.Module, styles: Mapping[str, Any], mesh: DeviceMesh) -> None:
-    """Cuts those of the named modules that ``model`` has, in place, over a mesh of one
-    dimension.
-    """
+    """Cuts the named modules that ``model`` has, in place, over a mesh of one dimension."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     present = dict(named_modules(model))

@@ -7,8 +7,9 @@ the functions.
 
     loss = field.BPRLoss()(scores, chosen).mean()
 
-Names and arguments are those of PaddlePaddle's layers.  Each docstring cites the paper; what a
-program can hold works in ``capture``, and what it cannot raises there and says what to write.
+Names and arguments are those of PaddlePaddle's layers.  Each docstring cites the paper.  Functions
+that a program can hold work in ``capture``; the others raise an error there that says what to
+write.
 
 In reading order::
 
@@ -67,5 +68,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises an error for an unknown name, which says what to write."""
         raise _missing(__name__, name, __all__)

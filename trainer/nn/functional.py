@@ -82,5 +82,5 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """A name that is not here: the error says what to write."""
+        """Raises an error for an unknown name, which says what to write."""
         raise _missing(__name__, name, __all__)

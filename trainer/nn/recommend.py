@@ -27,7 +27,7 @@ from trainer.nn.sequence import (
 
 # ---- centers ----
 #
-# The center loss: features of one class near to one another.
+# The center loss: keeps features of one class close to one another.
 
 
 def center_loss(
@@ -36,23 +36,23 @@ def center_loss(
     """Half the squared distance of each sample from its class's center, which moves towards it.
 
     A center c of a class with m samples x in the batch becomes c - alpha * sum(c - x) / (1 + m).
-    The loss is that of the centers before.
+    The loss uses the centers before the move.
 
     Wen, Zhang, Li, Qiao: A Discriminative Feature Learning Approach for Deep Face Recognition,
     ECCV 2016.
 
     Args:
         input: features, floats [n, size].
-        label: the class of each, int64 [n] or [n, 1].
-        centers: floats [classes, size]; written in place, and never given a gradient.
+        label: the class of each sample, int64 [n] or [n, 1].
+        centers: floats [classes, size]; written in place, and they never get a gradient.
         alpha: how fast centers move.
-        update_center: whether they do.
+        update_center: whether centers move.
 
     Returns:
         [n, 1].
 
     Raises:
-        TypeError: labels are no whole numbers.
+        TypeError: labels are not whole numbers.
         ValueError: shapes do not fit, or a label is out of range.
     """
     check_matrix("center_loss", "input", input)
@@ -74,13 +74,13 @@ def center_loss(
 class CenterLoss(nn.Module):
     """:func:`center_loss` with centers of its own, which move while it trains.
 
-    The centers are a buffer: part of ``state_dict()``, and no parameter.  In a job with servers
-    buffers are as ``a_sync_configs["buffers"]`` says: "trainer0", if nothing else is, makes all
-    centers those that trainer 0's samples move, "mean" the mean of what all trainers' do.
+    The centers are a buffer: part of ``state_dict()``, but not a parameter.  In a job with servers
+    ``a_sync_configs["buffers"]`` applies to them: with "trainer0", the default, all trainers have
+    the centers that trainer 0's samples move, with "mean" the mean of all trainers' centers.
 
     Args:
         num_classes, feature_size: of the centers, which begin at zero.
-        alpha: how fast they move.
+        alpha: how fast centers move.
 
     Attributes:
         centers: floats [num_classes, feature_size].
@@ -100,7 +100,7 @@ class CenterLoss(nn.Module):
 
 # ---- data norm ----
 #
-# Features normalized by what all batches so far were like.
+# Features normalized by the statistics of all batches so far.
 
 
 def data_norm(
@@ -112,7 +112,8 @@ def data_norm(
     summary_decay_rate: float = 0.9999999,
     update: bool = True,
 ) -> Tensor:
-    """Subtracts each feature's mean and divides by its deviation, of the batches before this one.
+    """Subtracts each feature's mean and divides by its deviation, both over the batches before this
+    one.
 
     The mean is batch_sum / batch_size, the variance batch_square_sum / batch_size.  Then the sums
     are multiplied by the decay, and this batch is added: its number of samples, its sum, and the
@@ -169,17 +170,17 @@ class DataNorm(nn.Module):
 
     The sums are buffers: part of ``state_dict()``, of checkpoints and of exports.  In a job with
     servers ``a_sync_configs["buffers"] = "mean"`` makes them the mean over trainers, on servers;
-    "trainer0", if nothing else is said, trainer 0's.
+    "trainer0", the default, makes them trainer 0's.
 
     Args:
         num_features: of the input.
         epsilon, summary_decay_rate: as of the function.
-        batch_size_default, batch_sum_default, batch_square_sum_default: what the sums begin with;
-            the greater they are, the longer the first batches count little.
+        batch_size_default, batch_sum_default, batch_square_sum_default: the initial sums; the
+            greater they are, the longer batches have little weight.
 
     Attributes:
-        batch_size, batch_sum, batch_square_sum: float64 [num_features]; float32 would not see a
-            decay that is so near to 1.
+        batch_size, batch_sum, batch_square_sum: float64 [num_features]; float32 could not represent
+            a decay so close to 1.
     """
 
     batch_size: Tensor
@@ -220,7 +221,7 @@ class DataNorm(nn.Module):
 
 # ---- ids ----
 #
-# Ids made of other numbers: hashes that are the same everywhere, and ids within a shard.
+# Ids made from other numbers: hashes that are the same everywhere, and ids within a shard.
 #
 # The hash is xxHash's XXH64 (Collet, https://xxhash.com) over the little-endian bytes of a row of
 # int64 numbers, computed by torch's own integer ops: so it is the same on every machine and device,
@@ -249,8 +250,8 @@ def hash(input: Tensor, hash_size: int, num_hash: int = 1) -> Tensor:
     """Feature hashing: rows of whole numbers as ids below ``hash_size``, by ``num_hash`` hashes.
 
     Weinberger, Dasgupta, Langford, Smola, Attenberg: Feature Hashing for Large Scale Multitask
-    Learning, ICML 2009.  Two rows may have one id: of n rows that differ, about
-    n * n / (2 * hash_size) pairs have.
+    Learning, ICML 2009.  Two rows may have the same id: of n different rows, about n * n / (2 *
+    hash_size) pairs have.
 
     Example::
 
@@ -265,7 +266,7 @@ def hash(input: Tensor, hash_size: int, num_hash: int = 1) -> Tensor:
         int64 [n, num_hash, 1].
 
     Raises:
-        TypeError: the input is no whole numbers.
+        TypeError: the input is not whole numbers.
         ValueError: a number or shape is out of its range.
     """
     if input.is_floating_point() or input.is_complex():
@@ -309,7 +310,7 @@ def _round(sum: Tensor, lane: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """The bits to the right, with zeros from the left."""
+    """The bits shifted to the right, with zeros from the left."""
     moved: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
     return moved
 
@@ -328,16 +329,16 @@ def shard_index(
         shard_index(torch.tensor([[1], [16]]), index_num=20, nshards=2, shard_id=1)  # [[-1], [6]]
 
     Args:
-        input: whole numbers of any shape; below 0 and from ``index_num`` on no part has them.
-        index_num: how many ids there are; a part has index_num / nshards of them, rounded up.
+        input: whole numbers of any shape; no part has those below 0 or from ``index_num`` on.
+        index_num: the number of ids; a part has index_num / nshards of them, rounded up.
         shard_id: 0 to nshards - 1.
-        ignore_value: stands for ids of other parts.
+        ignore_value: replaces ids of other parts.
 
     Returns:
         A tensor like the input.
 
     Raises:
-        TypeError: the input is no whole numbers.
+        TypeError: the input is not whole numbers.
         ValueError: a number is out of its range.
     """
     if input.is_floating_point() or input.is_complex():
@@ -357,11 +358,11 @@ def shard_index(
 
 # ---- ranking ----
 #
-# Losses that compare scores with one another: what is better goes first.
+# Losses that compare scores with one another: better items rank first.
 
 
 def bpr_loss(input: Tensor, label: Tensor) -> Tensor:
-    """Bayesian personalized ranking: the item that was chosen against each other one of its row.
+    """Bayesian personalized ranking: the chosen item against each other item of its row.
 
     Of a row with scores x and chosen item i it is the mean over j != i of -log sigmoid(x_i - x_j).
 
@@ -381,7 +382,7 @@ def bpr_loss(input: Tensor, label: Tensor) -> Tensor:
         [n, 1].
 
     Raises:
-        TypeError: labels are no whole numbers.
+        TypeError: labels are not whole numbers.
         ValueError: shapes do not fit, or a label is out of range.
     """
     check_matrix("bpr_loss", "input", input)
@@ -422,9 +423,9 @@ def margin_rank_loss(label: Tensor, left: Tensor, right: Tensor, margin: float =
     Herbrich, Graepel, Obermayer: Large Margin Rank Boundaries for Ordinal Regression, 2000.
 
     Args:
-        label: 1 where left is to be ranked higher, -1 where right is; of the scores' shape.
+        label: 1 to rank left higher, -1 to rank right higher; of the scores' shape.
         left, right: scores, floats of any shape.
-        margin: the difference from which on a pair costs nothing.
+        margin: the difference from which a pair has no loss.
 
     Returns:
         A tensor of that shape.
@@ -456,7 +457,7 @@ class MarginRankLoss(nn.Module):
     """:func:`margin_rank_loss` as a module.
 
     Args:
-        margin: the difference from which on a pair costs nothing.
+        margin: the difference from which a pair has no loss.
     """
 
     def __init__(self, margin: float = 0.1) -> None:
@@ -478,9 +479,9 @@ class SelectedRows:
     """A gradient that has some rows of a table, and zeros elsewhere.
 
     Attributes:
-        ids: int64 [u]; one may stand there several times, until they are merged.
+        ids: int64 [u]; an id may occur several times, until they are merged.
         rows: [u, dim], the gradient of each.
-        height: how many rows the table has; None: any int64 is an id.
+        height: the table's number of rows; None: any int64 is an id.
     """
 
     ids: Tensor
@@ -488,10 +489,10 @@ class SelectedRows:
     height: int | None
 
     def to_dense(self) -> Tensor:
-        """[height, dim], with the rows of equal ids added up.
+        """The dense gradient, [height, dim], with the rows of equal ids added up.
 
         Raises:
-            ValueError: any int64 is an id.
+            ValueError: ``height`` is None: any int64 is an id.
         """
         if self.height is None:
             raise ValueError("to_dense: expected a table of some height; any int64 is an id here")
@@ -501,11 +502,11 @@ class SelectedRows:
 
 
 def selected_rows(source: Any) -> SelectedRows:
-    """The row gradient of a table, as it stands before the optimizer's step.
+    """The row gradient of a table, before the optimizer's step.
 
-    That of a :class:`~trainer.DistributedEmbedding` is what its step will take: the sum over all
-    lookups since ``zero_grad``, times what the script has done to its proxy's gradient.  It is a
-    copy: changing it changes no step.
+    For a :class:`~trainer.DistributedEmbedding` it is the gradient that its step will take: the sum
+    over all lookups since ``zero_grad``, scaled as the script has scaled its proxy's gradient.  It
+    is a copy: changing it changes no step.
 
     Example::
 
@@ -554,7 +555,7 @@ def merge_selected_rows(x: SelectedRows) -> SelectedRows:
 
 
 def get_tensor_from_selected_rows(x: SelectedRows) -> Tensor:
-    """The rows alone, [u, dim]; row i is of ``x.ids[i]``."""
+    """The rows alone, [u, dim]; row i belongs to ``x.ids[i]``."""
     return x.rows
 
 
@@ -567,15 +568,15 @@ def continuous_value_model(input: Tensor, cvm: Tensor, use_cvm: bool = True) -> 
     """Features that begin with a row's counts of shows and clicks, made ready for a network.
 
     With ``use_cvm`` the two columns become log(show + 1) and log(click + 1) - log(show + 1);
-    without it they are left out.  The gradient of the two columns is ``cvm``, whatever the loss
-    says: pushed to a table, it is what the counts of a row are to be increased by.
+    without it they are left out.  The gradient of the two columns is ``cvm``, whatever the loss:
+    pushed to a table, it increases the counts of a row.
 
-    It is how embeddings with counters are used for click-through rates in McMahan et al.: Ad Click
+    Embeddings with counters are used so for click-through rates in McMahan et al.: Ad Click
     Prediction: a View from the Trenches, KDD 2013 (counts as features), and in PaddlePaddle, where
     the name is from.
 
     Args:
-        input: floats [n, size], size at least 2: shows, clicks, and what was learned.
+        input: floats [n, size], size at least 2: shows, clicks, and learned features.
         cvm: shows and clicks of each sample, floats [n, 2].
 
     Returns:
@@ -599,7 +600,7 @@ def continuous_value_model(input: Tensor, cvm: Tensor, use_cvm: bool = True) -> 
 
 
 class _Counts(torch.autograd.Function):
-    """The two columns as logarithms, or none of them; their gradient is given."""
+    """The two columns as logarithms, or without them; their gradient is given."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, cvm: Tensor, use_cvm: bool) -> Tensor:
@@ -639,25 +640,25 @@ def filter_by_instag(
 ) -> tuple[Ragged, Tensor]:
     """The samples that have one of some tags.
 
-    Where no sample is left, one row of ``out_val_if_empty`` takes their place, with the weight 0:
-    so a step that has nothing to learn still runs.  A multi-task model learns a task so from its
-    own samples alone: see Ma et al.: Modeling Task Relationships in Multi-task Learning with
-    Multi-gate Mixture-of-Experts, KDD 2018.  How many are left depends on values, so a program
-    cannot hold it: multiply losses by a mask there.
+    If no sample is left, one row of ``out_val_if_empty`` replaces them, with the weight 0, so that
+    a step with nothing to learn still runs.  A multi-task model thus learns a task from its own
+    samples alone: see Ma et al.: Modeling Task Relationships in Multi-task Learning with Multi-gate
+    Mixture-of-Experts, KDD 2018.  How many are left depends on values, so a program cannot hold it:
+    multiply losses by a mask there.
 
     Args:
         ins: samples, [n, ...]; or sequences, one for each sample, as (values, offsets) or nested.
         ins_tag: whole numbers: [n], [n, tags], or sequences of tags, one for each sample.
-        filter_tag: the tags that are wanted, whole numbers [k].
+        filter_tag: the wanted tags, whole numbers [k].
         out_val_if_empty: see above.
 
     Returns:
-        The samples that are left, in their order and in the form in which they were given, and a
-        weight for each row of their values, [rows, 1], float32: 1, or 0 for the row that stands for
-        none.
+        The samples that are left, in their order and in the form of the input, and a weight for
+        each row of their values, [rows, 1], float32: 1, or 0 for the row that replaces missing
+        samples.
 
     Raises:
-        TypeError: sequences of another form.
+        TypeError: sequences have another form.
         ValueError: numbers of samples differ, or ``capture`` is tracing.
     """
     whose = "filter_by_instag"
@@ -712,20 +713,20 @@ def teacher_student_sigmoid_loss(
     soft_max_up_bound: float = 15.0,
     soft_max_lower_bound: float = -15.0,
 ) -> Tensor:
-    """Log loss of a click, plus that of a teacher's score where there is one.
+    """Log loss of a click, plus that of a teacher's score if there is one.
 
-    The label has both: -2 is no click and -1 a click, without a teacher; 0 + z is no click and
+    The label encodes both: -2 is no click and -1 a click, without a teacher; 0 + z is no click and
     1 + z a click, with the teacher's score z, at least 0 and below 1.  With a score x, the loss is
     softplus(x) - x * click, plus softplus(x) - x * z.
 
-    After Hinton, Vinyals, Dean: Distilling the Knowledge in a Neural Network, 2015, where soft
-    targets stand beside hard ones.
+    After Hinton, Vinyals, Dean: Distilling the Knowledge in a Neural Network, 2015, which combines
+    soft targets with hard ones.
 
     Args:
         input: logits, floats [n, 1] or of any shape.
         label: floats of that shape.
-        soft_max_up_bound, soft_max_lower_bound: a logit that is not between them gives its loss,
-            and no gradient.
+        soft_max_up_bound, soft_max_lower_bound: a logit that is not between them has a loss, but no
+            gradient.
 
     Returns:
         A tensor of that shape.

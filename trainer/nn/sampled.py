@@ -1,4 +1,6 @@
-"""Losses over very many classes: sampled softmax, noise contrast, hierarchical sigmoid."""
+"""Losses over very many classes: sampled softmax, noise-contrastive estimation, hierarchical
+sigmoid.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,21 @@ from transpiler.ir.tables import Constant
 
 # ---- frequencies ----
 #
-# How often an id is in a batch, counted where tables are: on the servers of a job.
+# The frequency of ids in batches, counted where tables are: on the servers of a job.
 #
 # Yi, Yang, Hong, Cheng, Heldt, Kumthekar, Zhao, Wei, Chi: Sampling-Bias-Corrected Neural Modeling
-# for Large Corpus Item Recommendations, RecSys 2019, algorithm 2: a moving average of the steps
-# between two steps whose batches have the id.  There ids share the buckets of a hash; here each has
-# a row.
+# for Large Corpus Item Recommendations, RecSys 2019, algorithm 2: a moving average of the number of
+# steps between two batches with the id.  In the paper ids share the buckets of a hash; here each
+# has a row.
 
 
 class StreamingFrequency(nn.Module):
-    """The probability of an id to be in the batch of a step.
+    """The probability that an id is in the batch of a step.
 
-    A backward through the estimate counts its ids, in the step that follows, whatever the loss
-    says: the gradient is zero, and :class:`~trainer.row_optimizers.Interval` is the table's rule.
-    So clipping and loss scaling leave the counts alone, evaluation counts nothing, and checkpoints
-    have them.  In sync mode a step has the batches of all trainers, otherwise that of one.
+    A backward through the estimate counts its ids, in the step that follows, whatever the loss: the
+    gradient is zero, and :class:`~trainer.row_optimizers.Interval` is the table's rule.  So
+    clipping and loss scaling leave the counts alone, evaluation counts nothing, and checkpoints
+    have them.  In sync mode a step has the batches of all trainers, otherwise the batch of one.
 
     Example::
 
@@ -40,7 +42,7 @@ class StreamingFrequency(nn.Module):
         logits = logits - frequency(items).log()    # int64 [n]; gives float32 [n]
 
     Args:
-        num_ids: ids are below it.
+        num_ids: the number of ids; all ids are below it.
         alpha: the weight of the newest interval in the average.
         table: further arguments of :class:`~trainer.DistributedEmbedding`: name, capacity...
 
@@ -54,17 +56,17 @@ class StreamingFrequency(nn.Module):
     def __init__(self, num_ids: int, alpha: float = 0.05, **table: Any) -> None:
         super().__init__()
         rule = Interval(alpha)
-        rule.rule()  # says at once what is wrong with alpha
+        rule.rule()  # raises at once if alpha is wrong
         self.intervals = DistributedEmbedding(
             1, num_embeddings=num_ids, init=Constant(0.0), optimizer=rule, **table
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The present estimate; of an id that was not counted yet, that of ids which all are
-        equally frequent.
+        """The present estimate; for an id that was not counted yet, the estimate for equally
+        frequent ids.
 
         Args:
-            ids: int64 [n]; one may stand there several times.
+            ids: int64 [n]; an id may occur several times.
 
         Returns:
             float32 [n], above 0 and up to 1.
@@ -76,7 +78,7 @@ class StreamingFrequency(nn.Module):
 
 
 class _Frequency(torch.autograd.Function):
-    """One by the interval; its gradient is zero, and there."""
+    """The inverse of the interval; its gradient is present, and zero."""
 
     @staticmethod
     def forward(ctx: Any, intervals: Tensor, num_ids: int) -> Tensor:
@@ -92,7 +94,7 @@ class _Frequency(torch.autograd.Function):
 
 # ---- hierarchical sigmoid ----
 #
-# Hierarchical sigmoid: a class as the way to its leaf in a binary tree.
+# Hierarchical sigmoid: a class as the path to its leaf in a binary tree.
 
 
 def hsigmoid_loss(
@@ -105,7 +107,7 @@ def hsigmoid_loss(
     path_code: Tensor | None = None,
     is_sparse: bool = False,
 ) -> Tensor:
-    """The log loss of each decision on the way from the root to the label's leaf, summed.
+    """The log loss of each decision on the path from the root to the label's leaf, summed.
 
     A step costs about log2(num_classes) rows of the weight.  Without paths the tree is a complete
     binary one, in which class c is node c + num_classes, and node k has the children 2k and 2k + 1;
@@ -119,15 +121,15 @@ def hsigmoid_loss(
         num_classes: 2 or more.
         weight: of the inner nodes, [num_classes - 1, size]; with paths [nodes, size].
         bias: of the inner nodes, [nodes, 1].
-        path_table: the nodes on the way of each sample, int64 [n, depth]; below 0: none.
-        path_code: the decision at each, 0 or 1, int64 [n, depth].
+        path_table: the nodes on each sample's path, int64 [n, depth]; a number below 0 is no node.
+        path_code: the decision at each node, 0 or 1, int64 [n, depth].
         is_sparse: whether the gradients of weight and bias are sparse.
 
     Returns:
         [n, 1].
 
     Raises:
-        TypeError: labels are no whole numbers.
+        TypeError: labels are not whole numbers.
         ValueError: shapes do not fit, or a label is out of range.
     """
     check_matrix("hsigmoid_loss", "input", input)
@@ -135,7 +137,7 @@ def hsigmoid_loss(
         raise ValueError(f"hsigmoid_loss: num_classes: expected 2 or more, got {num_classes}")
     label = single_label("hsigmoid_loss", label, input.shape[0])
     if (path_table is None) != (path_code is None):
-        raise ValueError("hsigmoid_loss: expected path_table and path_code, or none of the two")
+        raise ValueError("hsigmoid_loss: expected both path_table and path_code, or neither")
     if path_table is None or path_code is None:
         check_labels("hsigmoid_loss", label, num_classes)
         nodes, codes = _complete_tree(label, num_classes)
@@ -157,7 +159,7 @@ def hsigmoid_loss(
 
 
 def _complete_tree(label: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Nodes, below 0 for none, and decisions on the way of each label: int64 [n, depth]."""
+    """Nodes, below 0 for none, and decisions on the path of each label: int64 [n, depth]."""
     depth = (2 * classes - 1).bit_length() - 1
     steps = torch.arange(depth, device=label.device)
     leaf = (label + classes).unsqueeze(1)
@@ -179,12 +181,13 @@ class HSigmoidLoss(nn.Module):
     Args:
         feature_size: of the samples.
         num_classes: 2 or more; with ``is_custom`` the number of inner nodes.
-        bias: whether nodes have one.
-        is_custom: whether forward is given paths; otherwise the tree is the complete one.
+        bias: whether nodes have biases.
+        is_custom: whether forward takes paths; otherwise the tree is the complete one.
         is_sparse: whether gradients are sparse.
 
     Attributes:
-        weight: [nodes, feature_size]; nodes are num_classes - 1, or num_classes with ``is_custom``.
+        weight: [nodes, feature_size]; the number of nodes is num_classes - 1, or num_classes with
+            ``is_custom``.
         bias: [nodes, 1], or None.
     """
 
@@ -214,7 +217,9 @@ class HSigmoidLoss(nn.Module):
         path_table: Tensor | None = None,
         path_code: Tensor | None = None,
     ) -> Tensor:
-        """[n, feature_size] and [n] -> [n, 1]; paths are for ``is_custom``, and needed there."""
+        """[n, feature_size] and [n] -> [n, 1]; paths are required with ``is_custom``, and allowed
+        only then.
+        """
         if self.is_custom != (path_table is not None):
             raise ValueError("HSigmoidLoss: expected paths with is_custom=True, and only there")
         return hsigmoid_loss(
@@ -231,7 +236,7 @@ class HSigmoidLoss(nn.Module):
 
 # ---- samplers ----
 #
-# Where negative classes come from: distributions over class ids, and draws without repetition.
+# The sources of negative classes: distributions over class ids, and draws without repetition.
 
 
 class Sampler(Protocol):
@@ -240,14 +245,16 @@ class Sampler(Protocol):
     classes: int
 
     def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Ids, each drawn by itself: int64 [count], on the CPU."""
+        """Draws ids independently: int64 [count], on the CPU."""
 
     def probability(self, ids: Tensor) -> Tensor:
-        """Of one draw, float32 or float64 of the ids' shape, on their device."""
+        """The ids' probabilities in one draw, float32 or float64 of the ids' shape, on their
+        device.
+        """
 
 
 class UniformSampler:
-    """Every class alike.
+    """The uniform distribution: every class has the same probability.
 
     Args:
         classes: 1 or more.
@@ -266,7 +273,7 @@ class UniformSampler:
 
 
 class LogUniformSampler:
-    """Class k with a probability of log((k + 2) / (k + 1)) / log(classes + 1): Zipf's law nearly,
+    """Class k has a probability of log((k + 2) / (k + 1)) / log(classes + 1): nearly Zipf's law,
     for classes that are numbered from the most frequent one on.
 
     Args:
@@ -288,13 +295,13 @@ class LogUniformSampler:
 
 
 class GivenSampler:
-    """Class k with a given probability.
+    """Class k has a given probability.
 
     Args:
         probabilities: floats [classes], none below 0; they are divided by their sum.
 
     Raises:
-        ValueError: they are no such numbers.
+        ValueError: the probabilities are invalid.
     """
 
     def __init__(self, probabilities: Tensor) -> None:
@@ -320,12 +327,12 @@ class GivenSampler:
 
 @dataclass(frozen=True)
 class Negatives:
-    """Classes that were drawn, and how likely that was.
+    """Drawn classes, and how they were drawn.
 
     Attributes:
         ids: int64 [samples].
-        tries: how many draws it took; None: as many as there are samples, which may repeat.
-        sampler: that drew them.
+        tries: the number of draws; None: as many as there are samples, which may repeat.
+        sampler: the sampler that drew them.
     """
 
     ids: Tensor
@@ -333,7 +340,7 @@ class Negatives:
     sampler: Sampler
 
     def expected(self, ids: Tensor) -> Tensor:
-        """How often an id is among the samples on average, floats of the ids' shape."""
+        """The expected count of each id among the samples, floats of the ids' shape."""
         probability = self.sampler.probability(ids)
         if self.tries is None:
             return probability * len(self.ids)
@@ -343,10 +350,10 @@ class Negatives:
 def draw_unique(
     sampler: Sampler, count: int, generator: torch.Generator | None = None
 ) -> Negatives:
-    """Draws until there are ``count`` ids that differ, and counts the draws.
+    """Draws until there are ``count`` different ids, and counts the draws.
 
     Raises:
-        ValueError: there are not so many classes.
+        ValueError: ``count`` is below 1, or above the number of classes.
     """
     if not 1 <= count <= sampler.classes:
         raise ValueError(f"num_samples: expected 1 to {sampler.classes}, got {count}")
@@ -363,7 +370,7 @@ def draw_unique(
 
 
 def seeded(seed: int) -> torch.Generator | None:
-    """A generator of its own; of 0 None, which is torch's."""
+    """A separate generator with this seed; None for 0, which means torch's own."""
     return torch.Generator().manual_seed(seed) if seed else None
 
 
@@ -375,7 +382,7 @@ def _checked(classes: int) -> int:
 
 # ---- noise contrast ----
 #
-# Noise-contrastive estimation: true classes told from drawn ones, one by one.
+# Noise-contrastive estimation: true classes distinguished from drawn ones, one by one.
 
 
 NCE_SAMPLERS = ("uniform", "log_uniform", "custom_dist")
@@ -394,7 +401,7 @@ def nce(
     seed: int = 0,
     samples: Tensor | None = None,
 ) -> Tensor:
-    """Tells the true classes of a sample from ``num_neg_samples`` drawn ones.
+    """The loss of distinguishing a sample's true classes from ``num_neg_samples`` drawn ones.
 
     With a class's score s, its probability q of being drawn, and k draws, the class is true with a
     probability of sigmoid(s - log(k * q)); the loss is the log loss of that, summed over the true
@@ -402,20 +409,20 @@ def nce(
 
     Gutmann, Hyvarinen: Noise-Contrastive Estimation, AISTATS 2010; Mnih, Teh: A Fast and Simple
     Algorithm for Training Neural Probabilistic Language Models, ICML 2012.  Scores are used as in
-    the papers; PaddlePaddle's op of this name puts sigmoid(s) in the place of exp(s).
+    the papers; PaddlePaddle's op of this name uses sigmoid(s) in place of exp(s).
 
     In a program the drawn classes are an input of the step: ``samples``.
 
     Args:
         input: features, floats [n, size].
         label: true classes, int64 [n] or [n, true].
-        num_total_classes: ids are below it.
+        num_total_classes: the number of classes; all ids are below it.
         weight: of the classes, [num_total_classes, size].
         bias: [num_total_classes].
         sample_weight: factors of the samples, [n] or [n, 1].
         num_neg_samples: k.
         sampler: "uniform", "log_uniform", or "custom_dist".
-        custom_dist: with the last one, the probability of each class, [num_total_classes].
+        custom_dist: with "custom_dist", the probability of each class, [num_total_classes].
         seed: of the draws; 0: torch's own generator.
         samples: drawn classes, int64 [n, k]; None: they are drawn here.
 
@@ -423,7 +430,7 @@ def nce(
         [n, 1].
 
     Raises:
-        TypeError: labels are no whole numbers.
+        TypeError: labels are not whole numbers.
         ValueError: shapes do not fit, a label is out of range, or there is no such sampler.
     """
     check_matrix("nce", "input", input)
@@ -545,10 +552,9 @@ def sampled_softmax_with_cross_entropy(
 ) -> Tensor:
     """Softmax cross entropy over each row's true classes and ``num_samples`` drawn ones.
 
-    The drawn ones are all different, the same in every row, and log-uniform: class ids are to be
-    numbered by falling frequency.  From each logit the logarithm of how often its class is expected
-    among the samples is subtracted (logQ correction).  Of several true classes each counts 1 /
-    num_true.
+    The drawn classes are all different, the same in every row, and log-uniform: number class ids by
+    falling frequency.  From each logit the logarithm of its class's expected count among the
+    samples is subtracted (logQ correction).  Of several true classes each counts 1 / num_true.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
     Translation, ACL 2015; Bengio, Senecal: Adaptive Importance Sampling to Accelerate Training of a
@@ -557,27 +563,26 @@ def sampled_softmax_with_cross_entropy(
     The logits of all classes are given here; :class:`trainer.nn.SampledSoftmax` computes those of
     the samples alone.
 
-    In a program the samples come from outside, for drawing until they differ depends on values:
+    In a program the samples come from outside, because drawing different ones depends on values:
     give ``customized_samples`` and their probabilities as inputs of the step.
 
     Args:
-        logits: floats [n, classes], no probabilities.
+        logits: floats [n, classes], not probabilities.
         label: true classes, int64 [n, num_true], or [n] for one.
-        num_samples: how many are drawn.
-        num_true: how many true classes a row has.
+        num_samples: the number of drawn classes.
+        num_true: the number of true classes of a row.
         remove_accidental_hits: whether a drawn class that is a true one of the row is left out.
-        use_customized_samples: takes the two following arguments and draws nothing.
+        use_customized_samples: whether to use the two following arguments, and draw nothing.
         customized_samples: int64 [n, num_true + num_samples], the true classes first.
-        customized_probabilities: floats of that shape: how often each is expected.
+        customized_probabilities: floats of that shape: the expected count of each class.
         seed: of the draws; 0: torch's own generator.
 
     Returns:
         [n, 1].
 
     Raises:
-        TypeError: labels are no whole numbers.
-        ValueError: shapes do not fit, a label is out of range, or samples are not given where they
-            must be.
+        TypeError: labels are not whole numbers.
+        ValueError: shapes do not fit, a label is out of range, or required samples are missing.
     """
     whose = "sampled_softmax_with_cross_entropy"
     check_matrix(whose, "logits", logits)
@@ -625,7 +630,7 @@ def _drawn_classes(
     samples: Tensor | None,
     expected: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The true classes and the drawn ones, and how often each is expected, [n, true + count]."""
+    """The true classes and the drawn ones, and the expected count of each, [n, true + count]."""
     if samples is not None or expected is not None:
         raise ValueError(f"{whose}: customized samples are for use_customized_samples=True")
     if traced(logits):
@@ -665,8 +670,8 @@ class SampledSoftmaxWithCrossEntropy(nn.Module):
 #
 # Softmax over very many classes, whose weights are rows of a table on servers.
 #
-# A step computes the logits of the true classes and of some others, and pulls and pushes these rows
-# alone: it costs the same however many classes there are.
+# A step computes the logits of the true classes and of some others, and pulls and pushes only these
+# rows: its cost does not depend on the number of classes.
 
 
 SOFTMAX_SAMPLERS = ("log_uniform", "uniform", "in_batch")
@@ -676,15 +681,15 @@ class SampledSoftmax(nn.Module):
     """The cross entropy of a softmax over sampled classes.
 
     A class is a row of the table ``classes``: its weight, and in the last column its bias.  In a
-    job with servers these hold the rows, and a step carries those of the batch's true classes and
-    of the samples alone.
+    job with servers these hold the rows, and a step carries only the rows of the batch's true
+    classes and of the samples.
 
     The samples are drawn by each trainer at each forward, all different ("log_uniform", for classes
     that are numbered by falling frequency, or "uniform"), or they are the true classes of the rest
-    of the batch ("in_batch", for two-tower models).  With ``logq`` the logarithm of how often a
-    class is expected among the samples is subtracted from its logit, true or drawn, so that what is
-    learned is the softmax over all classes, whatever classes the sampler prefers.  How often a
-    class is in a batch is counted in a second table, on servers where there are any: see
+    of the batch ("in_batch", for two-tower models).  With ``logq`` the logarithm of a class's
+    expected count among the samples is subtracted from its logit, true or drawn, so that the module
+    learns the softmax over all classes, whichever classes the sampler prefers.  With "in_batch" the
+    frequencies of classes are counted in a second table, on servers if there are any: see
     :class:`~trainer.nn.sampled.StreamingFrequency`.
 
     Jean, Cho, Memisevic, Bengio: On Using Very Large Target Vocabulary for Neural Machine
@@ -699,12 +704,12 @@ class SampledSoftmax(nn.Module):
     Args:
         num_classes: 2 or more.
         feature_size: of the inputs.
-        num_samples: how many classes are drawn for a batch; 0 with "in_batch", which draws none.
+        num_samples: the number of classes drawn for a batch; 0 with "in_batch", which draws none.
         sampler: "log_uniform", "uniform" or "in_batch".
         remove_accidental_hits: whether a sample that is a row's true class is left out of the row.
         logq: whether logits are corrected.
-        bias: whether a class has one.
-        frequencies: with "in_batch" and ``logq``; None: counts of this module's own.
+        bias: whether classes have biases.
+        frequencies: with "in_batch" and ``logq``; None: the module makes its own.
         table: further arguments of :class:`~trainer.DistributedEmbedding`: name, init, optimizer...
 
     Attributes:
@@ -755,20 +760,20 @@ class SampledSoftmax(nn.Module):
     ) -> Tensor:
         """The loss of each row.
 
-        In a program nothing is drawn: give negatives, and with ``logq`` what is expected.
+        In a program nothing is drawn: give negatives, and with ``logq`` their expected counts.
 
         Args:
             input: features, floats [n, feature_size].
             label: the true class of each row, int64 [n] or [n, 1].
-            negatives: in the place of drawn ones, int64 [s]; with "in_batch": none.
-            expected: with negatives and ``logq``: how often the labels, [n], and the negatives,
-                [s], are expected among the samples.
+            negatives: replace drawn classes, int64 [s]; not allowed with "in_batch".
+            expected: with negatives and ``logq``: the expected counts of the labels, [n], and of
+                the negatives, [s], among the samples.
 
         Returns:
             [n, 1].
 
         Raises:
-            TypeError: labels are no whole numbers.
+            TypeError: labels are not whole numbers.
             ValueError: shapes do not fit, or a class is out of range.
         """
         whose = "SampledSoftmax"
@@ -777,7 +782,7 @@ class SampledSoftmax(nn.Module):
         check_labels(whose, label, self.num_classes)
         if self.sampler == "in_batch":
             if negatives is not None or expected is not None:
-                raise ValueError(f"{whose}: negatives: expected none, for the batch's classes are")
+                raise ValueError(f"{whose}: negatives: expected none with in_batch, got some")
             return self._in_batch(input, label)
         if negatives is None:
             negatives, expected = self._draw(label)
@@ -799,7 +804,7 @@ class SampledSoftmax(nn.Module):
         return logits.logsumexp(1, keepdim=True) - logits[:, :1]
 
     def scores(self, input: Tensor, classes: Tensor) -> Tensor:
-        """The logits of some classes, as they are: for evaluation.
+        """The uncorrected logits of some classes, for evaluation.
 
         Args:
             input: [n, feature_size].
@@ -819,7 +824,7 @@ class SampledSoftmax(nn.Module):
         return rows, rows.new_zeros(rows.shape[0])
 
     def _draw(self, label: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Classes, and how often the labels and they are expected."""
+        """Draws negatives, with the expected counts of the labels and of the negatives."""
         if traced(label):
             raise ValueError(
                 "SampledSoftmax: drawing depends on values, which a program has not; expected "
@@ -846,7 +851,7 @@ class SampledSoftmax(nn.Module):
         return logits.logsumexp(1, keepdim=True) - true
 
     def extra_repr(self) -> str:
-        """What the module is made of."""
+        """The sizes and the sampler, for ``repr``."""
         drawn = "" if self.sampler == "in_batch" else f", num_samples={self.num_samples}"
         return f"{self.num_classes} classes, {self.feature_size}{drawn}, sampler={self.sampler!r}"
 
@@ -866,7 +871,7 @@ def _check(classes: int, size: int, samples: int, sampler: str) -> None:
         raise ValueError(f"SampledSoftmax: sampler: expected one of {known}, got {sampler!r}")
     drawn = sampler != "in_batch"
     if not (1 <= samples <= classes if drawn else samples == 0):
-        expected = f"1 to {classes}" if drawn else "none, for the batch's classes are,"
+        expected = f"1 to {classes}" if drawn else "0, as the batch's classes are the samples,"
         raise ValueError(
             f"SampledSoftmax: num_samples: expected {expected} with sampler={sampler!r}, "
             f"got {samples}"

@@ -1,9 +1,9 @@
-"""Sequences of other lengths: expanded, joined, padded, cut, stepped, labelled.
+"""Operations on sequences of different lengths: expand, join, pad, cut, pool; checks of labels.
 
-[Note: offsets in a program]  Where a value belongs is computed from the offsets by a search and
-sizes by counting, so that every op here has a result whose size is known before the values are: a
-program can hold it.  Eager code checks offsets first; a program cannot raise by values, and takes
-them as they are.
+[Note: offsets in a program]  The sequence of a value is computed from the offsets by a search, and
+sizes by counting, so that the size of every op's result is known before the values: a program can
+hold it.  Eager code checks offsets first; a program cannot check values, and takes them as they
+are.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # ---- labels ----
 #
-# What losses are given beside scores: labels, checked.
+# The labels that losses take beside scores, and their checks.
 
 
 def traced(tensor: Tensor) -> bool:
-    """Whether ``capture`` is tracing: the tensor has a shape, and no values to look at."""
+    """Whether ``capture`` is tracing: the tensor has a shape, but no values."""
     return isinstance(tensor, FakeTensor)
 
 
 def label_column(whose: str, label: Tensor, count: int) -> Tensor:
-    """Labels as int64 [count, true], of a label [count] or [count, true].
+    """Labels as int64 [count, true], from a label [count] or [count, true].
 
     Raises:
-        TypeError: they are no tensor of whole numbers.
+        TypeError: they are not a tensor of whole numbers.
         ValueError: the shape is another one.
     """
     if not isinstance(label, Tensor):
@@ -44,7 +44,7 @@ def label_column(whose: str, label: Tensor, count: int) -> Tensor:
 
 
 def single_label(whose: str, label: Tensor, count: int) -> Tensor:
-    """Labels as int64 [count], of a label [count] or [count, 1]; raises as :func:`label_column`."""
+    """Labels as int64 [count], from [count] or [count, 1]; raises as :func:`label_column`."""
     column = label_column(whose, label, count)
     if column.shape[1] != 1:
         raise ValueError(
@@ -54,7 +54,7 @@ def single_label(whose: str, label: Tensor, count: int) -> Tensor:
 
 
 def check_labels(whose: str, label: Tensor, classes: int) -> None:
-    """Nothing while ``capture`` is tracing: labels have no values then.
+    """Checks the range of labels; not while ``capture`` is tracing, as labels have no values then.
 
     Raises:
         ValueError: a label is not in 0 to ``classes`` - 1.
@@ -88,11 +88,11 @@ def check_same_shape(whose: str, **tensors: Tensor) -> None:
 
 # ---- ragged ----
 #
-# Sequences of any length in one tensor: values one after the other, and where each begins.
+# Sequences of any length in one tensor: values one after the other, and the beginning of each.
 #
-# Wherever sequences are expected, two forms do: a tuple (values [n, ...], offsets int64
-# [sequences]), as :class:`torch.nn.EmbeddingBag` has bags, or a nested tensor of torch with the
-# jagged layout.  A result has the form of what was given.
+# Sequences have one of two forms: a tuple (values [n, ...], offsets int64 [sequences]), like the
+# bags of :class:`torch.nn.EmbeddingBag`, or a nested tensor of torch with the jagged layout.  A
+# result has the form of the input.
 
 
 class Sequences(NamedTuple):
@@ -100,7 +100,7 @@ class Sequences(NamedTuple):
 
     Attributes:
         values: [n, ...].
-        offsets: int64 [sequences], where each begins: 0 first, never going down.
+        offsets: int64 [sequences], the beginning of each: 0 first, never decreasing.
     """
 
     values: Tensor
@@ -112,7 +112,7 @@ class Sequences(NamedTuple):
         return torch.searchsorted(self.offsets, places, right=True) - 1
 
     def sizes(self) -> Tensor:
-        """How many values each has, int64 [sequences]."""
+        """The number of values of each sequence, int64 [sequences]."""
         owners = self.owners()
         return torch.zeros_like(self.offsets).index_add(0, owners, torch.ones_like(owners))
 
@@ -121,11 +121,11 @@ Ragged = Tensor | tuple[Tensor, Tensor]
 
 
 def sequences_of(whose: str, given: Ragged) -> Sequences:
-    """What the user gave, checked.
+    """The user's sequences, checked, as one type.
 
     Raises:
-        TypeError: it is neither of the two forms, or offsets are no whole numbers.
-        ValueError: offsets do not begin with 0, go down, or go beyond the values.
+        TypeError: they have neither of the two forms, or offsets are not whole numbers.
+        ValueError: offsets do not begin with 0, decrease, or exceed the number of values.
     """
     if isinstance(given, Tensor) and given.is_nested:
         if given.layout != torch.jagged:
@@ -174,7 +174,7 @@ def _check_offsets(whose: str, offsets: Tensor, count: int) -> None:
 
 
 def like(given: Ragged, made: Sequences) -> Ragged:
-    """The sequences in the form of what was given."""
+    """The sequences in the form of the input."""
     if not isinstance(given, Tensor):
         return made.values, made.offsets
     ends = made.offsets.new_tensor([made.values.shape[0]])
@@ -185,7 +185,7 @@ def like(given: Ragged, made: Sequences) -> Ragged:
 
 
 def begins(sizes: Tensor) -> Tensor:
-    """Where sequences of these sizes begin, int64 [sequences]."""
+    """The offsets of sequences of these sizes, int64 [sequences]."""
     return sizes.cumsum(0) - sizes
 
 
@@ -195,7 +195,7 @@ def refuse_tracing(whose: str, tensor: Tensor) -> None:
     """
     if traced(tensor):
         raise ValueError(
-            f"{whose}: how large its result is depends on values, so a program cannot hold it; "
+            f"{whose}: the size of its result depends on values, so a program cannot hold it; "
             "call it before the step, and give the step its result"
         )
 
@@ -235,21 +235,21 @@ def taken_or(values: Tensor, places: Tensor, there: Tensor, other: float | Tenso
 
 
 def sequence_expand(x: Ragged, y: Ragged) -> Ragged:
-    """Repeats x's sequence i as often as y's sequence i is long.
+    """Repeats x's sequence i as many times as y's sequence i has values.
 
-    Sequences repeated give a result whose size depends on values, which a program cannot hold; one
-    row for each sequence of y does not: see :func:`sequence_expand_as`.
+    If x has sequences, the size of the result depends on values, which a program cannot hold; if x
+    has one row for each sequence of y, it does not: see :func:`sequence_expand_as`.
 
     Args:
-        x: sequences, as many as y has; or a tensor with a row for each.
-        y: sequences, whose lengths count.
+        x: as many sequences as y has; or a tensor with a row for each.
+        y: sequences, of which the lengths are used.
 
     Returns:
         Sequences: one for each repetition, or, of rows, one for each sequence of y.
 
     Raises:
-        TypeError, ValueError: the sequences are none, their numbers differ, or ``capture`` is
-            tracing.
+        TypeError, ValueError: the arguments are not sequences, their numbers differ, or ``capture``
+            is tracing.
     """
     whose = "sequence_expand"
     if isinstance(x, Tensor) and not x.is_nested:
@@ -263,13 +263,14 @@ def sequence_expand(x: Ragged, y: Ragged) -> Ragged:
 
 
 def sequence_expand_as(x: Tensor, y: Ragged) -> Ragged:
-    """Repeats row i of x as often as y's sequence i is long: sequences as long as those of y.
+    """Repeats row i of x as many times as y's sequence i has values: the result has sequences as
+    long as y's.
 
     Args:
         x: [sequences, ...].
 
     Raises:
-        TypeError, ValueError: y is no sequences, or their number is not that of x's rows.
+        TypeError, ValueError: y has no sequences, or their number is not that of x's rows.
     """
     given = sequences_of("sequence_expand_as", y)
     _check_count("sequence_expand_as", x.shape[0], given.offsets.shape[0])
@@ -277,13 +278,13 @@ def sequence_expand_as(x: Tensor, y: Ragged) -> Ragged:
 
 
 def sequence_concat(input: Sequence[Ragged]) -> Ragged:
-    """Sequence i of each input, one after the other, as one sequence.
+    """Joins sequence i of each input to one sequence.
 
     Args:
-        input: one or more, each with as many sequences.
+        input: one or more inputs, with equal numbers of sequences.
 
     Raises:
-        TypeError, ValueError: they are no sequences, or their numbers differ.
+        TypeError, ValueError: they are not sequences, or their numbers differ.
     """
     whose = "sequence_concat"
     if not input:
@@ -309,21 +310,21 @@ def sequence_concat(input: Sequence[Ragged]) -> Ragged:
 def sequence_pad(
     x: Ragged, pad_value: float | Tensor = 0.0, maxlen: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sequences as rows of one length.
+    """Pads sequences to rows of one length.
 
-    In a program ``maxlen`` is needed, and what is longer is cut.
+    In a program ``maxlen`` is required, and longer sequences are cut.
 
     Args:
         x: sequences of [n, ...].
         pad_value: a number, or a tensor of a value's shape.
-        maxlen: the length; None: that of the longest.
+        maxlen: the length; None: that of the longest sequence.
 
     Returns:
         [sequences, maxlen, ...], and the lengths of the sequences, int64 [sequences].
 
     Raises:
-        TypeError: x is no sequences.
-        ValueError: a sequence is longer than ``maxlen``, or there is none in a program.
+        TypeError: x is not sequences.
+        ValueError: a sequence is longer than ``maxlen``, or ``maxlen`` is None in a program.
     """
     given = sequences_of("sequence_pad", x)
     sizes = given.sizes()
@@ -340,9 +341,9 @@ def sequence_pad(
 
 
 def sequence_unpad(x: Tensor, length: Tensor) -> Ragged:
-    """The first values of each row, as sequences.
+    """Takes the first values of each row, as sequences.
 
-    How many they are depends on values, which a program cannot hold.
+    The size of the result depends on values, which a program cannot hold.
 
     Args:
         x: [sequences, maxlen, ...].
@@ -368,17 +369,18 @@ def sequence_unpad(x: Tensor, length: Tensor) -> Ragged:
 
 
 def sequence_slice(input: Ragged, offset: Tensor, length: Tensor) -> Ragged:
-    """A part of each sequence.
+    """Takes a part of each sequence.
 
-    How large the parts are together depends on values, which a program cannot hold.
+    The size of the result depends on values, which a program cannot hold.
 
     Args:
         input: sequences.
-        offset: where the part begins in each, whole numbers [sequences] or [sequences, 1].
-        length: how long it is; of the same shape.
+        offset: the beginning of the part in each sequence, whole numbers [sequences] or [sequences,
+            1].
+        length: the length of the part; of the same shape.
 
     Raises:
-        TypeError: the input is no sequences.
+        TypeError: the input is not sequences.
         ValueError: a part is not within its sequence, or ``capture`` is tracing.
     """
     whose = "sequence_slice"
@@ -394,16 +396,16 @@ def sequence_slice(input: Ragged, offset: Tensor, length: Tensor) -> Ragged:
 
 
 def sequence_erase(input: Ragged, tokens: Sequence[int]) -> Ragged:
-    """The sequences without some ids.
+    """Removes some ids from sequences.
 
-    How many are left depends on values, which a program cannot hold.
+    The size of the result depends on values, which a program cannot hold.
 
     Args:
         input: sequences of ids, [n] or [n, 1].
-        tokens: the ids that go.
+        tokens: the ids to remove.
 
     Raises:
-        TypeError: the input is no sequences.
+        TypeError: the input is not sequences.
         ValueError: ``capture`` is tracing.
     """
     given = sequences_of("sequence_erase", input)
@@ -416,17 +418,17 @@ def sequence_erase(input: Ragged, tokens: Sequence[int]) -> Ragged:
 
 
 def sequence_reshape(input: Ragged, new_dim: int) -> Ragged:
-    """The numbers of each sequence in rows of another size.
+    """Puts the numbers of each sequence into rows of another size.
 
     Args:
         input: sequences of [n, size].
-        new_dim: the new size, which divides how many numbers each sequence has.
+        new_dim: the new size, which divides the count of numbers in each sequence.
 
     Returns:
         Sequences of [n * size / new_dim, new_dim].
 
     Raises:
-        TypeError: the input is no sequences.
+        TypeError: the input is not sequences.
         ValueError: the size does not fit.
     """
     whose = "sequence_reshape"
@@ -445,18 +447,18 @@ def sequence_reshape(input: Ragged, new_dim: int) -> Ragged:
 
 
 def sequence_scatter(input: Tensor, index: Ragged, updates: Ragged) -> Tensor:
-    """Adds to row i what sequence i says: updates, at the columns of the index.
+    """Adds the updates of sequence i to row i, at the columns of the index.
 
     Args:
         input: [sequences, size].
         index: sequences of columns, whole numbers [n].
-        updates: sequences of numbers, [n], as long as those.
+        updates: sequences of numbers, [n], as long as those of the index.
 
     Returns:
         A tensor like the input.
 
     Raises:
-        TypeError, ValueError: the sequences are none, or do not fit.
+        TypeError, ValueError: the arguments are not sequences, or do not fit.
     """
     whose = "sequence_scatter"
     places, added = sequences_of(whose, index), sequences_of(whose, updates)
@@ -476,17 +478,18 @@ def sequence_scatter(input: Tensor, index: Ragged, updates: Ragged) -> Tensor:
 
 
 def sequence_mask(x: Tensor, maxlen: int | None = None, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Ones where a step is within its sequence, zeros after it.
+    """A mask with ones where a step is within its sequence, and zeros after it.
 
     Args:
         x: lengths, whole numbers of any shape.
-        maxlen: of the result's last dimension; None: the greatest length, in eager code alone.
+        maxlen: the size of the result's last dimension; None: the greatest length, in eager code
+            only.
 
     Returns:
         [*x.shape, maxlen].
 
     Raises:
-        ValueError: there is no ``maxlen`` in a program.
+        ValueError: ``maxlen`` is None in a program.
     """
     if maxlen is None:
         if traced(x):
@@ -511,16 +514,16 @@ def _check_range(whose: str, name: str, numbers: Tensor, most: Tensor) -> None:
 
 # ---- sequence steps ----
 #
-# What becomes of the values of each sequence: one pooled value, a distribution, another order.
+# Operations on the values of each sequence: one pooled value, a distribution, another order.
 
 
 POOLS = ("sum", "average", "sqrt", "max", "last", "first")
 
 
 def sequence_pool(input: Ragged, pool_type: str, pad_value: float = 0.0) -> Tensor:
-    """One value for each sequence.
+    """Pools each sequence to one value.
 
-    Of equal maxima each gets an equal part of the gradient, as in torch.amax.
+    Equal maxima share the gradient equally, as in torch.amax.
 
     Example::
 
@@ -530,13 +533,13 @@ def sequence_pool(input: Ragged, pool_type: str, pad_value: float = 0.0) -> Tens
         input: sequences of [n, ...].
         pool_type: "sum"; "average"; "sqrt", the sum divided by the root of the length; "max";
             "last" or "first".
-        pad_value: of an empty sequence.
+        pad_value: the value of an empty sequence.
 
     Returns:
         [sequences, ...].
 
     Raises:
-        TypeError, ValueError: the sequences are none, or there is no such pool.
+        TypeError, ValueError: the input is not sequences, or there is no such pool.
     """
     pool = pool_type.lower()
     if pool not in POOLS:
@@ -561,7 +564,7 @@ def _sums(given: Sequences, owners: Tensor) -> Tensor:
 
 
 def _maxima(given: Sequences, owners: Tensor) -> Tensor:
-    """Of each sequence; zeros for an empty one."""
+    """The maxima of each sequence; zeros for an empty one."""
     shape = given.offsets.shape[0], *given.values.shape[1:]
     places = _beside(owners, given.values).expand_as(given.values)
     zeros = given.values.new_zeros(shape)
@@ -569,7 +572,7 @@ def _maxima(given: Sequences, owners: Tensor) -> Tensor:
 
 
 def _beside(each: Tensor, values: Tensor) -> Tensor:
-    """[n] with as many dimensions as the values [n, ...]."""
+    """The tensor [n], with as many dimensions as the values [n, ...]."""
     return each.reshape(-1, *[1] * (values.dim() - 1))
 
 
@@ -584,7 +587,7 @@ def sequence_last_step(input: Ragged) -> Tensor:
 
 
 def sequence_softmax(input: Ragged) -> Ragged:
-    """A softmax over each sequence, of each further dimension by itself.
+    """A softmax over each sequence, separately for each further dimension.
 
     Returns:
         Sequences like the input.
@@ -598,7 +601,7 @@ def sequence_softmax(input: Ragged) -> Ragged:
 
 
 def sequence_reverse(x: Ragged) -> Ragged:
-    """Each sequence from its end to its begin; sequences like the input."""
+    """Reverses each sequence; the result is like the input."""
     given = sequences_of("sequence_reverse", x)
     owners, sizes = given.owners(), given.sizes()
     places = torch.arange(given.values.shape[0], device=owners.device)
@@ -607,7 +610,7 @@ def sequence_reverse(x: Ragged) -> Ragged:
 
 
 def sequence_enumerate(input: Ragged, win_size: int, pad_value: int = 0) -> Ragged:
-    """Each value with those after it, as many as a window has; ``pad_value`` beyond the end.
+    """A window for each value: the value and those after it, with ``pad_value`` beyond the end.
 
     Args:
         input: sequences of ids, [n] or [n, 1].
@@ -617,7 +620,7 @@ def sequence_enumerate(input: Ragged, win_size: int, pad_value: int = 0) -> Ragg
         Sequences of [n, win_size].
 
     Raises:
-        TypeError, ValueError: the sequences are none, or a number is out of its range.
+        TypeError, ValueError: the input is not sequences, or a number is out of its range.
     """
     given = sequences_of("sequence_enumerate", input)
     if win_size < 1:
@@ -631,11 +634,11 @@ def sequence_enumerate(input: Ragged, win_size: int, pad_value: int = 0) -> Ragg
 
 
 def windows(given: Sequences, size: int, start: int, other: float = 0) -> Tensor:
-    """Beside each value its neighbours in the sequence: [n, ...] -> [n, size, ...].
+    """The window of each value, with its neighbours in the sequence: [n, ...] -> [n, size, ...].
 
     Args:
-        start: the place of a window's first value, counted from the value that it stands beside.
-        other: stands for values beyond the sequence's ends.
+        start: the place of a window's first value, relative to the window's own value.
+        other: replaces values beyond the sequence's ends.
     """
     owners, sizes = given.owners(), given.sizes()
     own = torch.arange(given.values.shape[0], device=owners.device).unsqueeze(1)
@@ -659,14 +662,14 @@ def sequence_conv(
         weight: [filter_size * size, filters]: the window's values one after the other.
         bias: [filters].
         filter_size: of a window, 1 or more.
-        padding_start: the place of the window's first value, counted from the value that it stands
-            beside; None: the window lies around it, as evenly as it can, -(filter_size // 2).
+        padding_start: the place of the window's first value, relative to the window's own value;
+            None: the window is centered on it, -(filter_size // 2).
 
     Returns:
         Sequences of [n, filters].
 
     Raises:
-        TypeError, ValueError: the sequences are none, or shapes do not fit.
+        TypeError, ValueError: the input is not sequences, or shapes do not fit.
     """
     given = sequences_of("sequence_conv", input)
     if filter_size < 1:
@@ -687,9 +690,9 @@ class SequenceConv(nn.Module):
     """:func:`sequence_conv` with weight and bias as parameters.
 
     Args:
-        feature_size, num_filters: of the sequences that come and go.
+        feature_size, num_filters: of the input and output sequences.
         filter_size, padding_start: as of the function.
-        bias: whether there is one.
+        bias: whether there is a bias.
     """
 
     def __init__(

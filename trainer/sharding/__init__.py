@@ -6,13 +6,13 @@ In reading order::
     levels        group_sharded_parallel, and the table of its levels; a sharded model as plain
                   files
     shards        a rank's shards: the interface, and the flat ones of "os" and "os_g"
-    units         those of "p_g_os", on torch's FSDP2; parameters that are read where their unit is
+    units         shards of "p_g_os", on torch's FSDP2; parameters that are read while their unit is
                   not running; forwards that run a part of a segment; units that are gathered
                   together
     accumulation  several steps, one update
     optimizer     ShardedOptimizer: the given optimizer steps shards; an optimizer's states in main
                   memory; which update rules may step shards
-    places        where a model holds what FSDP2 has divided
+    places        the places in a model of parameters that FSDP2 has divided
     scaler        the GradScaler of a sharded model
 
 The room imports ``collective``, ``checkpoint`` and ``optimizer``.

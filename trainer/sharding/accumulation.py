@@ -17,8 +17,8 @@ class Accumulation:
     Until then a rank keeps its own gradients, whole.
 
     Args:
-        steps: of an update.
-        modules: whose gradients FSDP2 reduces; they are asked with all that they hold.
+        steps: the number of steps of an update.
+        modules: those whose gradients FSDP2 reduces; the setting covers their submodules.
     """
 
     def __init__(self, steps: int, modules: Iterable[nn.Module]) -> None:
@@ -28,11 +28,11 @@ class Accumulation:
 
     @property
     def under_way(self) -> bool:
-        """Whether gradients wait for further ones."""
+        """Whether accumulated gradients wait for those of further steps."""
         return self._taken > 0
 
     def ends(self) -> bool:
-        """Takes a step; whether an update is due."""
+        """Counts a step, and tells whether an update is due."""
         self._taken = (self._taken + 1) % self._steps
         self._reduce()
         return not self._taken
@@ -43,7 +43,7 @@ class Accumulation:
 
     @torch.no_grad()
     def average(self, gradients: Iterable[Tensor]) -> None:
-        """Makes the mean of the sums."""
+        """Turns sums into means."""
         if self._steps > 1:
             for gradient in gradients:
                 gradient.div_(self._steps)

@@ -11,15 +11,15 @@ level     sharded                bytes on each of n ranks, with Adam
 P bytes of parameters, G of gradients.  (Rajbhandari et al.: ZeRO, memory optimizations toward
 training trillion parameter models, 2020; Zhao et al.: PyTorch FSDP, 2023.)  Each option's effect:
 
-- ``offload``: the tensors that the optimizer steps, and its state, lie on the host; at "p_g_os" the
-  model's shards too.  On the CPU they do anyway.
-- ``sync_buffers``: after each step the buffers are those of the group's first rank.
-- ``buffer_max_size``: elements of the gradients that travel in one reduction (at "p_g_os": of those
-  too small to be sharded).
+- ``offload``: the tensors that the optimizer steps, and its state, are on the host; at "p_g_os" the
+  model's shards too.  With a model on the CPU it has no effect.
+- ``sync_buffers``: after each step the buffers take the values of the group's first rank.
+- ``buffer_max_size``: the most elements of the gradients that travel in one reduction (at "p_g_os":
+  of those too small to be sharded).
 - ``segment_size``: elements of the smallest tensor that is sharded ("p_g_os" only; the others are
   kept whole on every rank).
 - ``sync_comm``: collectives are waited for where they start, so that nothing overlaps with
-  computing.
+  computation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEVELS = ("os", "os_g", "p_g_os")
 SEGMENT_SIZE = 2**20
 
 log = logging.getLogger(__name__)
-# by model: the shards of this rank
+# the shards of this rank, by model
 sharded: WeakKeyDictionary[nn.Module, Shards] = WeakKeyDictionary()
 
 
@@ -87,16 +87,16 @@ def group_sharded_parallel(
             ``grad`` between backward and step; at "p_g_os" they are DTensors.
         optimizer: element-wise, over parameters of the model; its groups, hyper-parameters, state
             and ``grad_clip`` are kept.
-        scaler: its state is kept; the one returned skips a step on all ranks where one overflows.
-        group: None is all ranks.
+        scaler: its state is kept; the returned scaler skips a step on all ranks if one overflows.
+        group: None: all ranks.
 
     Returns:
         The model, the optimizer and the scaler to train with.
 
     Raises:
-        ValueError, TypeError: an argument is of the wrong kind, or has no effect at this level; a
-            rule is not element-wise.
-        FingerprintMismatch: another rank has another model, or asks for something else.
+        ValueError, TypeError: an argument is of the wrong kind, or has no effect at this level; or
+            a rule is not element-wise.
+        FingerprintMismatch: another rank has another model, or other arguments.
         RuntimeError: there are other trainers, and init_parallel_env() has not been called.
     """
     _check(
@@ -172,7 +172,7 @@ def _units(
 
 
 def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -> None:
-    """Types, ranges, and whether each option has an effect."""
+    """Checks types, ranges, and that each option has an effect."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if model in sharded:
@@ -212,12 +212,12 @@ def _check(model: Any, optimizer: Any, level: Any, scaler: Any, *options: Any) -
 
 
 def _group(group: Any) -> dist.ProcessGroup:
-    current_peers()  # or it says what to call first
+    current_peers()  # its error says what to call first
     if group is None:
         return dist.group.WORLD  # type: ignore[return-value]  # set, since torch.distributed is initialized
     if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:
         raise ValueError(
-            f"group: rank {dist.get_rank()} is not of the group; only its ranks call "
+            f"group: rank {dist.get_rank()} is not in the group; only its ranks call "
             "group_sharded_parallel"
         )
     if not isinstance(group, dist.ProcessGroup):
@@ -241,12 +241,12 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer,
             )
         optimizer = optimizer.inner
     for group in optimizer.param_groups:
-        sharded_rule(optimizer, group)  # or says why its rule cannot be cut
+        sharded_rule(optimizer, group)  # its error says why the rule cannot be cut
     return optimizer, clip
 
 
 def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The optimizer's parameters that train, by their names in the model, in the model's order."""
+    """The optimizer's trainable parameters, by their names in the model, in the model's order."""
     given = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     known = dict(named_parameters(model))
     for parameter in given.difference(known.values()):
@@ -267,7 +267,7 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def _same_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """The buffers of the group's first rank, on all of them."""
+    """Copies the buffers of the group's first rank to all ranks."""
     works = [
         dist.broadcast(buffer, group=group, group_src=0, async_op=True)
         for buffer in model.buffers()
@@ -277,8 +277,8 @@ def _same_buffers(model: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def zero_grad_through(model: nn.Module, zero_grad: Callable[[bool], None]) -> None:
-    """``model.zero_grad()`` is the optimizer's, which knows more: of gradients that no parameter of
-    the model shows, and of those that wait for an update.
+    """Makes ``model.zero_grad()`` call the optimizer's, which also handles gradients that no
+    parameter of the model shows, and those that wait for an update.
     """
     object.__setattr__(model, "zero_grad", zero_grad)
 
@@ -309,9 +309,9 @@ def save_group_sharded_model(
     """Writes ``model.safetensors``, and ``optimizer.pt`` if an optimizer is given, to the directory
     ``output``.
 
-    They are what a single node would save: ``safetensors.torch.load_file`` gives the model's
-    ``state_dict()``, ``torch.load`` the state_dict of the optimizer that was given to
-    ``group_sharded_parallel``.  All ranks of the group call this; its first writes.
+    They have the contents that a single node would save: ``safetensors.torch.load_file`` gives the
+    model's ``state_dict()``, ``torch.load`` the state_dict of the optimizer that was given to
+    ``group_sharded_parallel``.  All ranks of the group call this; the first rank writes.
 
     Example::
 
@@ -319,9 +319,9 @@ def save_group_sharded_model(
         save_group_sharded_model(model, "trained", optimizer)
 
     Args:
-        model: that ``group_sharded_parallel`` returned.
-        output: the directory, which is made, or a URL.
-        optimizer: that ``group_sharded_parallel`` returned.
+        model: the one that ``group_sharded_parallel`` returned.
+        output: the directory, which is created, or a URL.
+        optimizer: the one that ``group_sharded_parallel`` returned.
 
     Raises:
         ValueError: the model was not sharded by ``group_sharded_parallel``, or ``output`` is a
@@ -345,7 +345,7 @@ def save_group_sharded_model(
     writes = dist.get_rank(group) == 0
     tensors, plain = {}, plain_name(model)
     for name, tensor in model.state_dict().items():
-        # one at a time, so that no rank but the first holds more than one of them
+        # one at a time, so that only the first rank holds more than one of them
         whole = sharded[model].full(tensor)
         if writes:
             tensors[plain(name)] = whole.detach().to("cpu", copy=True)
@@ -357,7 +357,7 @@ def save_group_sharded_model(
 def _written(
     directory: str | os.PathLike[str], tensors: dict[str, torch.Tensor], state: Any
 ) -> OSError | None:
-    """Writes both files, each whole or not at all; gives the error, if there was one."""
+    """Writes both files, each whole or not at all; returns the error, if there was one."""
     try:
         export(joined(directory, MODEL), tensors)
         if state is not None:
@@ -371,7 +371,7 @@ def _written(
 
 
 def _agree(failed: OSError | None, group: dist.ProcessGroup, device: torch.device) -> None:
-    """No rank goes on before the files are there; all ranks hear of an error."""
+    """Makes all ranks wait for the files, and raises an error on all of them if writing failed."""
     mark = torch.tensor([failed is not None], dtype=torch.int32, device=device)
     dist.broadcast(mark, group=group, group_src=0)
     if failed is not None:

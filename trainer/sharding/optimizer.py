@@ -75,11 +75,11 @@ def _of_elements(value: Any, parameter: torch.Tensor) -> bool:
 
 # ---- sharded rule ----
 #
-# Whether the rule of an optimizer may step shards: parts of parameters, on several ranks.
+# The rules that may step shards: parts of parameters, on several ranks.
 
 
 def sharded_rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
-    """The update rule of a parameter group: an element-wise one, or one whose norms ranks add up.
+    """The update rule of a parameter group: an element-wise rule, or one whose norms ranks add up.
 
     Raises:
         ValueError: as of ``rule_of``; or the rule needs other numbers of whole tensors.
@@ -100,14 +100,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """The optimizer of a sharded model; its groups hold this rank's shards of the parameters.
 
     Groups and state are those of the given optimizer, so a scheduler made for either moves both.
-    ``state_dict()`` is whole and plain: what the given optimizer would have, had it trained alone.
-    Clip with ``grad_clip``: no shard has a whole gradient.
+    ``state_dict()`` is whole and plain: as the given optimizer's would be after training on one
+    process.  Clip with ``grad_clip``: no shard has a whole gradient.
 
     Args:
-        optimizer: the user's; from here on it steps shards.
+        optimizer: the user's optimizer, which steps shards from here on.
         shards: of its parameters.
-        device: where the ranks communicate.
-        grad_clip: of the averaged gradient, as a single node would.
+        device: of the tensors by which the ranks communicate.
+        grad_clip: clips the averaged gradient, as a single node would.
         names: gives the names of the model's parameters, for messages.
         after: called at the end of each step.
         accumulation: None: every step is an update.
@@ -115,8 +115,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Raises:
         ValueError: there is clipping, and a group with ``need_clip=False``.
         RuntimeError: at a step, a parameter is trained that was frozen when the model was sharded,
-            or it has been cast or given other memory since, or came later: its gradient is not the
-            mean over the ranks, or would step what the model does not have.
+            has been cast or given other memory since, or was added later: its gradient is not the
+            mean over the ranks, or would step a tensor that is not the model's.
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _summed(self, shards: list[Tensor], squares: Tensor) -> Tensor:
-        """Squares of norms of this rank's shards, added up over the ranks that have the others."""
+        """Squares of norms of this rank's shards, added up over the ranks with the other shards."""
         parameters = [self._of[shard] for shard in shards]  # type: ignore[index]  # they are
         return self.shards.summed(parameters, squares.to(self._device)).to(squares.device)
 
     def _take_shards(self) -> None:
-        """Puts the shards in the place of the optimizer's parameters, whose memory is dropped."""
+        """Replaces the optimizer's parameters by the shards, and frees the parameters' memory."""
         former, of = self.shards.former, self.shards.of
         states = {_get(former, parameter): state for parameter, state in self._inner.state.items()}
         for group in self._inner.param_groups:
@@ -188,10 +188,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all ranks; every rank calls it.  With accumulation every k-th is an update.
+        """Takes one step; every rank calls it.  With accumulation every k-th step is an update.
 
         Returns:
-            What ``closure`` returned, or None.
+            The result of ``closure``, or None.
 
         Raises:
             PServerError: another trainer is lost.
@@ -218,10 +218,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check_divided(self) -> None:
-        """Whether the optimizer steps just what was divided.
+        """Checks that the optimizer steps just the parameters that were divided.
 
         Raises:
-            RuntimeError: not; the message names a parameter.
+            RuntimeError: it does not; the message names a parameter.
         """
         for parameter in self._frozen:
             if parameter.requires_grad or parameter.grad is not None:
@@ -241,11 +241,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_moved()
 
     def watch(self, model: nn.Module) -> None:
-        """Before each forward of the model looks whether it is what was divided.  A gradient of
-        another dtype would end the backward, without a name.
+        """Checks before each forward that the model still has the divided parameters.  A gradient
+        of another dtype would end the backward with an error that names no parameter.
         """
 
-        this = weakref.ref(self)  # which has the model: both go when nobody has them
+        this = weakref.ref(self)  # it holds the model: both are freed when unused
         watched = weakref.ref(model)
 
         def look(module: nn.Module, args: Any) -> None:
@@ -271,17 +271,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
             )
 
     def _named(self, parameter: nn.Parameter) -> str:
-        """A parameter in a message."""
+        """A parameter's name, for messages."""
         known = self._names().get(parameter)
         return f"a parameter of shape {tuple(parameter.shape)}" if known is None else repr(known)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients of the shards, and the model's own; not while they accumulate."""
+        """Drops the gradients of the shards, and the model's own, unless they accumulate."""
         if self._accumulation is None or not self._accumulation.under_way:
             self.shards.drop_gradients(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: groups are sharded once.
+        """Raises an error: groups are sharded once.
 
         Raises:
             ValueError: always, after construction.
@@ -297,7 +297,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ---- state ----
 
     def _cut(self, parameter: Any, state: dict[str, Any]) -> dict[str, Any]:
-        """A whole parameter's state as its shard's."""
+        """The state of a whole parameter, cut to its shard."""
         if parameter not in self.shards.of:
             return state
         return {
@@ -308,7 +308,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole and plain on every rank, for the unsharded optimizer to load.
+        """The whole, plain state on every rank, for the unsharded optimizer to load.
 
         All ranks call this.
         """
@@ -332,8 +332,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**kept, "state": whole}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` or the unsharded optimizer wrote; every rank keeps its
-        part.
+        """Loads a state that :meth:`state_dict` or the unsharded optimizer gave; every rank keeps
+        its part.
         """
         ordered = [shard for group in self.param_groups for shard in group["params"]]
         states = {

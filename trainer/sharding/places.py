@@ -1,7 +1,7 @@
 """The places in a model of the parameters that FSDP2 has divided.
 
-FSDP2 puts its own tensors into the modules that it has seen, so another parameter in the place of
-one would be overwritten, and a tie of two would hold for one of them only.
+FSDP2 puts its own tensors into the modules that it has seen, so a parameter that replaces another
+would be overwritten, and a later tie of two would hold for one of them only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Places:
-    """The modules, and the names there, of a model's divided parameters.
+    """The modules of a model's divided parameters, and the names there.
 
     Args:
         model: after it was divided.
@@ -29,21 +29,21 @@ class Places:
         ]
 
     def taken(self) -> Iterator[str]:
-        """The names of places that have another parameter now, which is none of FSDP2's."""
+        """The names of places that have another parameter now, which is not one of FSDP2's."""
         other = [place for place in self._places if self._now(place[1], place[2]) is not place[3]]
         whole = self._whole() if other else set()
         for path, module, name, _ in other:
             now = self._now(module, name)
-            # what functional_call puts there the unit itself refuses
+            # a tensor that functional_call puts there is refused by the unit itself
             if now is None or (isinstance(now, nn.Parameter) and id(now) not in whole):
                 yield f"{path}.{name}".lstrip(".")
 
     @staticmethod
     def _now(module: nn.Module, name: str) -> Tensor | None:
-        return dict.get(module._parameters, name)  # which a read of the table may gather
+        return dict.get(module._parameters, name)  # not a read of the table, which may gather
 
     def _whole(self) -> set[int]:
-        """The tensors that FSDP2 has in the places of divided ones while their unit is whole."""
+        """The tensors that FSDP2 puts in the places of divided ones while their unit is whole."""
         found = set[int]()
         for module in self._model.modules():
             state = getattr(module, "_get_fsdp_state", lambda: None)()

@@ -10,10 +10,10 @@ from trainer.sharding.optimizer import ShardedOptimizer
 
 
 class SharedGradScaler(ShardedGradScaler):
-    """Torch's, by which all ranks skip a step that one of them has to skip.
+    """Torch's sharded GradScaler: all ranks skip a step that one of them has to skip.
 
-    Where the optimizer has gradients on the host, copies of the model's, the model's are unscaled,
-    too, so that a script may clip or look at them.
+    If the optimizer has copies of the model's gradients on the host, the model's gradients are
+    unscaled, too, so that a script may clip or read them.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -32,7 +32,9 @@ class SharedGradScaler(ShardedGradScaler):
         found_inf: Tensor,
         allow_fp16: bool = True,
     ) -> dict[torch.device, Tensor]:
-        """Torch's copies the scale to the host without waiting for it, and reads it at once."""
+        """Unscales gradients on the host safely: torch's method copies the scale to the host
+        without waiting for it, and reads it at once.
+        """
         gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
         if any(each is not None and each.device.type == "cpu" for each in gradients):
             inv_scale, found_inf = inv_scale.cpu(), found_inf.cpu()

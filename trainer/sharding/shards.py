@@ -1,9 +1,9 @@
 """The shards of one rank: the parts of a model's trainable parameters that its optimizer steps, one
-flat or local tensor of each.
+flat or local tensor for each.
 
-An optimizer never sees that it is sharded: its groups hold shards, plain parameters whose memory is
-part of the model's own (or a copy on the host, with ``offload``), and its state is as large as they
-are.
+The sharding is hidden from the optimizer: its groups hold shards, plain parameters whose memory is
+part of the model's own (or a copy on the host, with ``offload``), and its state has the shards'
+size.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from transpiler.plan.plan import differences
 
 # ---- agreement ----
 #
-# Agreement of a group's ranks: a difference is said before a collective would block.
+# Agreement of a group's ranks: a difference is reported before a collective would block.
 
 
-# agreements that were made, by group: each has a topic of its own
+# agreements made so far, by group: each has a topic of its own
 _made: Counter[str] = Counter()
 
 
@@ -59,11 +59,11 @@ def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> N
     """Compares metadata over a group; all its ranks call this.
 
     Args:
-        what: is compared, for messages.
+        what: the compared thing, for messages.
 
     Raises:
-        FingerprintMismatch: a rank's differ from those of the group's first; the message says which
-            and how.
+        FingerprintMismatch: a rank's metadata differ from those of the group's first rank; the
+            message names the rank and the difference.
         TimedOut: a rank does not call this.
     """
     ranks = dist.get_process_group_ranks(group)
@@ -92,12 +92,11 @@ def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> N
 #   | weight ............ | bias | weight2 .................. | pad |    bucket.size elements
 #   | rank 0's                   | rank 1's                         |    bucket.share elements each
 #
-# A bucket's length is a multiple of the ranks, so that each rank's share is the same to the
-# element, however large the tensors: a model that is one large matrix is shared as evenly as one of
-# many.
+# A bucket's length is a multiple of the ranks, so that all ranks' shares are equal, however large
+# the tensors: a model of one large matrix is shared as evenly as one of many.
 
 
-ALIGN = 16  # elements: every share begins where vector loads like it
+ALIGN = 16  # elements: every share begins at an address that suits vector loads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,25 +108,25 @@ class Bucket:
 
     @property
     def size(self) -> int:
-        """Elements, the pad included."""
+        """The number of elements, including the pad."""
         unit = self.ranks * ALIGN
         return -(-sum(parameter.numel() for parameter in self.parameters) // unit) * unit
 
     @property
     def share(self) -> int:
-        """Elements of one rank."""
+        """The number of elements of one rank."""
         return self.size // self.ranks
 
     def spans(self) -> Iterator[tuple[nn.Parameter, int, int]]:
-        """Each parameter with its first element and the one after its last."""
+        """Each parameter with its first element and the end after its last one."""
         at = 0
         for parameter in self.parameters:
             yield parameter, at, at + parameter.numel()
             at += parameter.numel()
 
     def shares(self, rank: int) -> Iterator[tuple[nn.Parameter, int, int]]:
-        """Each parameter's part in a rank's share: its first element there and the one after its
-        last; the two are equal where there is none.
+        """Each parameter's part in a rank's share: its first element there and the end after its
+        last one; the two are equal for an empty part.
         """
         low = rank * self.share
         for parameter, begin, end in self.spans():
@@ -136,7 +135,7 @@ class Bucket:
 
     def memory(self, device: torch.device | None = None) -> Tensor:
         """New memory for the whole bucket, on its parameters' device unless another is given; only
-        the pad is set, to 0.
+        the pad is initialized, to 0.
         """
         first = self.parameters[0]
         flat = torch.empty(self.size, dtype=first.dtype, device=device or first.device)
@@ -145,8 +144,8 @@ class Bucket:
 
 
 def after_gradient(parameter: Tensor, method: Callable[[Tensor], None]) -> None:
-    """Calls a method after each gradient of a parameter, for as long as its object lives: the
-    collector does not see that a parameter has an object by a hook.
+    """Calls a method after each gradient of a parameter, for as long as its object lives.  The hook
+    holds a weak reference, as the garbage collector does not see through hooks.
     """
     known = WeakMethod(method)
 
@@ -177,7 +176,7 @@ def buckets_of(parameters: Sequence[nn.Parameter], ranks: int, most: int) -> lis
 
 # ---- collectives ----
 #
-# torch's collectives over flat memory, by the names that the installed torch has for them.
+# torch's collectives over flat memory, under the names of the installed torch.
 
 
 Collective = Callable[..., Any]
@@ -199,10 +198,10 @@ reduce_scatter: Collective = (
 #   bucket 0:                          | reduce ...........|       |
 #   bucket 1:                                     | reduce .|.......| wait, deliver
 #
-# Buckets leave in one order everywhere, whichever is full first: ranks would otherwise reduce
+# Buckets are sent in one order everywhere, whichever is full first: ranks would otherwise reduce
 # different buckets with one another.  At most two are on their way, so that the memory of whole
-# gradients stays bounded where each rank keeps its share only.  At the end of backward a missing
-# gradient counts as zero; a parameter that no rank has a gradient of keeps none, as on a single
+# gradients stays bounded if each rank keeps its share only.  At the end of backward a missing
+# gradient counts as zero; a parameter without a gradient on any rank gets none, as on a single
 # node.
 #
 # A backward that runs within another (a reentrant checkpoint's) is a pass of its own, which ends
@@ -217,11 +216,11 @@ _IN_FLIGHT = 2
 
 @dataclass(slots=True)
 class _Pass:
-    """One backward pass: the gradients that have come, the buckets that have left."""
+    """One backward pass: the gradients that have arrived, and the buckets that have been sent."""
 
     arrived: set[nn.Parameter] = field(default_factory=set)
     left: int = 0  # buckets
-    # the work, and memory that must live as long
+    # the operation, and the memory that must live as long
     flying: list[tuple[Any, Tensor]] = field(default_factory=list)
     results: list[Tensor] = field(default_factory=list)
 
@@ -232,9 +231,9 @@ class Reducer:
     Args:
         buckets: of parameters that require gradients.
         group: whose ranks all run the same number of backward passes.
-        scatter: each rank gets its share of a bucket only, and ``p.grad`` is freed; otherwise all
-            get all.
-        at_once: a bucket is waited for when it leaves, so that nothing overlaps.
+        scatter: whether each rank gets only its share of a bucket; otherwise all get the whole
+            bucket.
+        at_once: whether to wait for a bucket when it is sent, so that nothing overlaps.
         deliver: takes the results at the end of backward.
     """
 
@@ -254,7 +253,7 @@ class Reducer:
             deliver,
         )
         self.reductions = 0  # collectives that carried gradients
-        self._passes: dict[int, _Pass] = {}  # by their number; a later one is within an earlier one
+        self._passes: dict[int, _Pass] = {}  # by number; a later one runs within an earlier one
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 after_gradient(parameter, self._arrived)
@@ -263,7 +262,7 @@ class Reducer:
         task = torch._C._current_graph_task_id()
         if task not in self._passes:
             self._passes[task] = _Pass()
-            # as torch's own do
+            # as torch's own reducers do
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._finish, task))
         now = self._passes[task]
         assert isinstance(parameter, nn.Parameter)
@@ -282,7 +281,7 @@ class Reducer:
             if parameter.grad is None:
                 whole[begin:end].zero_()
             else:  # divided before it is summed, as DDP does
-                now.arrived.add(parameter)  # or it has one from an earlier backward
+                now.arrived.add(parameter)  # its gradient may be from an earlier backward
                 torch.mul(parameter.grad.reshape(-1), 1.0 / bucket.ranks, out=whole[begin:end])
                 parameter.grad = None
         if self._scatter:
@@ -298,7 +297,7 @@ class Reducer:
 
     @staticmethod
     def _wait(now: _Pass, most: int) -> None:
-        """Waits until at most so many buckets are on their way."""
+        """Waits until at most ``most`` buckets are on their way."""
         while len(now.flying) > most:
             work, _ = now.flying.pop(0)
             work.wait()
@@ -319,7 +318,7 @@ class Reducer:
             self._deliver(bucket, result, anywhere)
 
     def _anywhere(self, arrived: set[nn.Parameter]) -> set[nn.Parameter]:
-        """The parameters that some rank has a gradient of."""
+        """The parameters with a gradient on some rank."""
         ours = [parameter for bucket in self.buckets for parameter in bucket.parameters]
         if dist.get_world_size(self._group) == 1:
             return arrived
@@ -332,7 +331,7 @@ class Reducer:
 
 @torch.no_grad()
 def _add_later(bucket: Bucket, result: Tensor) -> None:
-    """Adds what a backward within this one has delivered after the bucket had left."""
+    """Adds the gradients that a backward within this one delivered after the bucket was sent."""
     for parameter, begin, end in bucket.spans():
         if parameter.grad is not None:
             result[begin:end].add_(parameter.grad.reshape(-1))
@@ -350,10 +349,10 @@ class Shards(ABC):
 
     Attributes:
         group: the ranks that share the model.
-        of: each of the model's parameters with its shard, which may have no elements.
-        whole: those among the keys of ``of`` that every rank has whole.
-        former: the parameters that the optimizer knew before, where sharding has put others in
-            their place: those others.
+        of: the shard of each of the model's parameters; it may be empty.
+        whole: the parameters in ``of`` that every rank has whole.
+        former: maps the parameters that the optimizer had before to the parameters that sharding
+            has put in their place.
     """
 
     group: dist.ProcessGroup
@@ -363,27 +362,29 @@ class Shards(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Before a step: a gradient that the script has dropped is dropped here too."""
+        """Updates the shards' gradients before a step: a gradient that the script has dropped is
+        dropped here too.
+        """
 
     @abstractmethod
     def moved(self) -> Iterator[nn.Parameter]:
-        """The parameters whose shard is no part of them any more: they have been cast, or have
+        """The parameters whose shard is no longer a part of them: they have been cast, or have
         other memory.
         """
 
     @abstractmethod
     def multiply_gradients(self, factor: Tensor) -> None:
-        """Multiplies those gradients of the model's of which the optimizer has copies, as the
-        copies were.
+        """Multiplies the model's gradients by a factor, where the optimizer has copies that were
+        multiplied already.
         """
 
     @abstractmethod
     def publish(self) -> None:
-        """After a step: every rank sees the new parameters."""
+        """Gives every rank the new parameters after a step."""
 
     @abstractmethod
     def drop_gradients(self, to_none: bool) -> None:
-        """As ``zero_grad`` of the whole model does."""
+        """Drops gradients, as ``zero_grad`` of the whole model does."""
 
     @abstractmethod
     def part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -396,8 +397,8 @@ class Shards(ABC):
         return tensor
 
     def summed(self, parameters: Sequence[nn.Parameter], squares: Tensor) -> Tensor:
-        """Numbers of this rank's shards (1-D, one for each parameter), added up over the ranks that
-        have other shards of the parameters.
+        """Sums numbers of this rank's shards (1-D, one for each parameter) over the ranks with
+        other shards of the parameters.
         """
         shared = torch.tensor(
             [parameter not in self.whole for parameter in parameters], device=squares.device
@@ -407,27 +408,27 @@ class Shards(ABC):
         return torch.where(shared, total, squares)
 
     def everywhere(self, total: Tensor) -> Tensor:
-        """A number of all of this rank's parameters, added up over ranks that have others; here
-        there are none such.
+        """Sums a number of all of this rank's parameters over ranks with other parameters; in this
+        class there are none.
         """
         return total
 
     @abstractmethod
     def joined(self, values: Mapping[nn.Parameter, Tensor]) -> Values:
-        """Tensors of the parameters' shapes from every rank's parts.
+        """Joins every rank's parts to tensors of the parameters' shapes.
 
         All ranks call this with the same keys.
         """
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are of one dtype, and of the same place."""
+    """Whether two tensors have the same dtype, and begin at the same memory."""
     return one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
 
 
 def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
-    """The bucket's parameters as views of one flat block of memory, with the values of the group's
-    first rank.
+    """Makes the bucket's parameters views of one flat block of memory, with the values of the
+    group's first rank.
     """
     flat = bucket.memory()
     for parameter, begin, end in bucket.spans():
@@ -438,18 +439,19 @@ def _own_memory(bucket: Bucket, group: dist.ProcessGroup) -> Tensor:
 
 
 class FlatShards(Shards):
-    """Parameters whole on every rank, each rank's optimizer with its share of every bucket: levels
-    "os" and "os_g".
+    """Shards of parameters that every rank has whole: each rank's optimizer has its share of every
+    bucket (levels "os" and "os_g").
 
-    Why not torch's ZeroRedundancyOptimizer: it gives whole tensors to ranks, so one large matrix is
-    all one rank's, and it keeps the class and defaults of an optimizer, not its groups and state.
+    torch's ZeroRedundancyOptimizer does not fit: it gives whole tensors to ranks, so one large
+    matrix belongs to one rank, and it keeps the class and defaults of an optimizer, not its groups
+    and state.
 
     Args:
         parameters: that require gradients.
-        scatter: gradients too are divided ("os_g").
-        most: elements of a bucket.
-        at_once: nothing overlaps with backward.
-        apart: shards are copies on the host, and so is the optimizer's state.
+        scatter: whether gradients are divided, too ("os_g").
+        most: the most elements of a bucket.
+        at_once: whether reductions are waited for at once, so that nothing overlaps with backward.
+        apart: whether shards are copies on the host, and so the optimizer's state.
     """
 
     def __init__(
@@ -477,12 +479,12 @@ class FlatShards(Shards):
             for bucket, flat in zip(self.reducer.buckets, self._memory, strict=True)
         ]
         self._held = [share.to("cpu", copy=True) if apart else share for share in self._shares]
-        # the gradients of which the shards have copies, and their versions then
+        # the gradients that the shards have copies of, and their versions then
         self._copied: dict[nn.Parameter, tuple[Callable[[], Tensor | None], int]] = {}
         for bucket, held in zip(self.reducer.buckets, self._held, strict=True):
             for parameter, begin, end in bucket.shares(self._rank):
                 self.of[parameter] = nn.Parameter(held[begin:end])
-        self._first = {  # where in its parameter each shard begins
+        self._first = {  # the offset of each shard in its parameter
             parameter: max(self._rank * bucket.share - begin, 0)
             for bucket in self.reducer.buckets
             for parameter, begin, _ in bucket.spans()
@@ -509,14 +511,16 @@ class FlatShards(Shards):
             self._note_copies(parameter for parameter, *_ in bucket.spans())
 
     def _note_copies(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The shards' gradients of these are copies as of now, where they are apart."""
+        """Notes that the shards' gradients of these parameters are present copies, if shards are
+        apart.
+        """
         for parameter in parameters if self._apart else ():
             if (gradient := parameter.grad) is not None:
                 self._copied[parameter] = weakref.ref(gradient), gradient._version
 
     def refresh(self) -> None:
-        """See :class:`Shards`.  What the script has done to a gradient of the model's, since it was
-        copied to the host, is done to the copy.
+        """See :class:`Shards`.  A gradient of the model that the script has changed since it was
+        copied to the host is copied again.
         """
         self.reducer.forget()
         if self._scatter:
@@ -593,16 +597,15 @@ class FlatShards(Shards):
 
 # ---- norms ----
 #
-# Clipping of gradients that lie in shards on several ranks: the norms are those of the whole
-# tensors.
+# Clipping of gradients in shards on several ranks: the norms are those of the whole tensors.
 
 
 def clip_gradients(clip: GradClip, shards: Shards, device: torch.device) -> None:
-    """Clips every shard's gradient in place, as a single node would clip the whole ones; all ranks
-    call this.
+    """Clips every shard's gradient in place, as a single node would clip the whole gradients; all
+    ranks call this.
 
     Args:
-        device: where the group communicates.
+        device: of the tensors by which the group communicates.
     """
     present = [
         (parameter, shard) for parameter, shard in shards.of.items() if shard.grad is not None
@@ -628,7 +631,7 @@ def _gradient(shard: nn.Parameter) -> Tensor:
 
 
 def _squares(shards: Shards, parameters: list[nn.Parameter], device: torch.device) -> Tensor:
-    """The square of each whole gradient's 2-norm: 1-D, float32, or float64 where a gradient is."""
+    """The square of each whole gradient's 2-norm: 1-D, float32, or float64 if a gradient is."""
     grads = [_gradient(shards.of[parameter]) for parameter in parameters]
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     squares = torch.stack(
@@ -646,8 +649,8 @@ def _squares(shards: Shards, parameters: list[nn.Parameter], device: torch.devic
 def average_over(shards: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Gives each shard the mean of its gradients over a group, in one all-reduce for each dtype.
 
-    A gradient that some ranks lack counts as zero there; one that all lack stays missing.  All
-    ranks of the group call this.
+    A gradient that is missing on some ranks counts as zero there; one that is missing on all stays
+    so.  All ranks of the group call this.
 
     Args:
         shards: the same on all ranks.

@@ -4,33 +4,34 @@ A unit is a module whose parameters are gathered, used and freed together.  See 
 
 [Note: units]  Repeated blocks (the elements of the outermost ModuleList, ModuleDict or Sequential)
 are units, because that is how large models are written.  An element that holds more than half of
-the model is opened, and so is every module outside them.  Opened are modules that call others.  A
-module whose own tensors are half or more of all that it holds is a unit: those without children,
-and those that read their children's tensors instead of calling them, such as an attention with its
-output's.  A module that shares a tensor with another (tied weights) is none, because a tensor can
-only be gathered in one place; what is in no unit is gathered with the model itself.  What a forward
-reads of a unit that it does not call is gathered there: see [Note: reads outside a unit].
+the model is opened, that is, searched for units, and so is every module outside repeated blocks
+that mainly calls others.  A module whose own tensors are half or more of its total is a unit:
+modules without children, and those that read their children's tensors instead of calling them, such
+as an attention that reads its output layer's.  A module that shares a tensor with another (tied
+weights) is not a unit, because a tensor can only be gathered in one place; parameters outside all
+units are gathered with the model itself.  Parameters of a unit that a forward reads without calling
+it are gathered at the read: see [Note: reads outside a unit].
 
 [Note: reads outside a unit]  FSDP2 makes a unit's parameters whole around the unit's forward.  A
 forward may read a parameter of a module that it does not call: ``F.linear(x, self.up.weight)``, an
-embedding's weight as the output layer, a fast path of torch's own layers.  What it then finds is
-this rank's shard, a DTensor, which no plain tensor can be combined with.  So each module's table of
-parameters gives, while a forward or a backward of the model runs, the whole tensor in the place of
-a shard.  Autograd knows where it comes from: its gradient is reduced over the ranks as a unit's is,
+embedding's weight as the output layer, a fast path of torch's own layers.  It would find this
+rank's shard, a DTensor, which cannot be combined with plain tensors.  So while a forward or a
+backward of the model runs, each module's table of parameters gives the whole tensor in place of a
+shard.  The gather is recorded by autograd: the gradient is reduced over the ranks as a unit's is,
 and is added to the shard's.  Such a tensor is whole until its last use in backward, whereas a
 unit's is freed after forward; so a parameter is better used by calling its module.  Everywhere else
-(in the script, for the optimizer, in ``state_dict``) a parameter is its shard.  What
-``torch.func.functional_call`` puts in a parameter's place would be lost where FSDP2 puts its own
-there; so that raises.
+(in the script, for the optimizer, in ``state_dict``) a parameter is its shard.  A tensor that
+``torch.func.functional_call`` puts in a parameter's place would be overwritten by FSDP2's own; so
+that raises an error.
 
 [Note: runs of a segment]  FSDP2 gathers a segment when the first of its modules is called, and
-takes the output of the one that is called last for that of the segment: there its backward begins.
-A forward may use an earlier module's output elsewhere, or the last one's without a gradient; then
-nothing would gather the segment for backward, nor reduce its gradients.  So backward is followed
-from the output of each of its modules.  Autograd goes through them in the reverse order of their
-calls, so the first one's inputs are the last to be reached, as FSDP2 expects.  A module that the
-script calls by itself, outside of its model's forward, ends the run: otherwise the segment would
-stay gathered, with values that the next update makes old.
+takes the output of the module that is called last for that of the segment: there its backward
+begins.  A forward may use an earlier module's output elsewhere, or the last one's without a
+gradient; then FSDP2 would neither gather the segment for backward, nor reduce its gradients.  So
+backward is followed from the output of each of its modules.  Autograd goes through them in the
+reverse order of their calls, so the first one's inputs are the last to be reached, as FSDP2
+expects.  A module that the script calls by itself, outside of its model's forward, ends the run:
+otherwise the segment would stay gathered, with values that the next update makes stale.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ from transpiler.ir.plain_names import named_modules, named_parameters
 
 # ---- reads ----
 #
-# Sharded parameters that are read where their unit is not running.
+# Sharded parameters that are read while their unit is not running.
 
 
 class _Before(NamedTuple):
-    """What a rank had of a parameter before FSDP2 divided it: of a DTensor, its part."""
+    """The form of a rank's parameter before FSDP2 divided it; of a DTensor, its local part."""
 
     shape: torch.Size
     mesh: DeviceMesh | None
@@ -88,13 +89,13 @@ class _Before(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """How a parameter is sharded.
+    """The sharding of a parameter.
 
     Attributes:
-        mesh: of the sharded tensor: FSDP2's, with that of tensor parallelism behind it.
-        over: FSDP2's, of one dimension, or of replicas and shards.
-        dim: which dimension is sharded.
-        before: what this rank had before.
+        mesh: of the sharded tensor: FSDP2's mesh, followed by that of tensor parallelism.
+        over: FSDP2's mesh, of one dimension, or of replicas and shards.
+        dim: the dimension that is sharded.
+        before: the form of this rank's part before.
     """
 
     mesh: DeviceMesh
@@ -104,12 +105,12 @@ class _Layout:
 
     @property
     def length(self) -> int:
-        """Elements along the sharded dimension, of what this rank has when it is gathered."""
+        """The number of elements along the sharded dimension in this rank's gathered tensor."""
         return self.before.shape[self.dim]
 
     def whole(self, sharded: DTensor) -> Tensor:
-        """Gathers what FSDP2 has divided; of a tensor that is cut in the tensor parallel direction
-        too, a DTensor of that direction.
+        """Gathers a tensor that FSDP2 has divided.  The result is a DTensor if the tensor is also
+        cut in the tensor parallel direction.
         """
         part = _padded(self._on_device(sharded.to_local()), self.dim, self._rows())
         gathered = part.new_empty(part.shape[0] * self._ranks(), *part.shape[1:])
@@ -125,7 +126,7 @@ class _Layout:
         )
 
     def shard(self, gradient: Tensor, sharded: DTensor) -> Tensor:
-        """The mean of the ranks' gradients, as the shards are."""
+        """The mean of the ranks' gradients, sharded like the parameter."""
         value = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         rows = self._rows()
         summed = _padded(value, self.dim, rows * self._ranks()) / self.over.size()
@@ -153,12 +154,12 @@ class _Layout:
         return self.over.size(self.over.ndim - 1)
 
     def _rows(self) -> int:
-        """Of a rank's part, as ``torch.chunk`` cuts."""
+        """The number of rows of a rank's part, as ``torch.chunk`` cuts."""
         return -(-self.length // self._ranks())
 
 
 def _padded(tensor: Tensor, dim: int, rows: int) -> Tensor:
-    """With ``dim`` as the first dimension, and zeros behind it up to so many rows."""
+    """The tensor with ``dim`` as the first dimension, padded with zeros to ``rows`` rows."""
     first = tensor.movedim(dim, 0)
     if first.shape[0] == rows:
         return first.contiguous()
@@ -168,7 +169,7 @@ def _padded(tensor: Tensor, dim: int, rows: int) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """A shard in, the whole tensor out; its gradient goes the other way."""
+    """Gathers a shard to the whole tensor; backward shards the gradient."""
 
     @staticmethod
     def forward(ctx: Any, sharded: DTensor, layout: _Layout) -> Tensor:
@@ -185,8 +186,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Parameters(dict[str, Any]):
-    """A module's table of parameters.  A read by name, as an attribute's, gives whole ones, and so
-    do ``items``, from which ``parameters()`` comes, while a forward runs.
+    """A module's table of parameters.  A read by name, as for an attribute, gives whole parameters,
+    and so does ``items``, which ``parameters()`` uses, while a forward runs.
     """
 
     def __init__(self, present: dict[str, Any], reads: Reads, layouts: dict[str, _Layout]) -> None:
@@ -203,7 +204,7 @@ class _Parameters(dict[str, Any]):
         return self._reads.whole(parameter, layout)
 
     def items(self) -> Any:
-        """One by one: who looks at the first parameter alone gathers it alone."""
+        """Gives parameters one by one, so that a read of the first one gathers only that one."""
         if not self._reads.in_forward():
             return super().items()
         return ((name, self[name]) for name in self)
@@ -213,11 +214,11 @@ class _Parameters(dict[str, Any]):
 
 
 class Reads:
-    """Gives parameters whole where a model's forward reads them outside their units; see [Note:
+    """Gives whole parameters to a model's forward that reads them outside their units; see [Note:
     reads outside a unit].
 
-    Made before FSDP2 shards the model, because it looks at the shapes; begins when
-    :meth:`begin` is called.  The script's thread and autograd's use it.
+    Created before FSDP2 shards the model, because it notes the shapes; active from :meth:`begin`
+    on.  The script's thread and autograd's use it.
 
     Args:
         model: to be sharded.
@@ -232,12 +233,12 @@ class Reads:
             for name, parameter in module._parameters.items()
             if parameter is not None
         }
-        self._running = 0  # forwards of modules, one in another
-        # of the outermost forward; by parameter, and by how autograd records
+        self._running = 0  # nested forwards of modules
+        # of the outermost forward; by parameter and autograd's mode
         self._whole: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 
     def begin(self) -> None:
-        """From here on parameters are given whole."""
+        """Starts giving whole parameters."""
         holders: set[nn.Module] = set()
         for module in self._model.modules():
             layouts = {
@@ -261,14 +262,14 @@ class Reads:
         dim = int(getattr(parameter.placements[self._over.ndim - 1], "dim"))  # noqa: B009
         return _Layout(parameter.device_mesh, self._over, dim, self._before[module, name])
 
-    # ---- when ----
+    # ---- running forwards ----
 
     def in_forward(self) -> bool:
         """Whether a forward of the model runs."""
         return self._running > 0
 
     def outermost(self) -> bool:
-        """Whether the forward that runs is in no other."""
+        """Whether the running forward is the outermost one."""
         return self._running == 1
 
     def computing(self) -> bool:
@@ -285,10 +286,10 @@ class Reads:
         if not self._running:
             self._whole.clear()
 
-    # ---- what ----
+    # ---- whole tensors ----
 
     def whole(self, parameter: DTensor, layout: _Layout) -> Tensor:
-        """The whole tensor; one for all reads of a forward, while somebody has it."""
+        """The whole tensor; reads of one forward share it, while it is referenced."""
         key = id(parameter), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if self._running and (known := self._whole.get(key)) is not None:
             return known
@@ -300,7 +301,7 @@ class Reads:
 
 # ---- segment runs ----
 #
-# Segments of several modules, of which a forward need not run all, or not in order.
+# Segments of several modules; a forward need not run all of them, or in order.
 
 
 def follow_runs(segment: Sequence[nn.Module], outermost: Callable[[], bool]) -> None:
@@ -308,7 +309,7 @@ def follow_runs(segment: Sequence[nn.Module], outermost: Callable[[], bool]) -> 
 
     Args:
         segment: modules that FSDP2 shards together.
-        outermost: whether the forward that runs is the outermost one.
+        outermost: tells whether the running forward is the outermost one.
     """
     first = segment[0]
     if len(segment) == 1:
@@ -353,9 +354,9 @@ def units_of(
     units].
 
     Args:
-        large: the parameters that are to be sharded.
+        large: the parameters to shard.
         most: bytes above which a repeated block is opened.
-        opened: modules that are no units, whatever they hold.
+        opened: modules that are never units.
     """
     most = min(_bytes(large) / 2, most)
 
@@ -386,7 +387,7 @@ def units_of(
 
 
 class _Outermost(nn.Module):
-    """Stands for a model that has no forward: its parts are called."""
+    """A stand-in for a model without a forward, whose parts are called."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -404,7 +405,7 @@ def divide(
         options: of ``fully_shard``.
 
     Returns:
-        What FSDP2 has sharded: the model (or what stands for it), and the first units of its
+        The modules that FSDP2 has sharded: the model (or its stand-in), and the first units of its
         segments.
     """
     reads = Reads(model, mesh)
@@ -425,10 +426,10 @@ def divide(
 
 
 def _check_parameters(unit: nn.Module, args: Any) -> None:
-    """Checks that a unit has parameters of its own, before FSDP2 makes them whole.
+    """Checks that a unit has its own parameters, before FSDP2 makes them whole.
 
     Raises:
-        ValueError: another tensor has a parameter's place.
+        ValueError: another tensor is in a parameter's place.
     """
     for module in unit.modules():
         for name, value in dict.items(module._parameters):
@@ -442,8 +443,8 @@ def _check_parameters(unit: nn.Module, args: Any) -> None:
 
 
 def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:
-    """Views become copies: where the script writes into a view of an output, autograd forgets the
-    hook by which FSDP2 gathers the unit in backward.
+    """Copies views in an output: if the script writes into a view, autograd forgets the hook by
+    which FSDP2 gathers the unit in backward.
     """
     if not torch.is_grad_enabled():
         return output
@@ -453,10 +454,10 @@ def _own_memory(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 class BlockingAllGather(DefaultAllGather):
-    """FSDP2's all-gather, waited for on the spot."""
+    """FSDP2's all-gather, waited for at once."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends when the output is there."""
+        """Runs the operation, and returns when the output is complete."""
         work = super().__call__(*args, **{**kwargs, "async_op": False})
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
@@ -464,10 +465,10 @@ class BlockingAllGather(DefaultAllGather):
 
 
 class BlockingReduceScatter(DefaultReduceScatter):
-    """FSDP2's reduce-scatter, waited for on the spot."""
+    """FSDP2's reduce-scatter, waited for at once."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ends when the output is there."""
+        """Runs the operation, and returns when the output is complete."""
         work = super().__call__(*args, **{**kwargs, "async_op": False})
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
@@ -475,16 +476,16 @@ class BlockingReduceScatter(DefaultReduceScatter):
 
 
 def _overlap(modules: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
-    """Whether a unit's tensors are gathered while the unit before it computes.
+    """Sets whether a unit's tensors are gathered while the unit before it computes.
 
-    On GPUs streams overlap without being told; on the CPU collectives block unless they are started
+    On GPUs streams overlap by themselves; on the CPU collectives block unless they are started
     early.
     """
     every = [module for module in modules if isinstance(module, FSDPModule)]
     for module in every if at_once else ():
         module.set_custom_all_gather(BlockingAllGather())
         module.set_custom_reduce_scatter(BlockingReduceScatter())
-        module.set_modules_to_backward_prefetch([module])  # itself: nobody else's
+        module.set_modules_to_backward_prefetch([module])  # itself: no other module's
     if cpu and not at_once:
         every[0]._set_unshard_async_op(True)
         for module, following in zip(every, every[1:], strict=False):
@@ -492,7 +493,9 @@ def _overlap(modules: Sequence[nn.Module], cpu: bool, at_once: bool) -> None:
 
 
 def _placement(ranks: int) -> Any:
-    """Rows, unless there are fewer than ranks and another dimension divides evenly."""
+    """The function that chooses a parameter's dimension to shard: rows, unless there are fewer than
+    ranks and another dimension divides evenly.
+    """
 
     def chosen(parameter: nn.Parameter) -> Shard:
         if parameter.shape[0] >= ranks:
@@ -504,14 +507,15 @@ def _placement(ranks: int) -> Any:
 
 
 class Units(Shards):
-    """A model sharded by FSDP2, its small tensors whole on every rank, their gradients averaged.
+    """The shards of a model that FSDP2 has sharded.  Its small tensors are whole on every rank,
+    with averaged gradients.
 
     Args:
         names: the trainable parameters that an optimizer has.
         segment_size: elements of the smallest tensor that is sharded.
-        most: elements of a bucket of small gradients.
-        at_once: nothing overlaps.
-        offload: shards, gradients and state lie on the host.
+        most: the most elements of a bucket of small gradients.
+        at_once: whether collectives are waited for at once, so that nothing overlaps.
+        offload: whether shards, gradients and state are on the host.
     """
 
     def __init__(
@@ -588,10 +592,10 @@ class Units(Shards):
                     yield parameter
 
     def multiply_gradients(self, factor: Tensor) -> None:
-        """The optimizer has no copies, but the gradients themselves."""
+        """Does nothing: the optimizer has the gradients themselves, not copies."""
 
     def publish(self) -> None:
-        """The shards are the DTensors' memory: the next forward gathers them."""
+        """Does nothing: the shards are the DTensors' memory, which the next forward gathers."""
 
     def drop_gradients(self, to_none: bool) -> None:
         for parameter, shard in self.of.items():
@@ -644,9 +648,9 @@ def _copy_gradient(sharded: Tensor, shard: nn.Parameter) -> None:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """A sharded tensor whole, on its mesh's device; all ranks of the mesh call this.
+    """A sharded tensor made whole, on its mesh's device; all ranks of the mesh call this.
 
-    Others are returned as they are.
+    Other tensors are returned as they are.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -660,7 +664,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 #
 # Segments: units of a model whose parameters are gathered, used and freed together.
 #
-# A unit alone is the finest segment, see [Note: units].  Larger ones need fewer collectives and
+# A single unit is the finest segment, see [Note: units].  Larger ones need fewer collectives and
 # more memory.  Segments are runs of units in the order of their definition, by size or by the names
 # of their first modules::
 #
@@ -668,7 +672,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 #   by 2 units' size     | blocks.0  blocks.1 | blocks.2  blocks.3 | head |
 #   by anchors blocks.1  | blocks.0 | blocks.1  blocks.2  blocks.3  head |
 #
-# A segment has parameters of one dtype, because they travel as one piece.
+# A segment has parameters of one dtype, because they travel as one tensor.
 
 
 Segments = list[list[nn.Module]]
@@ -676,11 +680,11 @@ _MB = 2**20
 
 
 def segments_by_size(model: nn.Module, parameters: set[nn.Parameter], megabytes: float) -> Segments:
-    """Segments that end where their parameters reach a size; a repeated block above it is opened.
+    """Segments that end where their parameters reach a size; a larger repeated block is opened.
 
     Args:
-        parameters: those that are sharded.
-        megabytes: of whole parameters.
+        parameters: the sharded ones.
+        megabytes: the size, of whole parameters.
     """
     size = megabytes * _MB
     found: Segments = []
@@ -699,12 +703,12 @@ def segments_by_size(model: nn.Module, parameters: set[nn.Parameter], megabytes:
 def segments_by_anchors(
     model: nn.Module, parameters: set[nn.Parameter], anchors: Collection[str]
 ) -> Segments:
-    """Segments that begin where the model and the given modules do.
+    """Segments that begin with the model and with the given modules.
 
     Args:
-        parameters: those that are sharded.
-        anchors: names of modules, as :func:`anchor_modules` gives them; what this part of the model
-            lacks begins nothing.
+        parameters: the sharded ones.
+        anchors: names of modules, as :func:`anchor_modules` gives them; names that this part of the
+            model lacks are ignored.
     """
     opened = {
         module
@@ -728,7 +732,7 @@ def _dtypes(unit: nn.Module) -> set[torch.dtype]:
 
 
 def anchor_modules(model: nn.Module, anchors: Sequence[str]) -> tuple[str, ...]:
-    """The names of the modules that anchors name, themselves or by a parameter.
+    """The names of the modules that anchors name, directly or by a parameter.
 
     Raises:
         ValueError: the model has no module or parameter of a name, or the module has no parameter.

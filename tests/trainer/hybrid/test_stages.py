@@ -93,7 +93,7 @@ class Branches(Net):
             r"pp_degree 3: expected stages 0 to 2, got 0, 1 by stages=\['blocks.1'\]",
         ),
         (Net(), [], "got 0 by device_guard"),
-        (Backwards(), [], "belongs to stage 0, and comes after what belongs to stage 1"),
+        (Backwards(), [], "belongs to stage 0, and follows an op that belongs to stage 1"),
         (Tied(), ["blocks.1", "head"], "'symbols.weight' is used in stages 0 and 2"),
         (Branches(), ["blocks.1", "head"], "cannot be traced with torch.fx"),
     ],

@@ -59,7 +59,7 @@ def test_the_pages_example(rank: int, scratch: Path) -> None:
 
     group = dist.new_group([0, 1])
     if rank > 1:
-        with pytest.raises(ValueError, match=f"rank {rank} is not of the group"):
+        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
             model = nn.Linear(10, 10)
             group_sharded_parallel(model, torch.optim.AdamW(model.parameters()), "os", group=group)
         return
