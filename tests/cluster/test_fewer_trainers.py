@@ -60,7 +60,7 @@ def check(lines: Iterable[str], counts: Iterable[str]) -> None:
     """
     # without the end of a log that launch's report repeats
     text = "\n".join(line for line in lines if "launch:     " not in line)
-    saved = {int(step) for step in re.findall(r"goes on from \S+, after (\d+) steps", text)}
+    saved = {int(step) for step in re.findall(r"continues from \S+, after (\d+) steps", text)}
     assert len(saved) <= 1, text
     before = saved.pop() if saved else 0
     *_, last = counts

@@ -142,6 +142,6 @@ def test_a_job_that_is_killed_while_it_saves_ends_as_one_that_is_not(
     assert second.status(patience=120) == 0, second
     resumed = weights(processes.path / "second.pt")
 
-    said = [line for line in second.lines if re.search(r"goes on from", line)]
+    said = [line for line in second.lines if re.search(r"continues from", line)]
     assert len(said) == 2 and names[-1] in said[0], second
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []

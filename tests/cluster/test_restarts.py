@@ -112,7 +112,7 @@ def test_a_job_whose_processes_die_ends_as_one_of_which_none_dies(
 
     for number in range(1, len(deaths) + 1):
         assert f"(restart {number} of {len(deaths)})" in "\n".join(lines)
-    said = [line for line in lines if re.match(r"trainer [01] *\| goes on from", line)]
+    said = [line for line in lines if re.match(r"trainer [01] *\| continues from", line)]
     assert len(said) == 2 * len(deaths), lines
     assert whole.keys() == restarted.keys() and len(whole) >= 3
     assert [name for name in whole if not torch.equal(whole[name], restarted[name])] == []

@@ -107,7 +107,7 @@ def test_the_others_go_on_where_they_save_by_themselves(processes: Processes) ->
 
     assert status == 0, text
     assert len(re.findall(r"\| process \d+", text)) == 3 and "starts the job again" not in text
-    assert "joins the others after" in text and "goes on from" not in text
+    assert "joins the others after" in text and "continues from" not in text
     listed = json.loads((processes.path / "saved" / "checkpoints.json").read_text())
     assert listed, text
     newest = sorted((processes.path / "saved").glob("step-*/checkpoint.json"))[-1]
@@ -118,4 +118,4 @@ def test_the_others_go_on_where_they_save_by_themselves(processes: Processes) ->
     text = "\n".join(lines)
 
     assert status == 0, text
-    assert text.count("goes on from") == 2, text
+    assert text.count("continues from") == 2, text

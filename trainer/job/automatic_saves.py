@@ -1,8 +1,8 @@
-"""Checkpoints that a job writes by itself, and from which its script goes on when it is started
-again.
+"""Checkpoints that a job writes by itself, and from which its script continues when it is
+restarted.
 
-See [Note: a script that is started again] in script_position.py, and due_saves.py for when and
-where the trainers of a job meet to save.
+See [Note: a script that is started again] in script_position.py, and due_saves.py for the places at
+which the trainers of a job meet to save.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 
 
 class AutomaticSaves:
-    """One trainer's part in the saves of its job.  The script's thread calls it, while it asks for
-    a batch or steps.
+    """One trainer's part in the automatic saves of its job.  The script's thread calls it, while it
+    asks for a batch or steps.
 
     Args:
-        job: that saves.
-        settings: where, and how often.
+        job: the job that saves.
+        settings: the folder, and the interval.
 
     Raises:
         ValueError, OSError: the list of checkpoints is damaged, or cannot be read.
-        InUse (an OSError): another job saves there.
+        InUse (an OSError): another job saves to the folder.
 
     Attributes:
-        passes: over the data of ``fleet.shard``.
+        passes: the passes over the data of ``fleet.shard``.
     """
 
     keeps = True
@@ -61,8 +61,7 @@ class AutomaticSaves:
         self._job, self._settings = job, settings
         self._folder: CheckpointFolder | None = None
         self._parts: PartSaves | None = None
-        # the others neither write nor choose, while it is there; and a trainer 0 that joins late is
-        # one of the others
+        # only the leader writes and chooses; a trainer 0 that joins late may not be the leader
         if job.is_first and job.role.role is not Role.TRAINER:
             self._hold()
         self._script = ScriptPosition(job)
@@ -70,12 +69,12 @@ class AutomaticSaves:
         schedule = SaveSchedule(settings.every_seconds, self._agreed)
         self._due = DueSaves(schedule, self._taken, self._save_now)
         self._found: list[tuple[str, int]] | None = None  # checkpoints, and their optimizers
-        self._chosen = False  # one was taken, by this object or by the script
-        self._random: Mapping[str, Any] | None = None  # random sources at that place
-        self._calls = 0  # joint calls of the job's beginning, which the script does not make
+        self._chosen = False  # whether one was taken, by this object or by the script
+        self._random: Mapping[str, Any] | None = None  # states of random sources at that place
+        self._calls = 0  # joint calls at the job's start, which the script does not make
 
     def _hold(self) -> CheckpointFolder:
-        """The folder, which no other job uses from here on."""
+        """Takes the folder, which no other job uses from here on."""
         folder = self._folder = CheckpointFolder(self._settings.path, self._settings.keep)
         self._parts = PartSaves(self._job, folder, self._settings.path)
         if (lock := folder.hold()) is not None:
@@ -90,7 +89,7 @@ class AutomaticSaves:
     # ---- trainers that join late ----
 
     def connected(self, communicator: Communicator) -> None:
-        """There is a connection, over which nothing has been said yet."""
+        """Registers this part with a connection that has not been used yet."""
         self._script.connected(communicator)
         communicator.position.parts["saves"] = self._plain
         communicator.position.taken["saves"] = self._take
@@ -105,14 +104,15 @@ class AutomaticSaves:
         if plain is not None and there is not None:
             there.joint.skip(plain["begun by"])
 
-    # ---- going on from a checkpoint ----
+    # ---- continuing from a checkpoint ----
 
     def joined(self) -> None:
-        """Optimizers were distributed: with the last one of the checkpoint's the job takes its
-        values.
+        """Called when an optimizer was distributed; with the last one of the checkpoint's
+        optimizers, loads the checkpoint.
 
         Raises:
-            ValueError: no checkpoint of the folder can be read, or they are of another job.
+            ValueError: no checkpoint of the folder can be read, or the checkpoints are of another
+                job.
         """
         job = self._job
         optimizer, there = job.optimizers[0], job.communicator
@@ -143,7 +143,7 @@ class AutomaticSaves:
         """The checkpoints, the newest first, with the number of optimizers of each.
 
         Raises:
-            OSError, ValueError: there are some, and none can be read.
+            OSError, ValueError: there are checkpoints, but none can be read.
         """
         found: list[tuple[str, int]] = []
         failure: Exception | None = None
@@ -160,7 +160,7 @@ class AutomaticSaves:
         return found
 
     def _explained(self, failure: Exception) -> Exception:
-        """Why no checkpoint is taken, and what to do."""
+        """Adds to an error that no checkpoint is taken, and what to do."""
         failure.add_note(
             f"no checkpoint below {self._settings.path} can be taken; to begin anew, give another "
             "path, or remove it"
@@ -168,7 +168,7 @@ class AutomaticSaves:
         return failure
 
     def _take_newest(self, paths: list[str]) -> None:
-        """Takes the newest one that is whole."""
+        """Takes the newest checkpoint that is whole."""
         before = [dict(group) for each in self._job.optimizers for group in each.param_groups]
         failure: Exception | None = None
         for path in paths:
@@ -189,21 +189,21 @@ class AutomaticSaves:
             resume.load_groups(_without_parameters(before), self._job.optimizers)
             for each in self._job.optimizers:  # a scheduler that is made now asks for a step
                 each._opt_called = True  # type: ignore[attr-defined]  # torch's own mark
-            log.warning("goes on from %s, after %d steps", path, self._job.optimizers[0].steps)
+            log.warning("continues from %s, after %d steps", path, self._job.optimizers[0].steps)
             return
         assert failure is not None, "there was a path"
         raise self._explained(failure)
 
     def cancel(self) -> None:
-        """The script has loaded a checkpoint by itself, and knows where it is."""
+        """Called when the script has loaded a checkpoint by itself, and knows its own place."""
         if self._chosen and self._script.late:
-            return  # it goes where the others are
+            return  # it goes to the others' place
         self._script.stay()
         self._chosen = True
         self._due.begin()
 
     def begin(self, loader: str) -> Pass:
-        """A pass begins.
+        """Begins a pass.
 
         Raises:
             PServerError: the job has failed.
@@ -211,7 +211,7 @@ class AutomaticSaves:
         return self._script.begin(loader)
 
     def ready(self, begun: Pass) -> None:
-        """A pass is about to give its first batch.
+        """Called before a pass gives its first batch.
 
         Raises:
             PServerError: the job has failed.
@@ -225,15 +225,16 @@ class AutomaticSaves:
     # ---- saving ----
 
     def _own_loop(self) -> None:
-        """A forward begins, in a loop over data of the script's own.  Where it iterates over
-        fleet.shard this may be an evaluation behind an epoch, and a scheduler's step follows.
+        """Saves at a forward, if it is time, in a loop over the script's own data.  With
+        fleet.shard the forward may be an evaluation after an epoch, with a scheduler's step to
+        follow.
         """
         if not self.passes.any:
             self.between(None)
 
     def _stepping(self) -> None:
-        """A step begins; the script may iterate over data of its own, of which the first batch has
-        drawn its random numbers already.
+        """Called when a step begins.  The script may iterate over its own data, whose first batch
+        has drawn its random numbers already.
 
         Raises:
             ValueError: the checkpoints are of a job with another number of optimizers.
@@ -250,23 +251,24 @@ class AutomaticSaves:
         self.between(None)
 
     def between(self, asked: Pass | None) -> None:
-        """The script asks for the next batch: saves, where it is time.
+        """Saves, if it is time, when the script asks for the next batch.
 
         Args:
-            asked: the pass; None: none that has begun.  Only where the first one of those that are
-                under way is asked has the script done all that follows a step.
+            asked: the pass that is asked; None: none that has begun.  Only when the script asks the
+                first of the passes under way has it done everything that follows a step.
 
         Raises:
             PServerError: the job has failed.
         """
         self._script.between()
         if self._script.returns or asked is not self.passes.first or not self._due.trained():
-            return  # nothing was trained, or gradients are being added up
+            return  # nothing was trained, or gradients are being accumulated
         self._due.between()
 
     def waits(self) -> None:
-        """This trainer waits for samples that others may hand back, and they may wait for it in a
-        save: comes there.  Where trainers do not step together it also says when it is time.
+        """Joins a save while this trainer waits for samples that others may hand back: they may
+        wait for it in the save.  If trainers do not step together, it also starts a save when it is
+        time.
 
         Raises:
             PServerError: the job has failed.
@@ -282,10 +284,10 @@ class AutomaticSaves:
         """Saves with the others.
 
         Args:
-            name: of the save, the same on every trainer.
+            name: the save's name, the same on every trainer.
 
         Raises:
-            PutOff: nobody saves now.
+            PutOff: the save is put off for all trainers.
         """
         steps = self._taken()
         try:
@@ -294,10 +296,10 @@ class AutomaticSaves:
             log.info("no checkpoint after step %d, a later one is due: %s", steps, why)
             raise
         except (OSError, ValueError) as error:
-            log.error("no checkpoint after step %d, the job goes on: %s", steps, error)
+            log.error("no checkpoint after step %d, the job continues: %s", steps, error)
 
     def _taken(self) -> int:
-        """Steps of all optimizers."""
+        """The number of steps of all optimizers."""
         return sum(each.steps for each in self._job.optimizers)
 
     def _save(self, steps: int, named: str) -> None:
@@ -314,7 +316,7 @@ class AutomaticSaves:
                     return
                 # trainer 0 may have been preempted since the last save
                 folder = self._folder or self._hold()
-                optimizer.flush()  # the others' last steps too
+                optimizer.flush()  # includes the others' last steps
                 found = self._script.found()
                 states = {name: each.state_dict() for name, each in found.items()}
                 trainers = {trainer: bounded_json.loads(text) for trainer, text in told.items()}
@@ -329,7 +331,9 @@ class AutomaticSaves:
                 log.info("saved %s", folder.path_of(name))
 
     def _left_to_servers(self, steps: int, place: ScriptPlace) -> bool:
-        """Whether the servers save, or a save of theirs is still under way."""
+        """Starts a save by the servers, if possible; tells whether the servers save, or still write
+        an earlier save.
+        """
         parts = self._parts
         if parts is None or not parts.possible():
             return False

@@ -1,4 +1,4 @@
-"""Where and how often a job saves by itself."""
+"""The settings of automatic checkpoints: folder, interval, number."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trainer.environment.environment import Connection
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """Where and how often a job saves by itself.
+    """The settings of automatic checkpoints: folder, interval, number.
 
     Attributes:
         path: the folder of checkpoints, or its URL.
-        every_seconds: between two of them.
-        keep: how many of the newest stay.
+        every_seconds: the time between two checkpoints.
+        keep: the number of newest checkpoints that stay.
 
     Raises:
         ValueError: a number is out of range.
@@ -34,8 +34,7 @@ class CheckpointSettings:
     def of(
         cls, path: str | None, every: float | None, keep: int | None, connection: Connection
     ) -> CheckpointSettings | None:
-        """What the script says, otherwise what the environment says; None where neither names a
-        path.
+        """The script's settings, otherwise the environment's; None if neither names a path.
 
         Raises:
             ValueError: a number is out of range, or one is given without a path.

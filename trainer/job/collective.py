@@ -1,7 +1,7 @@
 """fleet's job without servers: the trainers average their gradients while backward runs, and each
 steps by itself.
 
-The model stays the module that it is: hooks do what DataParallel does around a forward.  A forward
+The script keeps its own module: hooks do what DataParallel does around a forward.  A forward
 without gradients, as in an evaluation, needs no other trainer.
 """
 
@@ -66,18 +66,18 @@ from transpiler.strategy.update_rules import replaced
 
 # ---- averaged gradients ----
 #
-# Whether a step's gradients were averaged over the trainers: a backward through a registered model
-# does so, and nothing else.
+# Gradient validation: checks that a step's gradients were averaged over the trainers.  Only a
+# backward through a registered model averages them.
 
 
 MOST_NAMED = 4  # parameters in a message
 
 
 class AveragedGradients:
-    """Looks, before each step, whether all gradients that it applies bear the mark of a mean.
+    """Checks, before each step, that all gradients of the step are marked as means.
 
     Args:
-        marks: which the registered models set.
+        marks: the marks that the registered models set.
         names: of the parameters.
     """
 
@@ -85,13 +85,13 @@ class AveragedGradients:
         self._marks, self._names = marks, names
 
     def check(self, parameters: Iterable[Tensor]) -> None:
-        """Returns if no gradient is this trainer's alone.
+        """Checks that every gradient is a mean over the trainers.
 
         Args:
-            parameters: of the step.
+            parameters: the step's parameters.
 
         Raises:
-            RuntimeError: one is; the message names its parameter.
+            RuntimeError: a gradient is this trainer's alone; the message names its parameter.
         """
         alone = list(self._marks.without(parameters))
         if not alone:
@@ -110,7 +110,7 @@ class AveragedGradients:
         )
 
     def note(self, parameters: Iterable[Tensor]) -> None:
-        """A step has been taken with the gradients as they are."""
+        """Notes that a step has been taken with the present gradients."""
         self._marks.applied(parameters)
 
 
@@ -120,22 +120,22 @@ class AveragedGradients:
 
 
 class CollectiveOptimizer(DistributedOptimizer):
-    """The optimizer of a job without servers: steps on this trainer, with gradients that are the
-    same on all.
+    """The optimizer of a job without servers: it steps on this trainer, with gradients that are
+    equal on all.
 
     Args:
-        optimizer: the script's.
+        optimizer: the script's optimizer.
         names: of the parameters.
-        connect: takes up groups that are added.
-        grad_clip: applied to the mean gradient; with local SGD or ``dgc`` to this trainer's own.
+        connect: called when groups are added.
+        grad_clip: clips the mean gradient; with local SGD or ``dgc`` this trainer's own.
         merge: see :class:`DistributedOptimizer`.
-        shared: sums the merged gradients over the trainers: given whether they overflowed here, it
-            gives whether some trainer's have.  None: backward does that.
+        shared: sums the merged gradients over the trainers; takes whether they overflowed here, and
+            gives whether some trainer's did.  None: backward sums them.
         dgc: compresses large gradients; None: backward averages all of them.
 
     Attributes:
-        local_sgd: averages parameters in the place of gradients; None: gradients are averaged.
-        averaged: looks whether a backward has done so; None: none need have.
+        local_sgd: averages parameters in place of gradients; None: gradients are averaged.
+        averaged: the gradient validation; None if backward need not average.
     """
 
     def __init__(
@@ -174,13 +174,13 @@ class CollectiveOptimizer(DistributedOptimizer):
             self.local_sgd.end_step(loss, float(self.param_groups[0].get("lr", 1.0)))
 
     def flush(self) -> None:
-        """Gives all trainers the same parameters, where each has its own: every trainer calls this.
+        """Gives all trainers the same parameters, with local SGD; every trainer calls this.
 
         See [Note: an average in between] in trainer/collective/local_sgd.py.
 
         Raises:
-            TimedOut: one does not come.
-            TrainerLost: one has left.
+            TimedOut: a trainer does not make this call.
+            TrainerLost: a trainer has left.
         """
         if self.local_sgd is not None and not self.local_sgd.same:
             self.barrier("the average of local SGD's parameters")
@@ -214,7 +214,7 @@ class CollectiveOptimizer(DistributedOptimizer):
 
     def _overflowed(self) -> bool:
         """Whether a gradient of some trainer is not finite: all skip the step, and their loss
-        scales stay in step.
+        scales stay equal.
         """
         overflow = super()._overflowed()
         if self.loss_scaling is None or current_peers().size == 1:
@@ -228,7 +228,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         """See :meth:`DistributedOptimizer.barrier`.
 
         Raises:
-            TrainerLost: one has left.
+            TrainerLost: a trainer has left.
         """
         self._barriers += 1
         peers = current_peers()
@@ -245,8 +245,8 @@ class CollectiveOptimizer(DistributedOptimizer):
 # ---- collective job ----
 
 
-_jobs = itertools.count(1)  # of this process, whose strategies are compared
-# what a step does among the trainers: the same on all of them
+_jobs = itertools.count(1)  # the numbers of this process's jobs, for comparing strategies
+# the settings of a step that must be equal on all trainers
 AGREED = (
     "gradient_merge",
     "gradient_merge_configs.k_steps",
@@ -259,17 +259,18 @@ log = logging.getLogger(__name__)
 
 
 class CollectiveJob(Job):
-    """One trainer's part of a job without servers; a process that trains alone is the only trainer.
+    """One trainer's part of a job without servers; it may be the only trainer.
 
     Args:
         role: COLLECTIVE, or SINGLE.
 
     Raises:
-        ValueError: the role is one among servers, or a switch of the strategy has no effect here.
+        ValueError: the role is that of a job with servers, or a switch of the strategy has no
+            effect here.
         PServerError: a trainer has not come up; see :func:`trainer.init_parallel_env`.
     """
 
-    kind = "collective"  # which settings of a strategy it reads
+    kind = "collective"  # selects the settings of a strategy that it reads
 
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         if role.role not in (Role.COLLECTIVE, Role.SINGLE):
@@ -288,8 +289,8 @@ class CollectiveJob(Job):
         self._hooks: list[RemovableHandle] = []
         self._factor = 1.0 / world.size  # of each gradient, before it is summed over trainers
         self._wrapped: list[DataParallel] = []
-        self._names: dict[torch.Tensor, str] = {}  # of what the models had at the last look
-        self._former = set[torch.Tensor]()  # of the optimizer, and no model has it any more
+        self._names: dict[torch.Tensor, str] = {}  # of the models' tensors at the last check
+        self._former = set[torch.Tensor]()  # the optimizer's parameters that no model has any more
         self._shares = True  # backward averages gradients; otherwise step() does
         self._marks: GradientMarks | None = None
         self._own_sums: GradientSums | None = None
@@ -297,7 +298,7 @@ class CollectiveJob(Job):
 
     @property
     def transport(self) -> str:
-        """The backend: "nccl" where a model is on a GPU, otherwise "gloo"."""
+        """The backend: "nccl" if a model is on a GPU, otherwise "gloo"."""
         return "nccl" if any(tensor.is_cuda for tensor in self.tensors().values()) else "gloo"
 
     def distribute(
@@ -312,7 +313,7 @@ class CollectiveJob(Job):
         Raises:
             ValueError: a parameter of the optimizer is in no registered model, or ``compression``
                 is given.
-            FingerprintMismatch: another trainer's models are others.
+            FingerprintMismatch: another trainer's models differ.
         """
         if compression is not None:
             raise ValueError(
@@ -362,7 +363,7 @@ class CollectiveJob(Job):
         return distributed
 
     def _local_sgd(self, optimizer: DistributedOptimizer) -> LocalSgd | None:
-        """The averager of parameters, where the strategy asks for one."""
+        """The local SGD that the strategy asks for; None if it asks for none."""
         schedule = None if self.strategy is None else schedule_of(self.strategy)
         if self.strategy is None or schedule is None:
             return None
@@ -380,10 +381,10 @@ class CollectiveJob(Job):
         )
 
     def _named(self) -> dict[torch.Tensor, str]:
-        """The names of what the models have now: always the same dict."""
+        """Updates and returns the names of the models' present tensors: always the same dict."""
         tensors = self.tensors()
         there = set(map(id, tensors.values()))
-        for each in self.optimizers:  # which keeps it anyway
+        for each in self.optimizers:  # which keep former parameters
             groups = each.param_groups
             former = (p for group in groups for p in group["params"] if p in self._names)
             self._former.update(p for p in former if id(p) not in there)
@@ -392,10 +393,10 @@ class CollectiveJob(Job):
         return self._names
 
     def _grown(self, optimizer: DistributedOptimizer) -> None:
-        """The optimizer has further groups: what is new in the models becomes trainer 0's, and
-        backward averages it.
+        """Takes in further groups of the optimizer: new tensors of the models take trainer 0's
+        values, and backward averages their gradients.
         """
-        if not self.optimizers:  # it is being made
+        if not self.optimizers:  # the optimizer is being made
             return
         known = set(map(id, self._names))
         self._named()
@@ -410,10 +411,10 @@ class CollectiveJob(Job):
                 self._compare(model, known)
 
     def _agree_on(self, strategy: DistributedStrategy) -> None:
-        """Compares what a step does among the trainers.
+        """Compares the strategies' settings of a step over the trainers.
 
         Raises:
-            FingerprintMismatch: another trainer's strategy says otherwise.
+            FingerprintMismatch: another trainer's strategy differs.
         """
         said = agreed(strategy)
         peers, topic = current_peers(), f"the strategy of job {next(_jobs)}"
@@ -425,7 +426,7 @@ class CollectiveJob(Job):
                 )
 
     def _share(self, merge: GradientMerge, overflow: bool) -> bool:
-        """Sums the merged gradients over the trainers; gives whether a trainer's overflowed."""
+        """Sums the merged gradients over the trainers, and tells whether a trainer's overflowed."""
         trained = merge.parameters
         have = torch.tensor([*(p.grad is not None for p in trained), overflow], dtype=torch.uint8)
         with naming_trainers():
@@ -445,7 +446,7 @@ class CollectiveJob(Job):
         return False
 
     def _sums(self) -> GradientSums:
-        """Sums of what no backward has summed, travelling as the strategy says."""
+        """The sums for gradients that backward does not sum, as the strategy says."""
         if self._wrapped:
             return self._wrapped[0].sums
         if self._own_sums is None:  # no model had a parameter to train
@@ -455,7 +456,7 @@ class CollectiveJob(Job):
 
     def _attach(self, model: nn.Module) -> None:
         """Gives a model trainer 0's values, and makes a backward through it average its gradients,
-        where it is backward that does so.
+        unless local SGD is used.
         """
         if self.strategy is not None and schedule_of(self.strategy) is not None:
             self._compare(model)
@@ -493,7 +494,7 @@ class CollectiveJob(Job):
         ]
 
     def _parallel(self, model: nn.Module) -> DataParallel:
-        """The reducer of a model that trains something."""
+        """Makes the reducer of a model with trainable parameters."""
         self._named()
         wrapped = DataParallel(model, exchange=exchange_of(self.strategy), marks=self._marks)
         wrapped.factor = self._factor
@@ -502,10 +503,11 @@ class CollectiveJob(Job):
         return wrapped
 
     def _compare(self, model: nn.Module, known: Collection[int] = ()) -> None:
-        """Compares a model that no backward averages, and gives it trainer 0's values.
+        """Compares a model whose gradients backward does not average, and gives it trainer 0's
+        values.
 
         Args:
-            known: the ids of tensors that have them.
+            known: the ids of tensors that have these values.
         """
         compare_models(model, _world(), current_peers())
         every = (*model.parameters(), *model.buffers())
@@ -527,23 +529,23 @@ class CollectiveJob(Job):
         )
 
     def loaded(self) -> None:
-        """See :meth:`Job.loaded`; local SGD goes on from the step of the checkpoint."""
+        """See :meth:`Job.loaded`; local SGD continues from the step of the checkpoint."""
         for each in self.optimizers:
             if isinstance(each, CollectiveOptimizer) and each.local_sgd is not None:
                 each.local_sgd.restart(each.steps)
 
     def finish(self) -> None:
-        """Leaves, with the same parameters on all trainers; an error on its way leaves at once."""
+        """Leaves, with the same parameters on all trainers; at once if an error is being raised."""
         if sys.exc_info()[0] is None:
             if self.optimizer is not None:
                 self.optimizer.flush()
             if mark := Connection.from_environment().finished:
-                with suppress(OSError):  # launch only wants to know
+                with suppress(OSError):  # only a hint for launch
                     Path(mark).touch()
         self.close()
 
     def close(self) -> None:
-        """Leaves; the models are plain modules again."""
+        """Leaves, and makes the models plain modules again."""
         TRACING.finish(failed=sys.exc_info()[0] is not None)
         connect_batch_norms(self.models, None, 1)
         for hook in self._hooks:
@@ -568,14 +570,14 @@ def _world() -> dist.ProcessGroup:
 
 
 def agreed(strategy: DistributedStrategy) -> str:
-    """The settings that must be alike on all trainers, in words."""
+    """The settings that must be equal on all trainers, as text."""
     return "; ".join(f"{key}={strategy.value(key)!r}" for key in AGREED)
 
 
 # ---- hybrid job ----
 #
 # fleet's job with ``hybrid_configs``, ``sharding``, ``pipeline`` or ``tensor_parallel``: its model
-# is made parallel when it is registered, its optimizer steps this rank's parts.
+# is made parallel when it is registered, and its optimizer steps this rank's parts.
 #
 # ::
 #
@@ -590,7 +592,7 @@ class HybridJob(CollectiveJob):
     """One trainer's part of a job that is parallel in several directions of a mesh.
 
     Args:
-        strategy: one that divides a model.
+        strategy: a strategy that divides a model.
 
     Raises:
         ValueError: the degrees' product is not the number of trainers, or a switch has no effect
@@ -611,7 +613,7 @@ class HybridJob(CollectiveJob):
             raise
 
     def close(self) -> None:
-        """Leaves, and lets all process groups go."""
+        """Leaves, and releases all process groups."""
         super().close()
         if self.mesh is not None:
             forget_groups(self.mesh)
@@ -622,7 +624,7 @@ class HybridJob(CollectiveJob):
         """See :func:`trainer.hybrid.hybrid_parallel`.
 
         Raises:
-            ValueError: a second model.
+            ValueError: a model is registered already.
         """
         if self.models:
             raise ValueError(
@@ -639,8 +641,8 @@ class HybridJob(CollectiveJob):
         """See :func:`trainer.hybrid.hybrid_optimizer`.
 
         Raises:
-            ValueError: ``compression`` is given, another strategy, or the optimizer was made before
-                ``fleet.distributed_model``.
+            ValueError: ``compression`` or another strategy is given, or the optimizer was made
+                before ``fleet.distributed_model``.
         """
         if compression is not None:
             raise ValueError(
@@ -664,12 +666,12 @@ class HybridJob(CollectiveJob):
         )
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """Whole on every trainer."""
+        """The model's state_dict, whole on every trainer."""
         return hybrid_state_dict(model)
 
     def place_in_data(self) -> tuple[int, int]:
-        """Trainers that differ only in the pipeline, tensor or sequence direction get the same
-        batches.
+        """This trainer's part of the data, and the number of parts.  Trainers that differ only in
+        the pipeline, tensor or sequence direction get the same batches.
         """
         return data_place(self.mesh) if self.splits_data else (0, 1)
 
@@ -688,10 +690,10 @@ class HybridOptimizer(CollectiveOptimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole tensors, of this rank's stage.  All ranks call this."""
+        """The state with whole tensors, of this rank's stage.  All ranks call this."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes up what :meth:`state_dict` of the same stage gave."""
+        """Loads a state that :meth:`state_dict` of the same stage gave."""
         self.inner.load_state_dict(state_dict)
         self._share()

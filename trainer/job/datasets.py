@@ -33,7 +33,8 @@ from trainer.samplers.striped_files import StripedFiles, striped_epoch
 from trainer.samplers.striped_memory import Division, HeldSamples, LeasedMemory, Loaded, batches_of
 
 _groups: weakref.WeakKeyDictionary[Job, ProcessGroups] = weakref.WeakKeyDictionary()
-# the datasets of which a job has begun a pass, in the order in which a restarted script begins them
+# the number of datasets of which a job has begun a pass; a restarted script begins them in the same
+# order
 _begun: weakref.WeakKeyDictionary[Job, int] = weakref.WeakKeyDictionary()
 _counts: weakref.WeakKeyDictionary[Job, weakref.WeakKeyDictionary[FileDataset, SampleCounts]] = (
     weakref.WeakKeyDictionary()
@@ -44,7 +45,9 @@ class JobTrainers:
     """The trainers of the present job; see :class:`trainer.data.pieces.Trainers`."""
 
     def part(self) -> tuple[int, int]:
-        """Which part of the files this trainer reads; without a job the environment says it."""
+        """This trainer's part of the files, and the number of parts; without a job, from the
+        environment.
+        """
         job = _job()
         if job is not None:
             return job.place_in_data()
@@ -52,21 +55,23 @@ class JobTrainers:
         return role.trainer_id, role.trainers
 
     def groups(self) -> ProcessGroups:
-        """The trainers, connected with one another."""
+        """The process groups of the trainers, connected with one another."""
         job = present()
         if job not in _groups:
             _groups[job] = _connected(job)
         return _groups[job]
 
     def elastic(self) -> ElasticGroup | None:
-        """Those that are there, in a job that goes on without a lost one."""
+        """The group of the live trainers, in a job that continues without lost ones; otherwise
+        None.
+        """
         there = present().communicator
         if there is None or not there.plan.outlives_trainers:
             return None
         return gathered(there)
 
     def counted(self, dataset: FileDataset) -> tuple[list[Piece], list[int]] | None:
-        """The pieces of a dataset's files, and their samples, where leases deal these out."""
+        """The pieces of a dataset's files, and their sample counts, if leases deal these out."""
         job = _job()
         if job is None or not dataset.divided_by_job or _job_leases(job) is None:
             return None
@@ -74,12 +79,12 @@ class JobTrainers:
         return pieces, _known(job, dataset).of(dataset, pieces, *dataset.place)
 
     def shows(self) -> bool:
-        """Whether this process shows bars."""
+        """Whether this process shows progress bars."""
         return self.part()[0] == 0 and not Connection.from_environment().panel
 
 
 class InMemoryDataset(datasets.InMemoryDataset):
-    """Samples in memory, of the files of the present job's trainers.
+    """Samples in memory, from the files of the present job's trainers.
 
     Example::
 
@@ -122,10 +127,11 @@ class QueueDataset(datasets.QueueDataset):
 
 
 class _Passes:
-    """A dataset as the job follows it; see :class:`trainer.samplers.saved_batches.Resumable`.
+    """A dataset whose passes the job follows; see
+    :class:`trainer.samplers.saved_batches.Resumable`.
 
     Args:
-        leases: gives the job's, where they deal out the samples of this dataset.
+        leases: gives the job's leases, if they deal out the samples of this dataset.
         begin: counts a pass of the job.
         counts: of the dataset's samples.
     """
@@ -138,7 +144,7 @@ class _Passes:
         counts: SampleCounts,
     ) -> None:
         self._dataset, self._leases, self._begin, self._counts = dataset, leases, begin, counts
-        self._number: int | None = None  # of the last pass, where leases deal it out
+        self._number: int | None = None  # of the last pass, if leases deal it out
 
     @property
     def number(self) -> int:
@@ -189,10 +195,10 @@ class _Passes:
     def _striped(
         self, leases: SampleLeases, number: int, pieces: Sequence[Piece], after: int
     ) -> Iterator[Batch]:
-        """A pass of trainers that step together.
+        """The batches of a pass, for trainers that step together.
 
         Args:
-            after: so many batches of each trainer, in a job without leases.
+            after: the number of batches of each trainer to skip, after a job without leases.
         """
         dataset, (size, drop_last, prefetch) = self._dataset, self._dataset.batching
         counts = self._counts.of(dataset, pieces, *dataset.place)
@@ -217,7 +223,7 @@ class _Passes:
     def _in_memory(
         self, leases: SampleLeases, number: int, dataset: InMemoryDataset, after: int
     ) -> Iterator[Batch]:
-        """A pass over samples in memory; see :meth:`_striped`."""
+        """The batches of a pass over samples in memory; see :meth:`_striped`."""
         held, (pieces, counts) = dataset.held, dataset.where
         _, trainers = dataset.place
         size, drop_last, prefetch = dataset.batching
@@ -246,7 +252,7 @@ class _Passes:
 
 
 def _followed(dataset: FileDataset) -> Iterator[Batch]:
-    """A pass that the job counts, and goes on with after a restart."""
+    """The batches of a pass that the job counts, and continues after a restart."""
     job = _job()
     if job is None or not dataset.divided_by_job:
         return dataset.begin_pass()
@@ -260,28 +266,28 @@ def _followed(dataset: FileDataset) -> Iterator[Batch]:
 
 
 def _leases(job: Job) -> SampleLeases | None:
-    """What deals out the samples of a dataset; None: each trainer has its own, as in a pass without
-    gradients, which is an evaluation.
+    """The leases that deal out the samples of a dataset; None: each trainer has its own samples, as
+    in a pass without gradients, which is an evaluation.
     """
     return _job_leases(job) if torch.is_grad_enabled() else None
 
 
 def _job_leases(job: Job) -> SampleLeases | None:
-    """A job's leases; None: each trainer has a fixed part, or all samples."""
+    """The leases of a job; None: each trainer has a fixed part, or all samples."""
     if not job.splits_data:
         return None
     return job.samples.leases(job.communicator, job.first, job.saves)
 
 
 def _known(job: Job, dataset: FileDataset) -> SampleCounts:
-    """How many samples a dataset has, under the name that it has on every trainer."""
+    """The sample counts of a dataset, under a name that is the same on every trainer."""
     known = _counts.setdefault(job, weakref.WeakKeyDictionary())
     _begun[job] = _begun.get(job, 0) + (dataset not in known)
     return known.setdefault(dataset, SampleCounts(f"dataset {_begun[job]}", _agree(job)))
 
 
 def _agree(job: Job) -> Callable[[str, str], str | None]:
-    """:meth:`Job.agree`, which does not keep the job."""
+    """A function that calls :meth:`Job.agree`, and does not keep the job alive."""
     there = weakref.ref(job)
 
     def agree(topic: str, text: str) -> str | None:
@@ -305,7 +311,7 @@ def _connected(job: Job) -> ProcessGroups:
         return ProcessGroups(current_peers())
     if job.communicator is None:
         raise RuntimeError(
-            "the trainers meet by way of the servers: expected fleet.distributed_optimizer before "
+            "the trainers connect through the servers: expected fleet.distributed_optimizer before "
             "samples change trainers, or are divided among them"
         )
     groups = met(job.communicator).groups

@@ -1,10 +1,10 @@
-"""The places at which a trainer comes to the saves that its job makes by itself: between two of its
-steps, and wherever it waits for others, who may wait for it there.
+"""The places at which a trainer joins the automatic saves of its job: between two of its steps, and
+wherever it waits for others, which may wait for it in a save.
 
-[Note: saves and trainers that come late]  A trainer that joins late takes the job's values, and
-none of a checkpoint.  It learns where the others are, and with that after which step they ask next
-whether they save; from there on it saves with them.  Where they are in a save just then, and wait
-for it, it comes to that save as soon as its script is where theirs is, or as it waits.
+[Note: saves and trainers that come late]  A trainer that joins late takes the job's values, not
+those of a checkpoint.  It learns the others' position, and with it the step after which they next
+ask whether to save; from there on it saves with them.  If they are in a save just then, and wait
+for it, it joins that save as soon as its script is where theirs is, or when it waits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from trainer.job.save_schedule import SaveSchedule
 
 
 class DueSaves:
-    """One trainer's.  The script's thread calls it.
+    """One trainer's places for saves.  The script's thread calls it.
 
     Args:
-        schedule: when all save.
-        taken: gives the steps that this trainer has taken.
-        save: saves with the others; is given the name of the save, the same on every trainer.
+        schedule: of the saves of all trainers.
+        taken: gives the number of steps that this trainer has taken.
+        save: saves with the others; takes the name of the save, the same on every trainer.
 
     Attributes:
-        meeting: the save that this trainer is in; "": none.
+        meeting: the save that this trainer is in, or "".
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class DueSaves:
     ) -> None:
         self._schedule, self._taken, self._save = schedule, taken, save
         self._steps = 0  # at the last place where the trainers could have saved
-        self._theirs: Mapping[str, Any] | None = None  # where the others' saves are
+        self._theirs: Mapping[str, Any] | None = None  # the state of the others' saves
         self.meeting = ""
 
     def begin(self) -> None:
-        """The job goes on from here, where nothing is to be saved."""
+        """Begins at the present step, at which nothing is to be saved."""
         self._steps = self._taken()
         self._schedule.begin(self._steps)
 
@@ -48,11 +48,11 @@ class DueSaves:
         return {"schedule": self._schedule.plain(), "under way": self.meeting}
 
     def take(self, plain: Mapping[str, Any] | None) -> None:
-        """Takes where the others' saves are; None: they could not say."""
+        """Takes the state of the others' saves; None if it is unknown."""
         self._theirs = plain
 
     def arrived(self) -> None:
-        """The script is where the others are: from here on it saves with them."""
+        """Called when the script is where the others are: from here on it saves with them."""
         self._steps = self._taken()
         self._join_theirs()
 
@@ -66,22 +66,23 @@ class DueSaves:
     # ---- saving ----
 
     def trained(self) -> bool:
-        """Whether steps were taken since this was last asked: gradients may be added up instead."""
+        """Whether steps were taken since the last call; gradients may be accumulated instead."""
         before, self._steps = self._steps, self._taken()
         return before != self._steps
 
     def between(self, waits: bool = False) -> None:
-        """This trainer is between two steps: saves, where it is time.
+        """Saves, if it is time; called between two steps.
 
         Args:
-            waits: it takes none until others do, as they have samples that it may get.
+            waits: whether this trainer takes no step until others do, as they have samples that it
+                may get.
         """
         if self._schedule.due(self._taken(), waits):
             self._save_now(self._schedule.name)
 
     def follow(self) -> None:
-        """This trainer waits, in a joint call or for samples, and others may wait for it in a
-        save.
+        """Joins saves of the others; called while this trainer waits, in a joint call or for
+        samples, as others may wait for it in a save.
         """
         self._join_theirs()
         while not self.meeting and self._schedule.followed(self._taken()):
@@ -91,7 +92,7 @@ class DueSaves:
         self.meeting = name
         try:
             self._save(name)
-        except PutOff:  # on all trainers, and it stays due
+        except PutOff:  # on all trainers; the save stays due
             return
         finally:
             self.meeting = ""

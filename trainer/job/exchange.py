@@ -1,8 +1,8 @@
-"""Values that the trainers of a job tell one another between steps: metrics and decisions, for
-training frameworks whose loops ask for them.
+"""Values that the trainers of a job exchange between steps: metrics and decisions, for training
+frameworks whose loops need them.
 
-They travel as texts of a barrier on server 0.  That is right for a few numbers an epoch; gradients
-and parameters never come this way.
+They travel as texts of a barrier on server 0.  That suits a few numbers an epoch; gradients and
+parameters never travel this way.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, 
 
 
 class Exchange:
-    """Where the trainers of a job with servers, or one that trains alone, tell one another values.
+    """The exchange of values between the trainers of a job with servers, or in a process that
+    trains alone.
 
     All trainers make the same calls in the same order.  Before an optimizer is distributed they
-    cannot reach one another: each is then by itself, as if it were the only one.
+    cannot reach one another: each acts as if it were the only one.
 
     Args:
-        job: the present one.
+        job: the present job.
 
     Example::
 
@@ -49,19 +50,19 @@ class Exchange:
 
     @property
     def size(self) -> int:
-        """How many trainers tell one another values: 1 before an optimizer is distributed."""
+        """The number of trainers that exchange values: 1 before an optimizer is distributed."""
         return 1 if self._job.communicator is None else self._job.role.trainers
 
     def barrier(self, name: str) -> None:
-        """Waits for every trainer."""
+        """Waits at a barrier for every trainer."""
         self.told(name, None)
 
     def told(self, name: str, value: Any) -> list[Any]:
-        """The texts of all present trainers, in the order of the trainers.
+        """Exchanges values: gives those of all live trainers, in the order of the trainers.
 
         Args:
-            name: of the occasion, the same on every trainer.
-            value: what JSON can hold; a path becomes a text.
+            name: of the exchange, the same on every trainer.
+            value: one that JSON can hold; a path becomes a string.
 
         Raises:
             TypeError: JSON cannot hold it.
@@ -71,20 +72,20 @@ class Exchange:
         return list(self._texts(name, value).values())
 
     def _texts(self, name: str, value: Any) -> dict[int, Any]:
-        """The same, by trainer."""
+        """Exchanges values: gives those of all live trainers, by trainer."""
         if self.size == 1:
             return {self._job.role.trainer_id: value}
         try:
             text = json.dumps(value, default=os.fspath)
         except TypeError as error:
             raise TypeError(
-                f"{name}: expected what JSON can hold, for trainers tell one another texts, got "
+                f"{name}: expected a value that JSON can hold, as trainers exchange texts, got "
                 f"{type(value).__name__}: {error}"
             ) from None
         if len(text) * self.size > MOST_BYTES:
             raise ValueError(
                 f"{name}: expected at most {MOST_BYTES // self.size} bytes for each of {self.size} "
-                f"trainers, got {len(text)}: trainers tell one another metrics and decisions; "
+                f"trainers, got {len(text)}: trainers exchange metrics and decisions here; "
                 "larger values go into files"
             )
         optimizer = self._job.optimizer
@@ -93,7 +94,7 @@ class Exchange:
         return {trainer: bounded_json.loads(texts[trainer]) for trainer in sorted(texts)}
 
     def gather(self, value: Tensor, name: str = "gather") -> list[Tensor]:
-        """The tensor of every trainer that is there, in their order, on this one's device.
+        """Gathers the tensors of all live trainers, in their order, on this tensor's device.
 
         Args:
             value: of any shape and dtype; the trainers' shapes may differ.
@@ -104,14 +105,14 @@ class Exchange:
         return [each.to(value.device) for each in found]
 
     def reduce(self, value: Tensor, kind: str) -> Tensor:
-        """A tensor made of those of the trainers that are there, equal to the bit on all of them.
+        """Reduces the tensors of the live trainers; the result is equal to the bit on all of them.
 
         Args:
             value: of the same shape and dtype on every trainer.
             kind: "sum", "mean", "max" or "min".
 
         Raises:
-            ValueError: another kind.
+            ValueError: the kind is unknown.
         """
         if kind not in _REDUCED:
             raise ValueError(f"reduce: expected one of {', '.join(_REDUCED)}, got {kind!r}")
@@ -120,7 +121,7 @@ class Exchange:
         return _REDUCED[kind](torch.stack(self.gather(value, f"reduce {kind}")))
 
     def first(self, value: Any, source: int = 0) -> Any:
-        """The value of trainer ``source``, which keeps the object itself.
+        """Gives all trainers the value of trainer ``source``, which keeps the object itself.
 
         Raises:
             TypeError: JSON cannot hold it.
@@ -131,7 +132,7 @@ class Exchange:
             return value
         told = self._texts("broadcast", None)
         if source not in told:
-            raise RuntimeError(f"broadcast: trainer {source}, whose value it is, has left the job")
+            raise RuntimeError(f"broadcast: trainer {source}, the source, has left the job")
         return told[source]
 
 

@@ -1,4 +1,4 @@
-"""The file system of a job, as ``fs_client_param`` says: a login there, and Hadoop's own client."""
+"""The file system of a job, by ``fs_client_param``: a login, and Hadoop's own client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HDFS = ("hdfs://", "viewfs://")
 
 
 class FileSystem:
-    """Is logged in while a job runs."""
+    """The login at a job's file system, while the job runs."""
 
     def __init__(self) -> None:
         self._logins: list[Login] = []
@@ -23,12 +23,12 @@ class FileSystem:
         """Logs in, as a strategy asks.
 
         Args:
-            process: where variables of Hadoop are put, for pyarrow.
+            process: receives Hadoop's environment variables, for pyarrow.
 
         Raises:
             ValueError: the file system takes no user or password, or there is no such hadoop
                 command.
-            ImportError: the package that reaches it is not installed.
+            ImportError: the package for the file system is not installed.
         """
         settings = strategy.fs_client_param
         if not settings["uri"]:

@@ -1,5 +1,5 @@
-"""What follows a script that writes no checkpoints by itself, so that a trainer that joins late
-finds where it is.
+"""The passes of a job without automatic checkpoints, followed so that a trainer that joins late
+finds the script's position.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class FollowedPasses:
     """See :class:`trainer.samplers.saves.Saves`: here nothing is saved.
 
     Args:
-        job: of several trainers among servers.
+        job: a job of several trainers with servers.
 
     Attributes:
-        passes: over the data of ``fleet.shard``.
+        passes: the passes over the data of ``fleet.shard``.
     """
 
     keeps = False
@@ -35,7 +35,9 @@ class FollowedPasses:
         self._script.joined()
 
     def cancel(self) -> None:
-        """A trainer that joins late goes where the others are, whatever it has loaded."""
+        """Does nothing: a trainer that joins late goes to the others' position, whatever it has
+        loaded.
+        """
 
     def begin(self, loader: str) -> Pass:
         """See :class:`trainer.samplers.saves.Saves`."""
@@ -50,8 +52,8 @@ class FollowedPasses:
         self._script.waits()
 
     def between(self, asked: Pass | None) -> None:
-        """The script asks for a batch."""
+        """Called when the script asks for a batch."""
         self._script.between()
 
     def finish(self) -> None:
-        """Nothing is being saved."""
+        """Does nothing: nothing is being saved."""

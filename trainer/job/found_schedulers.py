@@ -1,4 +1,4 @@
-"""The schedulers of a job's optimizers, which a script makes without telling anybody."""
+"""The schedulers of a job's optimizers, which a script makes without registering them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, LRScheduler]:
-    """The schedulers of these optimizers, without those that other ones of them hold.
+    """The schedulers of these optimizers, without those that another scheduler holds.
 
     An optimizer does not know its schedulers; the garbage collector does.
 
     Args:
-        optimizers: of the job, and those that they wrap: one after the other, in pairs.
+        optimizers: the job's optimizers and those that they wrap, alternating.
 
     Returns:
         By optimizer and type: "0 StepLR".
 
     Raises:
-        ValueError: an optimizer has two of one type, which cannot be told apart.
+        ValueError: an optimizer has two schedulers of one type, which cannot be told apart.
     """
     numbers = {id(each): index // 2 for index, each in enumerate(optimizers)}
     found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]

@@ -1,20 +1,20 @@
-"""A job: what ``fleet.init`` begins and ``fleet.finish`` ends.
+"""A job, which ``fleet.init`` begins and ``fleet.finish`` ends.
 
 [Note: several optimizers]  A script may train with several optimizers over different parameters: a
 GAN's two networks step in turn.  Each has lanes of its own in the plan, and a lane counts its own
-steps, sends its own messages and has its own sync round.  So a step of one optimizer closes its
-lanes only: the servers update, and the trainer receives, its parameters and no others, and trainers
-wait for one another optimizer by optimizer.  Update rules are numbered through: those of the second
-optimizer's groups come after the first one's.  What travels beside parameters, the buffers of all
-models, goes with the first lane of gradients, as ever.
+steps, sends its own messages and has its own sync round.  So a step of one optimizer closes only
+its lanes: the servers update, and the trainer receives, only its parameters, and trainers wait for
+one another optimizer by optimizer.  Update rules are numbered consecutively: those of the second
+optimizer's groups follow the first one's.  The synced buffers of all models travel with the first
+lane of gradients, as with one optimizer.
 
-Servers are installed once with a plan.  A second optimizer is another plan: before the first step
-the trainers leave together, saying that they come back, and join with it.
+Servers are installed once with a plan.  A second optimizer makes another plan: before the first
+step the trainers leave together, announce that they return, and join with the new plan.
 
-[Note: further optimizers of a job under way]  A trainer that joins while others train has made its
-first optimizer only, and asks with the plan of that one, which is not the job's any more.  Servers
-tell it so by ``PartialPlan``, and it asks again with each further optimizer.  Until then it has
-nothing that it could train with: a step, a joint call or an iteration raises that error.
+[Note: further optimizers of a job under way]  A trainer that joins while others train has made only
+its first optimizer, and asks with a plan for that one, which is no longer the job's plan.  Servers
+answer with ``PartialPlan``, and it asks again with each further optimizer.  Until it has joined it
+cannot train: a step, a joint call or an iteration raises that error.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ if TYPE_CHECKING:
 
 # ---- arrival ----
 #
-# From ``fleet.init`` until it has joined, a trainer announces itself to the servers: its end is
-# then known to the others although no server has seen it yet.
+# From ``fleet.init`` until it has joined, a trainer announces itself to the servers, so that the
+# others learn of its end although it has not joined any server yet.
 
 
 class Arrival:
     """A trainer on its way into a job.
 
     Args:
-        role: a trainer's, among servers.
+        role: of a trainer, in a job with servers.
 
     Attributes:
-        incarnation: with which it joins.
+        incarnation: the one with which it joins.
     """
 
     def __init__(self, role: RoleMaker) -> None:
@@ -117,18 +117,22 @@ class Arrival:
         atexit.register(self._abandoned)
 
     def check(self) -> None:
-        """Raises what ends the wait for a server: it has said that it is shutting down."""
+        """Raises the error that ends the wait for a server: the server has announced that it is
+        shutting down.
+        """
         if self._announcement.failure is not None:
             raise self._announcement.failure
 
     def joined(self) -> None:
-        """It has joined every server, or stays away in good order."""
+        """Ends the announcement: the trainer has joined every server, or does not join, in good
+        order.
+        """
         termination.remove(self._announcement.failed)
         atexit.unregister(self._abandoned)
         self._announcement.joined()
 
     def _abandoned(self) -> None:
-        """The process ends, and has not joined."""
+        """Reports the failure when the process ends without having joined."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         reason = spelled(error) if error is not None else "its script has ended"
         self._announcement.failed(REASON if termination.came else reason)
@@ -136,34 +140,36 @@ class Arrival:
 
 # ---- data position ----
 #
-# Where a trainer is in its data: its passes over what ``fleet.shard`` gives, and their batches.
+# A trainer's position in its data: its passes over the data of ``fleet.shard``, and their batches.
 
 
 class Display(Protocol):
     """The display of a running pass: see :class:`trainer.job.report.ProgressBar`."""
 
     def begin(self, number: int, batches: int) -> None:
-        """A pass begins; ``batches`` is 0 where their number is not known."""
+        """Shows that a pass begins; ``batches`` is 0 if their number is not known."""
 
     def advance(self, batch: int) -> None:
-        """So many batches have been given."""
+        """Shows that so many batches have been given."""
 
     def end(self) -> None:
-        """The pass is over, by its end, by ``break``, or by an error."""
+        """Shows that the pass is over, by its end, by ``break``, or by an error."""
 
 
 class DataPosition:
-    """How far the last pass has come.  The script's thread writes it, any thread reads it."""
+    """The position in the last pass.  The script's thread writes it, any thread reads it."""
 
     def __init__(self) -> None:
         self._now = (0, 0, 0)
 
     def now(self) -> tuple[int, int, int]:
-        """Passes begun, batches given of the last one, and how many it has (0: not known)."""
+        """The number of passes begun, the batches given of the last one, and its number of batches
+        (0: not known).
+        """
         return self._now
 
     def begin(self, batches: int) -> int:
-        """A pass begins.
+        """Counts a new pass.
 
         Returns:
             Its number, from 1.
@@ -172,18 +178,18 @@ class DataPosition:
         return self._now[0]
 
     def at(self, number: int, batch: int, batches: int) -> None:
-        """A batch of a pass has been given; of an older pass it does not count."""
+        """Notes that a batch of a pass has been given; batches of older passes do not count."""
         if number == self._now[0]:
             self._now = (number, batch, batches)
 
 
 class CountedBatches:
-    """Batches of any iterable, unchanged, whose position is counted; each iteration is a pass.
+    """Counts the batches of any iterable, unchanged; each iteration is a pass.
 
     Args:
-        batches: what is iterated over.
+        batches: the iterable.
         position: of this trainer.
-        display: makes what shows a pass; None: nothing does.
+        display: makes the display of a pass; None: passes are not shown.
     """
 
     def __init__(
@@ -219,9 +225,9 @@ class CountedBatches:
 
 
 def length(batches: Iterable[Any]) -> int:
-    """How many batches there will be; 0 where that is not known.
+    """The number of batches of an iterable; 0 if it is not known.
 
-    A loader over an iterable data set only guesses, and warns when it was wrong: it is not asked.
+    A loader over an iterable data set only guesses, and warns if it was wrong: it is not asked.
     """
     if isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset):
         return 0
@@ -233,10 +239,10 @@ def length(batches: Iterable[Any]) -> int:
 
 # ---- further optimizers ----
 #
-# What the optimizers of one job must have alike.
+# The settings that the optimizers of one job must share.
 
 
-# keys of a_sync_configs that say something of the whole job
+# keys of a_sync_configs that concern the whole job
 ALIKE = ("buffers", "launch_barrier", "runtime_split_send_recv", "soft_wait_ms")
 _SYNC = DistributedStrategy()
 
@@ -247,17 +253,17 @@ def check_further(
     number: int,
     steps: int | None,
 ) -> None:
-    """Returns if a further optimizer may join a job.
+    """Checks that a further optimizer may join a job.
 
     Args:
-        first: of the job's first optimizer.
-        strategy: of the further one.
-        number: of the further one.
-        steps: that the job has taken; None: it has not begun.
+        first: the strategy of the job's first optimizer.
+        strategy: the strategy of the further one.
+        number: the number of the further one.
+        steps: the number that the job has taken; None if it has not begun.
 
     Raises:
-        RuntimeError: it comes too late.
-        ValueError: it does not go with the others.
+        RuntimeError: the job has taken steps already.
+        ValueError: it does not fit the others.
     """
     if steps is not None:
         raise RuntimeError(
@@ -280,23 +286,23 @@ def check_further(
 
 
 def overlaps(strategy: DistributedStrategy | None) -> bool:
-    """Whether gradients leave while a backward runs."""
+    """Whether gradients are sent while a backward runs."""
     return strategy is not None and bool(strategy.a_sync_configs["overlap"])
 
 
 # ---- joint plan ----
 #
-# The plan of a job, from what the script has asked for: one optimizer, or several.
+# The plan of a job, from the script's settings: one optimizer, or several.
 
 
 @dataclass(frozen=True, slots=True)
 class Distributed:
-    """An optimizer of the job, and how the script wants its steps taken.
+    """An optimizer of the job, with the script's settings for its steps.
 
     Attributes:
-        optimizer: the script's, distributed.
+        optimizer: the script's optimizer, distributed.
         strategy: the modes of its parameters; None: sync.
-        compression: how its gradients travel, by pattern of parameter names; None: as they are.
+        compression: of its gradients, by pattern of parameter names; None: uncompressed.
     """
 
     optimizer: DistributedOptimizer
@@ -319,9 +325,9 @@ def joint_plan(
     """The plan for these optimizers as they are now.
 
     Args:
-        role: of this process: how many take part.
+        role: of this process; gives the numbers of trainers and servers.
         tensors: parameters and buffers of all models, by name.
-        distributed: the optimizers, in the order in which they came.
+        distributed: the optimizers, in the order in which they were made.
         tables: of the job's embeddings, if there are any.
 
     Raises:
@@ -374,7 +380,7 @@ def joint_plan(
 
 
 def _clip(optimizer: DistributedOptimizer) -> Clip | None:
-    """How merged gradients are clipped; with dgc trainers clip, before it."""
+    """The clipping of merged gradients; None with dgc, where trainers clip before they compress."""
     clip = optimizer.grad_clip
     return None if clip is None or optimizer.dgc is not None else clip.to_clip()
 
@@ -382,13 +388,13 @@ def _clip(optimizer: DistributedOptimizer) -> Clip | None:
 def _sent_as(
     each: Distributed, number: int, of_name: dict[str, int], rules: list[Rule], owners: list[int]
 ) -> Mapping[str, str] | None:
-    """How an optimizer's gradients travel.  With dgc its large parameters have update rules of
-    their own, which are added: plain SGD.
+    """The compression of an optimizer's gradients.  With dgc its large parameters have update rules
+    of their own, which are added: plain SGD.
 
     Args:
-        number: of the optimizer.
-        of_name: the group of each parameter, which changes.
-        rules, owners: of all groups, with each one's optimizer; these grow.
+        number: the optimizer's number.
+        of_name: the group of each parameter; it is changed.
+        rules, owners: the rules of all groups, and their optimizers; the lists grow.
 
     Raises:
         ValueError: dgc and ``compression`` are both given.
@@ -398,7 +404,7 @@ def _sent_as(
         return each.compression
     if each.compression is not None:
         raise ValueError(
-            "compression: excludes strategy.dgc, which says itself how gradients travel; give one "
+            "compression: excludes strategy.dgc, which itself compresses gradients; give one "
             "of the two"
         )
     dgc.check()  # groups may have been added
@@ -445,7 +451,7 @@ def groups_of(
     """The index of each parameter's group, in the optimizer's order.
 
     Args:
-        former: parameters that a model had until others took their places.
+        former: parameters that a model had until others replaced them.
 
     Raises:
         ValueError: a parameter is in no registered model.
@@ -468,8 +474,8 @@ def groups_of(
 
 # ---- met trainers ----
 #
-# What the trainers of a job with servers do among themselves: means of dense gradients, and sums of
-# batch norms.
+# Collectives among the trainers of a job with servers: means of dense gradients, and sums of batch
+# norms.
 
 
 def connect_trainers(
@@ -478,20 +484,20 @@ def connect_trainers(
     optimizers: Sequence[DistributedOptimizer],
     strategy: DistributedStrategy | None,
 ) -> None:
-    """Brings up what the trainers of a job do among themselves; all have come when it returns.
+    """Connects the trainers of a job for their collectives; all have joined when it returns.
 
-    Batch norms that sum over trainers need all of the plan in each forward, so that a job with such
-    ends with a trainer.
+    Batch norms that sum over trainers need all trainers of the plan in each forward, so a job with
+    them ends if a trainer is lost.
 
     Args:
         communicator: of a trainer that has joined.
         models, optimizers: of the script.
-        strategy: says how gradients travel; None: all of one dtype at once.
+        strategy: determines how gradients travel; None: all of one dtype at once.
 
     Raises:
-        PServerError: other trainers have not come.
-        ValueError: the trainers do not divide into rows; or they are to leave when they are
-            preempted, and cannot.
+        PServerError: other trainers have not joined.
+        ValueError: the trainers do not divide into rows; or a grace period is set, and preempted
+            trainers cannot leave.
     """
     found = connect_batch_norms(models, None, 1)
     means = communicator.dense_allreduce = dense_means_of(communicator, optimizers, strategy, found)
@@ -506,14 +512,14 @@ def connect_trainers(
 
 # ---- reported ----
 #
-# What a script has said of its training, for whoever reads metrics.
+# A script's reports of its training, for readers of metrics.
 
 
 class Reported(Collector):
     """A trainer's reports: the number of samples, and the last value of each name.
 
     Attributes:
-        heard: told the values of each report.
+        heard: called with the values of each report.
     """
 
     def __init__(self) -> None:
@@ -522,7 +528,7 @@ class Reported(Collector):
         self._values: dict[str, float] = {}
 
     def add(self, samples: int, values: dict[str, float]) -> None:
-        """Counts samples, and takes values in the place of those before."""
+        """Counts samples, and replaces the last values."""
         self._samples += samples
         self._values = {**self._values, **values}
         self.heard(values)
@@ -556,24 +562,24 @@ class Job:
     The script's thread uses it.
 
     Attributes:
-        divided: whether no trainer has a whole model.
+        divided: whether the model is divided, so that no trainer has a whole one.
         strategy: of ``fleet.init``, or of a collective job's optimizer.
-        first: that of ``fleet.init`` as it was there.
-        models: that were registered, in order.
-        optimizers: once they are distributed, in order.
-        passes: over data that ``fleet.shard`` has divided.
+        first: the strategy of ``fleet.init``, as given there.
+        models: the registered models, in order.
+        optimizers: the distributed optimizers, in order.
+        passes: the passes over data that ``fleet.shard`` has divided.
         saved: the last checkpoint that was written or read here.
         claims: the paths that it writes checkpoints to.
-        tables: once the optimizer is distributed, where a model has embeddings of ours.
+        tables: of the models' DistributedEmbeddings, if any, once the optimizer is distributed.
         splits_data: whether ``fleet.shard`` gives each trainer its own part.
-        process: what the job has set in this process.
-        undo: what the job's end takes back.
-        reported: what the script has said of its training.
-        position: in the data of ``fleet.shard``.
-        saves: follows the script, and writes checkpoints, where the job does that by itself.
-        samples: how they are dealt out to the trainers.
-        early: why this trainer has not joined yet: see [Note: further optimizers of a job under
-            way] in job.py.
+        process: the job's settings of this process.
+        undo: the actions to undo at the job's end.
+        reported: the script's reports of its training.
+        position: the position in the data of ``fleet.shard``.
+        saves: follows the script, and writes automatic checkpoints, if they are set.
+        samples: deals out samples to the trainers.
+        early: the reason why this trainer has not joined yet: see [Note: further optimizers of a
+            job under way] in job.py.
     """
 
     divided = False
@@ -581,7 +587,7 @@ class Job:
     def __init__(self, role: RoleMaker, strategy: DistributedStrategy | None) -> None:
         self.role = role
         self.strategy = strategy
-        self.first = copy.deepcopy(strategy)  # which the script may change
+        self.first = copy.deepcopy(strategy)  # the script may change its own
         self.models: list[nn.Module] = []
         self.optimizers: list[DistributedOptimizer] = []
         self.early: PartialPlan | None = None
@@ -600,17 +606,19 @@ class Job:
         self.samples = JobSamples()
         self._arrival: Arrival | None = None
         self._distributed: list[Distributed] = []
-        self._hooks: list[RemovableHandle] = []  # that refresh at the entry of a forward
+        self._hooks: list[RemovableHandle] = []  # refresh parameters before a forward pass
 
     def take(self, strategy: DistributedStrategy | None) -> None:
-        """Settings of the whole job, not of one optimizer, act from now on."""
+        """Applies a strategy's settings for the whole job, as opposed to one optimizer, from now
+        on.
+        """
         if strategy is not None:
             self.process.take(execution_of(strategy))
             self.splits_data = self.splits_data and strategy.split_data
             self._files.take(strategy, self.process)
 
     def dump(self, optimizer: DistributedOptimizer, strategy: DistributedStrategy | None) -> None:
-        """Lets the steps of the last optimizer be dumped, where its strategy asks for it.
+        """Dumps the steps of the last optimizer, if its strategy asks for it.
 
         Raises:
             ValueError: a parameter to dump does not exist.
@@ -623,27 +631,26 @@ class Job:
             self.undo.callback(dump.close)
 
     def follow(self) -> None:
-        """An optimizer was distributed, and has joined: the job may take up a checkpoint, and its
-        steps be saved.
+        """Called when an optimizer was distributed, and has joined: the job may load a checkpoint,
+        and save its steps.
         """
         self.passes.ask()
         if self.saves is not None:
             self.saves.joined()
 
     def restore(self) -> None:
-        """The process is again as it was before the job."""
+        """Restores the process's state from before the job."""
         self.undo.close()
         self._files.leave()
         self.process.restore()
 
     def place_in_data(self) -> tuple[int, int]:
-        """Which part of the data this trainer gets, and of how many parts."""
+        """This trainer's part of the data, and the number of parts."""
         return (self.role.trainer_id, self.role.trainers) if self.splits_data else (0, 1)
 
     @property
     def communicator(self) -> Communicator | None:
-        """The connection to the servers; None before there is one, and in a process that trains
-        alone.
+        """The connection to the servers; None before it exists, and in a process that trains alone.
 
         Raises:
             PartialPlan: the job's other trainers have further optimizers.
@@ -654,12 +661,12 @@ class Job:
 
     @property
     def is_first(self) -> bool:
-        """Whether this trainer does what one does for all: trainer 0, or who stands in for it."""
+        """Whether this trainer is the leader; see :attr:`~trainer.senders.buffers.Roll.first`."""
         there = self.communicator
         return self.role.trainer_id == 0 if there is None else there.roll.is_first
 
     def announce(self) -> None:
-        """Says to the servers that this trainer has started; nothing in other roles."""
+        """Announces to the servers that this trainer has started; does nothing in other roles."""
         if self.role.role is Role.TRAINER and not Connection.from_environment().plan_only:
             self._arrival = Arrival(self.role)
 
@@ -685,7 +692,9 @@ class Job:
             arrival.joined()
 
     def agree(self, topic: str, text: str) -> str | None:
-        """The first trainer's text about a topic; None while this one is not connected."""
+        """The text that the first trainer gave for a topic; None while this trainer is not
+        connected.
+        """
         if self.role.trainers == 1:
             return text
         there = self.communicator
@@ -720,21 +729,21 @@ class Job:
         return self.tables
 
     def register(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        """Divides a model among the trainers; only where the job is ``divided``."""
+        """Divides a model among the trainers; only in a ``divided`` job."""
         raise NotImplementedError
 
     def loaded(self) -> None:
-        """A checkpoint has been taken into the trainers' values: the servers get them, too."""
+        """Sends the trainers' values to the servers, after a checkpoint has been loaded."""
         if self.communicator is not None:
             self.communicator.push()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's state_dict as servers have it, whole; where the job is ``divided`` every
+        """The model's state_dict with the servers' values, whole; in a ``divided`` job every
         trainer calls this.
         """
         served = self.served()
         names = {tensor: name for name, tensor in self.tensors().items()} if served else {}
-        with without_served_rows():  # which are written chunk by chunk
+        with without_served_rows():  # those are written chunk by chunk
             state = model.state_dict(keep_vars=True)
         plain = plain_name(model)
         return {
@@ -744,7 +753,7 @@ class Job:
         }
 
     def served(self) -> dict[str, torch.Tensor]:
-        """The servers' values of those parameters that trainers step by themselves (the k-step
+        """The servers' values of the parameters that trainers step by themselves (the k-step
         modes), by name.
         """
         return {} if self.communicator is None else self.communicator.served()
@@ -763,7 +772,7 @@ class Job:
         return found
 
     def module_types(self) -> dict[str, str]:
-        """The types of the modules that parameters are of, by the parameters' names."""
+        """The types of the parameters' modules, by the parameters' names."""
         found: dict[str, str] = {}
         for index, model in enumerate(self.models):
             found |= module_types(model, f"model{index}." if len(self.models) > 1 else "")
@@ -783,13 +792,12 @@ class Job:
         grad_clip: GradClip | None = None,
         compression: Mapping[str, str] | None = None,
     ) -> DistributedOptimizer:
-        """Joins the servers with one more optimizer.  See [Note: several optimizers] in
-        job.py.
+        """Joins the servers with one more optimizer.  See [Note: several optimizers] in job.py.
 
         Raises:
-            ValueError: a parameter is another optimizer's, or the two do not go together.
+            ValueError: a parameter is another optimizer's, or the optimizers do not fit each other.
             RuntimeError: the job has taken a step already.
-            PServerError: a server cannot be reached, or says no.
+            PServerError: a server cannot be reached, or refuses.
         """
         strategy = strategy or self.strategy
         names = {tensor: name for name, tensor in self.tensors().items()}
@@ -823,8 +831,8 @@ class Job:
         return made
 
     def _connect(self, distributed: list[Distributed]) -> None:
-        """Joins the servers, with the plan for the optimizers as they are now; where it has joined
-        with another plan, all trainers leave first.
+        """Joins the servers with the plan for the present optimizers; if it has joined with another
+        plan, all trainers leave first.
         """
         plan = joint_plan(_planned(self.role), self.tensors(), distributed, self.tables)
         self._distributed = distributed
@@ -851,8 +859,8 @@ class Job:
         for number, (each, first) in enumerate(zip(distributed, firsts, strict=True)):
             each.optimizer.attach(communicator, number, first)
             there = communicator.dense_allreduce
-            if not (isinstance(there, DenseSteps) and there.arrived):  # otherwise it was told
-                # of servers that go on with what a job has left
+            if not (isinstance(there, DenseSteps) and there.arrived):  # otherwise it has them
+                # of servers that were started with an earlier job's programs
                 steps = [communicator.lanes[lane].step for lane in plan.lanes_of(number)]
                 each.optimizer.steps = max(steps, default=0) or each.optimizer.steps
             self._watch(each.optimizer, plan)
@@ -860,7 +868,7 @@ class Job:
             self.follow()  # a group was added, and no optimizer
 
     def _joined(self, plan: Plan, distributed: Sequence[Distributed]) -> Communicator:
-        """The connection with a plan, when every server has let this trainer in."""
+        """Joins every server with a plan, and returns the connection."""
         if self.tables is not None:
             self.tables.check_caches(plan)
         strategy = distributed[0].strategy
@@ -889,8 +897,8 @@ class Job:
         for hook in self._hooks:
             hook.remove()
         fetches = any(lane.independent_recv_thread for lane in plan.lanes)
-        # of several optimizers values land at step(): the forward of one model may stand between
-        # another's and its backward
+        # with several optimizers values are taken in at step(): the forward of one model may run
+        # between another's forward and backward
         self._hooks = [
             model.register_forward_pre_hook(lambda *_: _refresh(communicator))
             for model in self.models
@@ -911,14 +919,14 @@ class Job:
 
 
 def _planned(role: RoleMaker) -> RoleMaker:
-    """The role that a plan is made for: in a probe servers wait for this trainer alone."""
+    """The role for which a plan is made: in a probe servers wait for this trainer alone."""
     given = Connection.from_environment()
     return replace(role, trainer_id=0, trainers=1) if given.probe and not given.plan_only else role
 
 
 def _refresh(communicator: Communicator) -> None:
-    """Takes in parameters that have arrived without a step, at the entry of a forward; not in a
-    backward that calls a forward again.
+    """Takes in parameters that were received between steps, before a forward pass; not in a
+    backward that runs a forward again.
     """
     if torch._C._current_graph_task_id() == -1:
         communicator.refresh()
@@ -944,7 +952,7 @@ def present() -> Job:
 
 
 def present_or_none() -> Job | None:
-    """The present job; None where there is none."""
+    """The present job; None if there is none."""
     return _job
 
 
@@ -991,7 +999,7 @@ def distributed(job: Job) -> DistributedOptimizer:
 
 # ---- queries ----
 #
-# What a script may ask about its job: the role of this process, the job's processes, counters.
+# The queries of a script about its job: the role of this process, the job's processes, counters.
 #
 # ``trainer/fleet.py`` offers these calls.  In a process that trains alone::
 #
@@ -1006,7 +1014,7 @@ def is_worker() -> bool:
     """The role of this process, as a truth.
 
     Returns:
-        Whether it trains.
+        Whether it is a trainer.
     """
     return present().role.role is not Role.PSERVER
 
@@ -1042,7 +1050,7 @@ def worker_num() -> int:
     """The size of the job.
 
     Returns:
-        How many trainers it has.
+        The number of trainers.
     """
     return present().role.trainers
 
@@ -1051,7 +1059,7 @@ def server_num() -> int:
     """The size of the job.
 
     Returns:
-        How many servers it has; 0 where the process trains alone.
+        The number of servers; 0 if the process trains alone.
     """
     return len(present().role.server_endpoints)
 
@@ -1063,7 +1071,7 @@ def server_index() -> int:
         This server's place in the list of endpoints, from 0.
 
     Raises:
-        RuntimeError: the process is no server.
+        RuntimeError: the process is not a server.
     """
     if not is_server():
         raise RuntimeError("this process is a trainer, not a server")
@@ -1116,15 +1124,14 @@ def transport() -> str:
     """How tensors travel.
 
     Returns:
-        "shm", "tcp", "grpc"; "gloo" or "nccl" without servers; "local" where the process trains
-        alone.
+        "shm", "tcp", "grpc"; "gloo" or "nccl" without servers; "local" if the process trains alone.
     """
     return present().transport
 
 
 # ---- table admin ----
 #
-# What a script asks of its tables between steps: their status, and to drop rows.
+# The calls of a script on its tables between steps: their status, and dropping rows.
 #
 # ``trainer/fleet.py`` offers these calls.
 
@@ -1139,8 +1146,8 @@ def table_status() -> dict[str, dict[str, int]]:
     Any trainer may ask at any time, without waiting for others.
 
     Returns:
-        By table: "rows", "bytes_held", and what was counted since the start ("admitted",
-        "evicted", ...).  Empty where there are no tables.
+        By table: "rows", "bytes_held", and counters since the start ("admitted", "evicted", ...).
+        Empty without tables.
 
     Raises:
         PServerError: a server does not answer.
@@ -1175,17 +1182,16 @@ def shrink(
     Every trainer calls this, between steps; when it returns, all servers have done it.
 
     Args:
-        threshold: in place of each table's own ``delete_threshold``.
-        days: that have passed since the last call.
-        tables: only these; none means all.
+        threshold: replaces each table's own ``delete_threshold``.
+        days: the days since the last call.
+        tables: only these; empty for all.
 
     Returns:
-        How many rows were dropped, by table (on trainer 0; elsewhere none).
+        The number of rows dropped, by table (on trainer 0; empty elsewhere).
 
     Raises:
-        TypeError: an argument is something else.
-        ValueError: a table that the job does not have; fewer than 0 days; or a number that is not
-            finite.
+        TypeError: an argument has a wrong type.
+        ValueError: the job has no such table, ``days`` is below 0, or a number is not finite.
         PServerError: a server is lost.
 
     ::
@@ -1213,10 +1219,10 @@ def shrink(
 
 
 def _names(tables: Any, known: Collection[str]) -> list[str]:
-    """The tables that are meant.
+    """The chosen tables.
 
     Raises:
-        TypeError: these are no names.
+        TypeError: they are not a list of names.
         ValueError: the job has no such table.
     """
     if isinstance(tables, str | bytes) or not isinstance(tables, Collection):

@@ -1,9 +1,10 @@
-"""Saves of which every server writes its part, while the job goes on.
+"""Saves of which every server writes its part, while the job continues.
 
-[Note: who waits for a save]  The trainers meet for the cut: between two steps trainer 0 copies what
-no server has, and every server fixes what it holds.  Then all go on.  A thread of trainer 0 waits
-until the parts are written, writes the manifest that names them, and lists the checkpoint.  Until
-then a reader finds the checkpoint before.  While a save is under way no other one begins.
+[Note: who waits for a save]  The trainers meet for the cut: between two steps trainer 0 copies the
+values that no server has, and every server takes a snapshot.  Then all continue.  A thread of
+trainer 0 waits until the parts are written, writes the manifest that names them, and lists the
+checkpoint.  Until then a reader finds the checkpoint before.  While a save is under way no other
+one begins.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from transpiler.files import bounded_json
 if TYPE_CHECKING:
     from trainer.checkpoint.tables import TableStore
 
-FINISH_SECONDS = 600.0  # that the end of a job waits for a save
+FINISH_SECONDS = 600.0  # for which the end of a job waits for a save
 WRITE_SECONDS = 3600.0  # that a part may take
-FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two questions whether it is written
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two requests for a part's state
 
 log = logging.getLogger(__name__)
 
 
 class Elsewhere(OSError):
-    """A server writes where trainer 0 cannot read."""
+    """A server writes to a place that trainer 0 cannot read."""
 
 
 @dataclass(slots=True)
@@ -55,13 +56,13 @@ class _Part:
     """A server's part of a save.
 
     Attributes:
-        path: of the checkpoint, as the server is told it.
-        base: of the one that it continues; "": none.
-        where: where the checkpoint is for trainer 0; "": where the server says.
-        saves: the calls of the connection as it was when the save began: a server that comes back
-            meanwhile knows of no such save, and may not begin it later than the others.
-        state: how far it is; None: it has not begun.
-        failure: why it has not.
+        path: of the checkpoint, as sent to the server.
+        base: of the checkpoint that it continues, or "".
+        where: the path of the checkpoint for trainer 0; "": the server names the file.
+        saves: the calls of the connection at the start of the save: a server that restarts
+            meanwhile does not know the save, and must not begin it later than the others.
+        state: of the part; None if it has not begun.
+        failure: the reason why it has not begun.
     """
 
     client: Client
@@ -73,7 +74,7 @@ class _Part:
     failure: PServerError | None = None
 
     def begin(self, number: int) -> None:
-        """Has the server fix what it holds."""
+        """Makes the server take the snapshot for its part."""
         saves = self.saves
         try:
             try:
@@ -81,20 +82,20 @@ class _Part:
             except Refused:
                 if not self.base:
                     raise
-                self.state = saves.in_background(self.path, number)  # what changed is not known
+                self.state = saves.in_background(self.path, number)  # the changes are not known
         except PServerError as error:
             self.failure = error
 
     def withdraw(self, number: int) -> None:
-        """The others cannot save: this one does not, unless it has begun."""
-        with contextlib.suppress(PServerError):  # then it saves nothing that counts
+        """Withdraws the part, unless it has begun, because another server cannot save."""
+        with contextlib.suppress(PServerError):  # then its part does not count
             self.saves.withdraw(number)
 
     def wait(self, number: int) -> None:
-        """Returns when it is written.
+        """Waits until the part is written.
 
         Raises:
-            OSError: it is not.
+            OSError: it is not written.
             PServerError: the server does not answer, or the job has failed.
         """
         end, pause = RUNNING() + WRITE_SECONDS, FIRST_PAUSE
@@ -109,10 +110,10 @@ class _Part:
             raise OSError(f"{self.client}: {self.state.failure}")
 
     def found(self) -> manifest.Manifest:
-        """The server's part, as trainer 0 finds it.
+        """The server's part, as trainer 0 reads it.
 
         Raises:
-            Elsewhere: it is not there.
+            Elsewhere: it is not where trainer 0 reads.
             OSError, ValueError: it cannot be read.
         """
         assert self.state is not None, "it is written"
@@ -132,14 +133,14 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A save whose cut is taken.
+    """A save whose snapshot has been taken.
 
     Attributes:
-        name, base: of the checkpoint, and of the one that its parts continue; "": none.
-        number: by which servers know it.
-        rest: what trainer 0 adds.
+        name, base: of the checkpoint, and of the one that its parts continue, or "".
+        number: the save's number on the servers.
+        rest: the content that trainer 0 adds.
         parts: by server.
-        failed: a part has not begun, so that the others are for nothing.
+        failed: whether a part has not begun, so that the others are useless.
     """
 
     name: str
@@ -153,32 +154,32 @@ class _Begun:
 
 
 class PartSaves:
-    """Trainer 0's side of such saves.  See [Note: who waits for a save].
+    """Trainer 0's side of saves by parts.  See [Note: who waits for a save].
 
     The script's thread calls it.
 
     Args:
-        job: that saves.
-        folder: of its checkpoints, which the thread of a save uses while one is under way.
+        job: the job that saves.
+        folder: of the job's checkpoints; the thread of a save uses it while one is under way.
         path: of the folder.
     """
 
     def __init__(self, job: Job, folder: CheckpointFolder, path: str) -> None:
         self._job, self._folder, self._path = job, folder, path
         self._thread: threading.Thread | None = None
-        self._saved: Saved | None = None  # by the thread
+        self._saved: Saved | None = None  # set by the thread
         self._number = 0  # of the last save
-        self._newest = ""  # the checkpoint that these servers have written last
-        self._said = ""  # why servers do not save
+        self._newest = ""  # the last checkpoint that these servers have written
+        self._said = ""  # the last logged reason why servers do not save
         self._elsewhere = False
 
     @property
     def under_way(self) -> bool:
-        """Whether a save has begun that is neither complete nor has failed."""
+        """Whether a save has begun that has neither completed nor failed."""
         return self._thread is not None and self._thread.is_alive()
 
     def possible(self) -> bool:
-        """Whether every server keeps files, where trainer 0 can read them.  Says once why not."""
+        """Whether every server keeps files where trainer 0 can read them.  Logs once why not."""
         communicator, why = self._job.communicator, ""
         if communicator is None:
             return False
@@ -193,12 +194,12 @@ class PartSaves:
         return not why
 
     def begin(self, steps: int, place: Mapping[str, Any], deltas: int) -> None:
-        """Takes the cut after so many steps, and goes on writing in a thread; all trainers wait,
-        and have sent what they have.
+        """Takes the snapshot after so many steps, and continues in a thread.  All trainers wait,
+        and have sent everything.
 
         Args:
-            place: where the script is.
-            deltas: so many in a row may have only what changed of tables.
+            place: of the script.
+            deltas: the most checkpoints in a row that have only the changed rows of tables.
 
         Raises:
             OSError, ValueError: no save has begun.
@@ -220,7 +221,7 @@ class PartSaves:
             resume.described(job.optimizers, None, job.passes.count, place),
             store,
         )
-        job.saved, self._newest = None, ""  # until this one is complete
+        job.saved, self._newest = None, ""  # until this save is complete
         self._number += 1
         parts = [self._part(client, name, base) for client in communicator.clients]
         failure = self._begin(parts)
@@ -235,7 +236,9 @@ class PartSaves:
             raise OSError(f"a server cannot save its part: {failure}") from failure
 
     def _begin(self, parts: Sequence[_Part]) -> PServerError | None:
-        """All parts begin, at one place in the job's log, or none does; gives why."""
+        """Begins all parts, at one place in the job's log, or none; returns the failure, if there
+        was one.
+        """
         with ThreadPoolExecutor(len(parts), "save") as pool:
             begins = {pool.submit(part.begin, self._number): part for part in parts}
             failures = (begins[each].failure for each in as_completed(begins))
@@ -251,8 +254,8 @@ class PartSaves:
         return _Part(client, path, before, where, client.saves)
 
     def _place_of(self, store: str, name: str) -> tuple[str, str]:
-        """The path below a server's store that the server is told, and where the checkpoint is for
-        trainer 0; "": where the server says.
+        """The path below a server's store, for the server, and the path of the checkpoint for
+        trainer 0, or "" if the server names the file.
         """
         try:
             below = relative(place_at(store), place_at(self._path))
@@ -266,7 +269,7 @@ class PartSaves:
     # ---- in the thread ----
 
     def _complete(self, begun: _Begun) -> None:
-        """Makes the checkpoint complete; what fails is logged."""
+        """Completes the checkpoint; failures are logged."""
         path = self._folder.path_of(begun.name)
         try:
             for part in begun.parts:
@@ -277,15 +280,15 @@ class PartSaves:
                 self._folder.add(begun.name, begun.base)
                 self._newest = begun.name
                 log.info("saved %s", path)
-        except Exception as error:  # of whatever a store raises: nobody waits for this thread
+        except Exception as error:  # any error of a store: no thread waits for this one
             self._saved = None
             self._elsewhere = isinstance(error, Elsewhere)
-            log.error("no checkpoint %s, the job goes on: %s", path, error)
+            log.error("no checkpoint %s, the job continues: %s", path, error)
         if self._saved is None:
             self._folder.discard(begun.name, len(begun.parts))
 
     def _written(self, path: str, begun: _Begun) -> Saved:
-        """Writes what trainer 0 adds, and the manifest."""
+        """Writes trainer 0's content, and the manifest."""
         found = [part.found() for part in begun.parts]
         return resume.write(
             path,
@@ -298,7 +301,7 @@ class PartSaves:
     # ---- afterwards ----
 
     def collect(self) -> None:
-        """A save that is over counts; one that is under way is not waited for."""
+        """Takes over the result of a save that is over; does not wait for one under way."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread.join()
             if self._job.saved is None:  # otherwise the script has saved, or loaded, since
@@ -306,7 +309,7 @@ class PartSaves:
             self._saved = self._thread = None
 
     def finish(self, seconds: float = FINISH_SECONDS) -> None:
-        """Waits for a save that is under way, up to so many seconds, and while the job is whole."""
+        """Waits for a save that is under way, up to so many seconds, unless the job has failed."""
         end = RUNNING() + seconds
         while self._thread is not None and self._thread.is_alive():
             failed = any(client.failure is not None for client in self._clients())
@@ -324,9 +327,9 @@ class PartSaves:
 def _unserved(
     communicator: Communicator, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The variables that are not on servers as they are here, by name: those that servers only
-    hold, and what the script may have written since its last step; with the servers' values of the
-    buffers that travel with steps taken here.
+    """The variables whose values on servers may differ from those here, by name: those that servers
+    only hold, and those with possible external writes since the last step; also the servers' values
+    of buffers that travel with steps taken here.
     """
     plan, buffers = communicator.plan, communicator.buffers
     written = communicator.written.suspected()

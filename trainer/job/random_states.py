@@ -1,5 +1,5 @@
-"""The states of a trainer's random sources, in a form that a checkpoint holds: torch's on the CPU
-and on its GPU, random's and numpy's global ones.
+"""The states of a trainer's random sources, in a form for checkpoints: torch's on the CPU and on
+its GPU, and the global ones of random and numpy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 
 def random_states() -> dict[str, Any]:
-    """The present ones, as JSON can hold them."""
+    """The present states, as JSON can hold them."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": _text(torch.get_rng_state().numpy()),
-        # of a GPU that nobody has used there is none, and asking would take its memory
+        # an unused GPU has no state, and asking for it would take GPU memory
         "cuda": _text(torch.cuda.get_rng_state().numpy()) if _uses_gpu() else None,
         "random": [version, _text(np.array(words, np.uint32)), gauss],
         "numpy": [kind, _text(keys), position, has_gauss, cached],
@@ -26,7 +26,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Puts back what :func:`random_states` gave."""
+    """Restores the states that :func:`random_states` gave."""
     torch.set_rng_state(torch.from_numpy(_array(states["torch"], np.uint8)))
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.from_numpy(_array(states["cuda"], np.uint8)))

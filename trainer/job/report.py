@@ -1,4 +1,4 @@
-"""``fleet.report``: how training goes, in the script's own numbers."""
+"""``fleet.report``: the progress of training, in the script's own numbers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from transpiler.plan.settings import check_flag
 #
 # The spans of an eager script's model: forward and backward.
 #
-# They come from hooks, which are there while a trace is under way and no longer.
+# They come from hooks, which exist only while a trace is under way.
 
 
 def watched(models: Sequence[nn.Module]) -> ExitStack:
-    """Notes each forward and backward of the models until what is returned is closed."""
+    """Records each forward and backward of the models until the returned stack is closed."""
     undo, backwards = ExitStack(), Backwards()
     for number, model in enumerate(models):
         forwards = Forwards(number, backwards)
@@ -60,21 +60,21 @@ class Forwards:
 
     Args:
         model: its number.
-        backwards: told of the outputs of each that a backward may follow.
+        backwards: receives the outputs of each forward that a backward may follow.
     """
 
     def __init__(self, model: int, backwards: Backwards) -> None:
         self._model, self._backwards = model, backwards
-        self._began: list[float] = []  # of those under way: a model may call itself
+        self._began: list[float] = []  # of forwards under way: a model may call itself
 
     @onlooker("the trace")
     def begin(self, module: nn.Module, args: Any) -> None:
-        """Before a forward."""
+        """Called before a forward."""
         self._began.append(now())
 
     @onlooker("the trace")
     def end(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        """After it."""
+        """Called after a forward: records it."""
         if not self._began:
             return  # it began before the trace
         SPANS.add("forward", self._began.pop(), now(), model=self._model)
@@ -83,15 +83,15 @@ class Forwards:
 
 
 class Backwards:
-    """The backwards through what forwards have returned: each from the first gradient of an output
-    to the end of the whole backward.
+    """The backwards through the outputs of forwards: each from the first gradient of an output to
+    the end of the whole backward.
     """
 
     def __init__(self) -> None:
-        self._task = -1  # of autograd, that is noted
+        self._task = -1  # of autograd, being recorded
 
     def follow(self, outputs: Any) -> None:
-        """A backward through these may come."""
+        """Watches for a backward through these outputs."""
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 leaf.grad_fn.register_prehook(self._begin)
@@ -110,7 +110,7 @@ class Backwards:
 
 # ---- progress bar ----
 #
-# ``fleet.shard(progress=True)``: how far a pass has come, on a terminal or in a log.
+# ``fleet.shard(progress=True)``: the progress of a pass, on a terminal or in a log.
 
 
 DRAW_SECONDS = 0.1
@@ -119,11 +119,11 @@ DRAW_SECONDS = 0.1
 class ProgressBar:
     """One pass: a bar while it runs on a terminal, a line at its end elsewhere.
 
-    The script's thread draws, between two batches: nothing is drawn while it computes.
+    The script's thread draws, between two batches: it never draws while it computes.
 
     Args:
-        reported: what the script says of its training, which is shown beside the bar.
-        console: where it goes; None: standard output.
+        reported: the script's reports of its training, shown beside the bar.
+        console: the output; None: standard output.
     """
 
     def __init__(self, reported: Reported, console: Console | None = None) -> None:
@@ -135,7 +135,7 @@ class ProgressBar:
 
     @onlooker("the progress bar", end=lambda bar: bar.leave())
     def begin(self, number: int, batches: int) -> None:
-        """A pass begins; ``batches`` is 0 where their number is not known."""
+        """Begins to show a pass; ``batches`` is 0 if their number is not known."""
         self._number, self._batch = number, 0
         self._samples, _ = self._reported.now()
         self._began = self._drawn = time.perf_counter()
@@ -152,11 +152,11 @@ class ProgressBar:
             )
             self._bar.add_task("", total=batches or None)
             self._bar.start()
-            atexit.register(self._bar.stop)  # after an error the pass may never be told its end
+            atexit.register(self._bar.stop)  # after an error end() may never be called
 
     @onlooker("the progress bar", end=lambda bar: bar.leave())
     def advance(self, batch: int) -> None:
-        """So many batches have been given."""
+        """Shows that so many batches have been given."""
         self._batch = batch
         now = time.perf_counter()
         if self._bar is not None and now - self._drawn >= DRAW_SECONDS:
@@ -165,7 +165,7 @@ class ProgressBar:
 
     @onlooker("the progress bar", end=lambda bar: bar.leave())
     def end(self) -> None:
-        """The pass is over: the bar stays as it is then; elsewhere this is the line's time."""
+        """Ends the pass: the bar stays as it is; elsewhere the line is printed."""
         if self._bar is not None:
             self._draw(self._bar)
             self.leave()
@@ -195,10 +195,11 @@ class ProgressBar:
 
 
 def counted(batches: Iterable[Any], job: Job, progress: bool) -> Iterable[Any]:
-    """A trainer's batches, counted for whoever watches the job; the same object where nobody can.
+    """A trainer's batches, counted for displays of the job; the same object if there can be no
+    display.
 
     Args:
-        progress: show it here, on trainer 0, where ``launch`` does not show it.
+        progress: whether to show it on trainer 0, unless ``launch`` shows it.
     """
     shown = progress and job.role.trainer_id == 0 and not Connection.from_environment().panel
     if not shown and job.role.role is not Role.TRAINER:
@@ -209,7 +210,7 @@ def counted(batches: Iterable[Any], job: Job, progress: bool) -> Iterable[Any]:
 
 # ---- tensorboard ----
 #
-# What ``fleet.report`` is told, as files that TensorBoard reads.
+# The values of ``fleet.report``, as files that TensorBoard reads.
 
 
 NAME = "the event files of TensorBoard"
@@ -220,9 +221,9 @@ class EventFiles:
     """The event files of one trainer, in a folder of its own.
 
     Args:
-        folder: of the job; the trainer's is ``trainer-N`` in it.
+        folder: of the job; the trainer's folder in it is ``trainer-N``.
         trainer_id: N.
-        step: the job's step count.
+        step: gives the job's step count.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -245,7 +246,7 @@ class EventFiles:
 
     @onlooker(NAME, end=lambda files: files._end())
     def add(self, values: Mapping[str, float]) -> None:
-        """Writes values, at the step that the job has come to."""
+        """Writes values, at the job's present step."""
         step = self._step()
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -261,7 +262,7 @@ class EventFiles:
 
 
 def write_events(job: Job) -> None:
-    """Writes what a job's trainer reports until the job's end, where PSERVER_TENSORBOARD says so.
+    """Writes the reports of a job's trainer until the job's end, if PSERVER_TENSORBOARD is set.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -280,17 +281,18 @@ def write_events(job: Job) -> None:
 
 # ---- trace ----
 #
-# ``fleet.trace``: one file of what every process of the job does in a few steps.
+# ``fleet.trace``: one file with the spans of every process of the job in a few steps.
 
 
 def trace(path: str, steps: int = 3, profiler: bool = False) -> None:
-    """Writes what all processes of the job do in the next steps to one file, on one clock, for
+    """Writes the spans of all processes of the job in the next steps to one file, on one clock, for
     ui.perfetto.dev or chrome://tracing.
 
     Every trainer calls this, between the same two steps; trainer 0 writes the file when its steps
-    are over and the others' spans have come, while training goes on, and prints a line then.  A
-    trainer that leaves none within 30 seconds is named in both.  Before this trainer has joined its
-    job the trace waits for the end of the step that joins.  docs/trace.md reads a file.
+    are over and the others' spans have arrived, while training continues, and then prints a line.
+    A trainer that sends no spans within 30 seconds is named in both.  Before this trainer has
+    joined its job the trace waits for the end of the step that joins. docs/trace.md explains a
+    file.
 
     Example::
 
@@ -301,20 +303,20 @@ def trace(path: str, steps: int = 3, profiler: bool = False) -> None:
 
     Args:
         path: of the file, or its URL; only trainer 0 writes.
-        steps: of each trainer.
-        profiler: adds what torch.profiler notes in the trainers.
+        steps: the number of steps of each trainer.
+        profiler: whether to add the spans of torch.profiler in the trainers.
 
     Raises:
-        TypeError, ValueError: the path names nothing, or ``steps`` is below 1.
+        TypeError, ValueError: the path is empty, or ``steps`` is below 1.
         OSError: the file cannot be written.
-        RuntimeError: a trace is under way, or there is no job; or another profiler is at work.
+        RuntimeError: a trace is under way, there is no job, or another profiler is active.
     """
     settings = TraceSettings(path, steps, profiler=check_flag("profiler", profiler))
     _begin(present(), settings)
 
 
 def begin_asked(job: Job) -> None:
-    """Begins the trace that PSERVER_TRACE asks for, if it does.
+    """Begins the trace that PSERVER_TRACE asks for, if it is set.
 
     Raises:
         OSError, ImportError, ValueError: trainer 0 cannot write the file.
@@ -332,14 +334,14 @@ def _begin(job: Job, settings: TraceSettings) -> None:
 
 
 def _counts(job: Job, optimizer: object) -> bool:
-    """Whether the steps of an optimizer, or of a program, are those of a trace: of several
-    optimizers those of the first.
+    """Whether the steps of an optimizer, or of a program (None), count for a trace: of several
+    optimizers only those of the first.
     """
     return optimizer is None or optimizer is job.optimizer
 
 
 def _meeting(job: Job) -> Meeting | None:
-    """How the job's spans come together; None before this trainer has joined."""
+    """The way in which the job's spans are gathered; None before this trainer has joined."""
     if job.role.role is Role.SINGLE:
         return Alone()
     if job.role.role is Role.COLLECTIVE:
@@ -356,18 +358,19 @@ def _watched(job: Job) -> Callable[[], None]:
 
 
 def report(samples: int = 0, **values: Any) -> None:
-    """Tells whoever watches the job, or reads this trainer's metrics, how training goes.
+    """Reports the progress of training to displays of the job, and to this trainer's metrics.
 
     It costs microseconds: the last values travel with heartbeats, once a second and up to 64 of
-    them, for ``pserver status`` and ``pserver web``; metrics are read where PSERVER_METRICS says.
+    them, for ``pserver status`` and ``pserver web``; metrics are served at the address in
+    PSERVER_METRICS.
 
     Args:
-        samples: that this trainer has trained on since the last call; they are added up.
+        samples: the number that this trainer has trained on since the last call; they are added up.
         values: numbers by name, or tensors of one element, as of now: ``loss=0.3, auc=0.8``.
 
     Raises:
         ValueError: the number of samples is below 0, or a value has more than one element.
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
 
     Example::
 

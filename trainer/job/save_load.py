@@ -1,4 +1,4 @@
-"""A job's files: checkpoints to go on from, and exports for plain PyTorch.
+"""A job's files: checkpoints to continue from, and exports for plain PyTorch.
 
 ``trainer/fleet.py`` offers these calls.
 """
@@ -32,23 +32,23 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     whole, or not at all.
 
     Every trainer calls this, between steps; trainer 0 writes.  All steps of a trainer before its
-    call are in the checkpoint, and none after it.  In the k-step modes it has what the servers
-    hold: of DiLoCo's parameters, the values of the last exchange.
+    call are in the checkpoint, and none after it.  In the k-step modes it has the servers' values:
+    of DiLoCo's parameters, those of the last exchange.
 
     Args:
-        scheduler: of torch.optim.lr_scheduler, whose state is written too; or a list of several.
-        delta: of tables, only what changed since the last save or load of this job, whose
-            checkpoint must stay where it is relative to this one: ``load`` reads the whole chain.
-            Without an earlier one everything is written.
+        scheduler: of torch.optim.lr_scheduler, or a list of several; their states are written, too.
+        delta: whether to write only the rows of tables that changed since the last save or load of
+            this job, whose checkpoint must stay where it is relative to this one: ``load`` reads
+            the whole chain.  Without an earlier checkpoint everything is written.
 
     Raises:
         InUse (an OSError): another job writes checkpoints to this path.
-        OSError: the directory cannot be written; the checkpoint that was there stays.
-        ValueError: files of others are in the directory, and no checkpoint; ``delta``, and the
+        OSError: the directory cannot be written; an existing checkpoint stays.
+        ValueError: the directory has other files, and no checkpoint; ``delta`` is set, and the
             checkpoint before was removed or replaced; or trainers give different paths.  Nothing is
             written.
 
-    What one trainer raises all raise, and the job may go on: see :func:`jointly`.
+    An error of one trainer is raised on all, and the job may continue: see :func:`jointly`.
 
     ::
 
@@ -60,7 +60,7 @@ def save(path: str, scheduler: Any | None = None, delta: bool = False) -> None:
     job = _whole(present())
     if delta and job.saves is not None and job.saves.keeps:
         raise ValueError(
-            "delta: expected False in a job that writes checkpoints by itself, which removes those "
+            "delta: expected False in a job with automatic checkpoints, which removes checkpoints "
             "that a delta continues"
         )
     with nullcontext() if job.communicator is None else job.communicator.page.steps.save():
@@ -73,7 +73,7 @@ def _save(job: Job, path: str, scheduler: Any | None, delta: bool) -> None:
     _agree_on(path, optimizer, "save")
     with jointly(optimizer, "fleet.save", "saved"):
         if job.is_first:
-            optimizer.flush()  # the others' last steps too
+            optimizer.flush()  # includes the others' last steps
             leases = job.samples.kept()
             write(job, path, scheduler, delta, {"leases": leases} if leases else None)
 
@@ -85,18 +85,18 @@ def write(
     delta: bool,
     place: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a job's checkpoint; one trainer calls this, when all have sent what they have.
+    """Writes a job's checkpoint; one trainer calls this, when all have sent everything.
 
     Args:
         scheduler, delta: see :func:`save`.
-        place: where the script is, of an automatic checkpoint; otherwise the leases of samples.
+        place: the script's place, in an automatic checkpoint; otherwise the leases of samples.
 
     Raises:
         OSError, ValueError: see :func:`save`.
     """
     log = None if job.communicator is None else _log_places(job.communicator)
     unmerged: Mapping[str, torch.Tensor] = {}
-    if log is not None and job.communicator is not None:  # what a replay begins with, besides
+    if log is not None and job.communicator is not None:  # a replay needs these, too
         unmerged = job.communicator.transfer.unmerged_states()
     tensors = job.tensors() | job.served()
     job.saved = resume.save(
@@ -115,30 +115,32 @@ def write(
 
 
 def _log_places(communicator: Communicator) -> dict[str, Any] | None:
-    """As of which entries of the servers' recorded log all is, while nobody steps."""
+    """The place in each server's recorded log that the present values belong to; called while no
+    trainer steps.
+    """
     places = [client.log_place() for client in communicator.clients]
     return {"servers": places} if all(places) else None
 
 
 def load(path: str, scheduler: Any | None = None) -> int:
-    """Reads what :func:`save` wrote; the job goes on from there.
+    """Loads a checkpoint of :func:`save`; the job continues from there.
 
     Every trainer calls this, between steps, and must be able to read ``path``.  For an example see
     :func:`save`.
 
     Args:
-        scheduler: takes up the state that was saved with it; a list where a list was.
+        scheduler: gets the state that was saved with it; a list if a list was saved.
 
     Returns:
-        The step at which it was saved; of several optimizers that of the first.
+        The step at which it was saved; with several optimizers, the first one's.
 
     Raises:
-        FileNotFoundError: there is no checkpoint: nothing, or what a save that stopped has left.
-        ValueError: it is torn, or of another model or optimizer, or trainers find different ones;
-            or there are files, or directories, that are no part of a checkpoint.
+        FileNotFoundError: there is no checkpoint: nothing, or the rest of an interrupted save.
+        ValueError: it is damaged, or of another model or optimizer, or trainers find different
+            checkpoints; or there are files or directories that are not part of a checkpoint.
 
-    What one trainer raises all raise.  Then nothing is changed, unless a file was changed while it
-    was read, and the job may go on.
+    An error of one trainer is raised on all.  Then nothing is changed, unless a file was changed
+    while it was read, and the job may continue.
     """
     job = _whole(present())
     found = read(job, path, scheduler)
@@ -150,7 +152,7 @@ def load(path: str, scheduler: Any | None = None) -> int:
 
 
 def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
-    """:func:`load` without the passes over the data.
+    """Loads a checkpoint as :func:`load` does, without the passes over the data.
 
     Returns:
         The checkpoint that was read.
@@ -182,15 +184,15 @@ def read(job: Job, path: str, scheduler: Any | None = None) -> Opened:
 
 
 def _agree_on(path: str, optimizer: DistributedOptimizer, call: str) -> None:
-    """Waits until all trainers are there, and want the same path: only trainer 0 writes, so that
-    another's own path would stay empty.
+    """Waits for all trainers, and checks that they give the same path: only trainer 0 writes, so
+    another trainer's own path would stay empty.
     """
     with jointly(optimizer, f"fleet.{call}", call) as part:
         part.fact = f"the path {str(path)!r}"
 
 
 def store_of_tables(job: Job) -> TableStore | None:
-    """The rows of the job's tables, on servers or here; None where it has none."""
+    """The rows of the job's tables, on servers or here; None without tables."""
     if job.tables is None:
         return None
     from trainer.checkpoint.tables import store_of  # imports numba
@@ -210,11 +212,11 @@ def _whole(job: Job) -> Job:
 
 def export(path: str, rows: str | None = None) -> None:
     """Writes the model, with every step that was taken, to one file that torch alone can read: a
-    plain state_dict.  In the k-step modes it has what the servers hold, as in :func:`save`.
+    plain state_dict.  In the k-step modes it has the servers' values, as in :func:`save`.
 
-    A table becomes its module's ``weight``, whole; or, where it has no range of ids or the weight
-    would be larger than 4 GiB, ``ids`` and the ``weight`` of those.
-    ``trainer.serving.load_embedding`` looks rows up in the file.
+    A table becomes its module's whole ``weight``; or, if it has no range of ids or the weight would
+    be larger than 4 GiB, ``ids`` and their ``weight``.  ``trainer.serving.load_embedding`` looks
+    rows up in the file.
 
     Every trainer calls this, between steps; trainer 0 writes.  The names are those of the model's
     own ``state_dict()``; several models are numbered: ``model0.fc.weight``.
@@ -222,13 +224,13 @@ def export(path: str, rows: str | None = None) -> None:
     Args:
         path: "NAME.safetensors" is written for ``safetensors.torch.load_file``, any other name for
             ``torch.load``.
-        rows: in which numbers tables are written: "float32", "float64", "bfloat16", "float16" or
-            "int8", with a scale for each row; None: those in which they are computed.
+        rows: the dtype in which tables are written: "float32", "float64", "bfloat16", "float16" or
+            "int8", with a scale for each row; None: the dtype in which they are computed.
 
     Raises:
         RuntimeError: no model is registered.
-        OSError: the file cannot be written; the one that was there stays.
-        ValueError: trainers give different paths, or ``rows`` is something else.
+        OSError: the file cannot be written; an existing file stays.
+        ValueError: trainers give different paths, or ``rows`` has another value.
 
     ::
 
@@ -249,12 +251,12 @@ def export(path: str, rows: str | None = None) -> None:
 
 
 def _export_model(job: Job, path: str, rows: str | None) -> None:
-    """Trainer 0 writes; where the job is divided all give their parts."""
+    """Writes the model on trainer 0; in a divided job all trainers give their parts."""
     if job.is_first or job.divided:
         prefixes = [
             f"model{index}." if len(job.models) > 1 else "" for index in range(len(job.models))
         ]
-        # others' last steps too
+        # includes the others' last steps
         states = zip(prefixes, (job.state_dict(model) for model in job.models), strict=True)
         whole = {prefix + name: value for prefix, state in states for name, value in state.items()}
         if job.is_first:

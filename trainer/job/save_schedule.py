@@ -1,10 +1,10 @@
-"""When the trainers of a job save: all of them after the same number of steps.
+"""The schedule of automatic saves: all trainers save after the same number of steps.
 
-[Note: the same step everywhere]  A joint save is a meeting.  In sync mode a trainer that came to it
-one step before the others would wait for ever, as they wait for its step.  So nobody decides by its
-own clock.  All trainers ask after the same step whether they save there, the first one that asks
-answers for all by its clock, and its answer also says after which step they ask again.  It foresees
-that step from the steps per second so far; so a job asks about as often as it saves.
+[Note: the same step everywhere]  A joint save is a meeting.  In sync mode a trainer that joined it
+one step before the others would wait for ever, as they wait for its step.  So no trainer decides by
+its own clock.  All trainers ask after the same step whether to save there, the first one that asks
+answers for all by its clock, and its answer also names the step after which they ask again.  It
+predicts that step from the steps per second so far; so a job asks about as often as it saves.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ GROWTH = 4  # the next question is at most so many times as many steps away as t
 
 
 class SaveSchedule:
-    """One trainer's view of it.
+    """One trainer's view of the schedule.
 
     Args:
-        every_seconds: between two saves; of a step that takes longer each is followed by one.
-        agree: takes a topic and a text, and gives the text of the first trainer that said something
-            about that topic.
+        every_seconds: between two saves; if a step takes longer, every step is followed by a save.
+        agree: takes a topic and a text, and returns the text of the first trainer that gave one for
+            that topic.
         clock: in seconds.
     """
 
@@ -38,11 +38,11 @@ class SaveSchedule:
     ) -> None:
         self._every, self._agree, self._clock = every_seconds, agree, clock
         self._ask_at = self._asked_at = self._now_at = 0  # steps
-        self._begun = 0  # how often the job has begun, or gone on from a checkpoint
+        self._begun = 0  # how often the job has begun, or continued from a checkpoint
         self._asked = self._saved = clock()
 
     def begin(self, steps: int) -> None:
-        """The job goes on from this step, where nothing is to be saved."""
+        """Begins at this step, at which nothing is to be saved."""
         self._begun += 1
         self._asked_at, self._ask_at = steps, steps + 1
         self._asked = self._saved = self._clock()
@@ -51,15 +51,15 @@ class SaveSchedule:
         """Whether the trainers save now, after so many steps.
 
         Args:
-            waits: this trainer takes no step until others do, and these may wait for it to save:
-                it does so now, whatever its number of steps.
+            waits: whether this trainer takes no step until others do, and these may wait for it to
+                save: it asks now, whatever its number of steps.
         """
         if steps < self._ask_at and not waits:
             return False
         return self._take(steps, self._agree(self._topic, self._answer(steps)))
 
     def followed(self, steps: int) -> bool:
-        """Whether another trainer has said that all save now; where it has, this one does, whatever
+        """Whether another trainer has decided that all save now; then this one saves, too, whatever
         its number of steps.
         """
         said = self._agree(self._topic, "")
@@ -76,11 +76,11 @@ class SaveSchedule:
 
     @property
     def name(self) -> str:
-        """Of the save that is due: the same on every trainer."""
+        """The name of the save that is due, the same on every trainer."""
         return f"{self._begun}.{self._now_at}"
 
     def plain(self) -> dict[str, Any]:
-        """What another trainer needs, to ask where this one does."""
+        """The state that another trainer needs to ask after the same steps."""
         return {
             "ask at": self._ask_at,
             "asked at": self._asked_at,
@@ -90,14 +90,14 @@ class SaveSchedule:
         }
 
     def join(self, plain: Mapping[str, Any]) -> None:
-        """Goes on as another trainer, which said this by :meth:`plain` a moment ago."""
+        """Takes the state that another trainer gave by :meth:`plain` a moment ago."""
         now = self._clock()
         self._ask_at, self._asked_at = plain["ask at"], plain["asked at"]
         self._begun = plain["begun"]
         self._asked, self._saved = now - plain["since asked"], now - plain["since saved"]
 
     def saved(self) -> None:
-        """A save has ended, and the time to the next one begins."""
+        """Notes that a save has ended; the time to the next one begins."""
         self._asked = self._saved = self._clock()
 
     def _answer(self, steps: int) -> str:

@@ -1,4 +1,4 @@
-"""Where a script is when its job saves, as a checkpoint has it."""
+"""The place of a script in a checkpoint: its passes, schedulers and random sources."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScriptPlace:
-    """Where a script is when its job saves.
+    """The place of a script when its job saves.
 
     Attributes:
-        drawn: passes of the job whose order was drawn; of some nobody has asked for more than their
-            length.
-        schedulers: their states, by optimizer and type.
-        trainers: by trainer, what :func:`own_place` says of it.
-        leases: who trains on which samples, as server 0 keeps it; "": nobody asked.
-        of: how many trainers the job had, those included that were not there; 0: as many as have
-            said where they are.
+        drawn: the number of the job's passes whose order was drawn; of some only the length was
+            asked.
+        schedulers: the states of schedulers, by optimizer and type.
+        trainers: the result of :func:`own_place`, by trainer.
+        leases: the leases of samples, as server 0 keeps them; "" if they were not read.
+        of: the job's number of trainers, including those that were not live; 0: as many as in
+            ``trainers``.
     """
 
     drawn: int
@@ -36,7 +36,7 @@ class ScriptPlace:
     of: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """As JSON can hold it.
+        """The place, as JSON can hold it.
 
         Raises:
             ValueError: a scheduler's state cannot be held.
@@ -51,7 +51,7 @@ class ScriptPlace:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ScriptPlace:
-        """What :meth:`plain` gave."""
+        """The place from the form that :meth:`plain` gave."""
         return cls(
             plain["drawn"],
             {name: resume.unpacked(state) for name, state in plain["schedulers"].items()},
@@ -61,8 +61,8 @@ class ScriptPlace:
         )
 
     def passes(self, trainer: int, trainers: int) -> SavedPasses:
-        """A trainer's passes.  Where there were more trainers, or fewer, those that were under way
-        begin at the joint batch where they were, or the one before.
+        """A trainer's passes.  If the number of trainers was another, passes under way begin at the
+        joint batch that they had reached, or the one before.
         """
         another = self.trainers[min(self.trainers)]
         found = SavedPasses.of(self.trainers.get(trainer, another)["passes"])
@@ -72,8 +72,8 @@ class ScriptPlace:
                 each.skipped = (each.skipped or 0) * before // trainers
                 each.given = each.trained = each.skipped
                 log.warning(
-                    "%d trainers had saved, and there are %d: the pass that was under way goes on "
-                    "behind batch %d of this trainer",
+                    "%d trainers had saved, and there are %d: the pass under way continues "
+                    "after batch %d of this trainer",
                     before,
                     trainers,
                     each.skipped,
@@ -82,5 +82,5 @@ class ScriptPlace:
 
 
 def own_place(passes: SavedPasses) -> dict[str, Any]:
-    """Where one trainer is: its passes, and the states of its random sources."""
+    """The place of one trainer: its passes, and the states of its random sources."""
     return {"passes": passes.plain(), "random": random_states()}

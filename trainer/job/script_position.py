@@ -1,15 +1,14 @@
-"""Where a job's script is: its passes over data, its schedulers, its steps.
+"""The position of a job's script: its passes over data, its schedulers, its steps.
 
 A script that begins anew in the middle of its job is brought back to such a place: after a restart
-to that of a checkpoint, on a trainer that joins late to that of the others.
+to a checkpoint's place, on a trainer that joins late to the others' place.
 
 [Note: a script that is started again]  The script runs from its first line, and knows nothing of
 the run before.  ``fleet.distributed_optimizer`` gives it the job's values.  Its loops begin anew,
-so those iterations over ``fleet.shard`` that were over give no batch, and the one that was under
-way gives the batches that no step had counted.  What the script does between two iterations it does
-once more, a step of its scheduler for instance.  Therefore the rest is put back only where the
-script is again where it was: hyper-parameters, schedulers, and counts, just before the first batch
-that is given.
+so iterations over ``fleet.shard`` that were over give no batch, and the one that was under way
+gives the batches that no step had counted.  The script repeats its actions between two iterations,
+for instance a step of its scheduler.  Therefore the rest is restored only when the script is back
+at its place: hyper-parameters, schedulers, and counts, just before the first batch that is given.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a script is to come back to.
+    """The place that a script is to be brought back to.
 
     Attributes:
         passes: of this trainer.
-        drawn: passes of the job whose order was drawn.
-        groups: the hyper-parameters of all groups, of one optimizer after the other.
-        schedulers: their states, by optimizer and type.
-        steps: of each optimizer; none: as they are.
-        scales: the loss scaling of each optimizer; none: as they are.
-        calls: joint calls in iterations, by loader and number.
+        drawn: the number of the job's passes whose order was drawn.
+        groups: the hyper-parameters of all groups, one optimizer after the other.
+        schedulers: the states of schedulers, by optimizer and type.
+        steps: of each optimizer; empty: unchanged.
+        scales: the loss scaling of each optimizer; empty: unchanged.
+        calls: the number of joint calls in each pass, by loader and number.
     """
 
     passes: SavedPasses
@@ -54,27 +53,30 @@ class Place:
 
 
 class ScriptPosition:
-    """One trainer's script.  The script's thread calls it, while it asks for a batch or steps.
+    """The position of one trainer's script.  The script's thread calls it, while it asks for a
+    batch or steps.
 
     Args:
-        job: of the script.
+        job: the script's job.
 
     Attributes:
-        passes: over the data of ``fleet.shard``.
+        passes: the passes over the data of ``fleet.shard``.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.passes = PassLog()
         self._began, self._followed = False, 0
-        self._place: Place | None = None  # to which the script has not come back yet
-        self._missing: set[tuple[str, int]] = set()  # passes that were under way there
-        self._late = False  # that is where the others were when this trainer joined
+        self._place: Place | None = None  # which the script has not reached yet
+        self._missing: set[tuple[str, int]] = set()  # passes that were under way at that place
+        self._late = False  # whether it is the others' place, as this trainer joined late
 
-    # ---- for others, and from them ----
+    # ---- exchange with others ----
 
     def connected(self, communicator: Communicator) -> None:
-        """There is a connection: from :meth:`joined` on others may ask where this script is."""
+        """Registers this part with a connection: from :meth:`joined` on others may ask for the
+        position.
+        """
         position = communicator.position
         position.settled = lambda: self._began and self._place is None
         position.parts["script"] = self._plain
@@ -83,7 +85,7 @@ class ScriptPosition:
         communicator.joint.noticed = self.passes.called
 
     def joined(self) -> None:
-        """Optimizers were distributed: their steps are followed from here on."""
+        """Follows the steps of newly distributed optimizers from here on."""
         self._began = True
         for made in self.further():
             if self.late:  # a scheduler that is made now asks for a step
@@ -101,14 +103,12 @@ class ScriptPosition:
 
     @property
     def late(self) -> bool:
-        """Whether this trainer joins a job under way, and does not know yet where the others
-        are.
-        """
+        """Whether this trainer joins a job under way, and does not know its position yet."""
         there = self._job.communicator
         return there is not None and there.position.late
 
     def _plain(self) -> dict[str, Any]:
-        """Where the script is, as JSON can hold it."""
+        """The script's position, as JSON can hold it."""
         job = self._job
         schedulers, problem = dict[str, Any](), ""
         try:
@@ -129,7 +129,7 @@ class ScriptPosition:
         }
 
     def _take(self, plain: Mapping[str, Any] | None) -> None:
-        """The others are there."""
+        """Takes the others' position."""
         if plain is None:
             return
         self._late = True
@@ -153,7 +153,7 @@ class ScriptPosition:
 
     @property
     def together(self) -> bool:
-        """Whether the trainers take their steps together, so that one number is all trainers'."""
+        """Whether the trainers take their steps together, so that they share one step number."""
         there = self._job.communicator
         return there is not None and (
             bool(there.plan.averaged) or any(lane.kind.waits_for_all for lane in there.plan.lanes)
@@ -162,25 +162,25 @@ class ScriptPosition:
     # ---- the way back ----
 
     def return_to(self, place: Place) -> None:
-        """The script is to come back there."""
+        """Sets the place that the script is to be brought back to."""
         self._place = place
         self._missing = {(each.loader, each.number) for each in place.passes.under_way}
 
     def stay(self) -> None:
-        """The script knows by itself where it is."""
+        """Drops the place: the script knows its own."""
         self._place = None
 
     def saved(self) -> SavedPasses:
-        """The passes that a checkpoint is to have."""
+        """The passes for a checkpoint."""
         return self.passes.saved() if self._place is None else self._place.passes
 
     @property
     def returns(self) -> bool:
-        """Whether the script is not yet where it is to come back to."""
+        """Whether the script has not yet reached the place that it is to be brought back to."""
         return self._place is not None or self.late
 
     def find(self) -> None:
-        """On a trainer that joins late: waits until it knows where the others are.
+        """Waits, on a trainer that joins late, until it knows the others' position.
 
         Raises:
             PServerError: the job has failed.
@@ -190,13 +190,15 @@ class ScriptPosition:
             there.position.find()
 
     def between(self) -> None:
-        """The script asks for a batch: says where it is, if somebody asks."""
+        """Sends the position, if another trainer has asked; called when the script asks for a
+        batch.
+        """
         there = self._job.communicator
         if there is not None:
             there.position.answer()
 
     def begin(self, loader: str) -> Pass:
-        """A pass begins.
+        """Begins a pass.
 
         Raises:
             PServerError: the job has failed.
@@ -211,35 +213,36 @@ class ScriptPosition:
         return begun
 
     def ready(self, begun: Pass) -> bool:
-        """A pass is about to give its first batch.  With the last one of those that were under way,
-        and with any new one, the script is where it was.
+        """Called before a pass gives its first batch.  With the last of the passes that were under
+        way, and with any new one, the script has reached its place.
 
         Returns:
-            Whether it has come there now.
+            Whether it has reached the place now.
         """
         if self._place is None or begun.skipped is None or (begun.live and self._missing):
             return False
         return self.arrive()
 
     def waits(self) -> bool:
-        """The script waits for samples, in the pass in which it is to come back: where it has come
-        late, it is where the others are, although there may be no batch for it.
+        """Called while the script waits for samples.  On a trainer that has joined late, in the
+        pass of its place, the script has then reached the others' place, although there may be no
+        batch for it.
 
         Returns:
-            Whether it has come there now.
+            Whether it has reached the place now.
         """
         return self._late and not self._missing and self.arrive()
 
     def stepping(self) -> None:
-        """A step begins: the script may iterate over data of its own."""
+        """Called when a step begins: the script may iterate over its own data."""
         self.find()
         self.arrive()
 
     def arrive(self) -> bool:
-        """The script is where it was.
+        """Restores the state of the place, which the script has reached.
 
         Returns:
-            Whether it has come there now.
+            Whether it has reached the place now.
         """
         place, self._place, job = self._place, None, self._job
         if place is None:
@@ -255,8 +258,8 @@ class ScriptPosition:
         found = self.found()
         for name in sorted(found.keys() ^ place.schedulers.keys()):
             log.warning(
-                "only one of the script and the place that it goes on from has the scheduler %s, "
-                "which goes on as it is",
+                "only one of the script and the place that it continues from has the scheduler %s, "
+                "which stays as it is",
                 name,
             )
         for name in found.keys() & place.schedulers.keys():
@@ -269,7 +272,7 @@ class ScriptPosition:
         """The schedulers of the job's optimizers, by optimizer and type.
 
         Raises:
-            ValueError: an optimizer has two of one type.
+            ValueError: an optimizer has two schedulers of one type.
         """
         pairs = [each for made in self._job.optimizers for each in (made, made.inner)]
         return schedulers_of(pairs)

@@ -1,5 +1,5 @@
-"""``strategy.auto`` and ``strategy.auto_search``: the update mode is that which ``pserver plan
---search --write`` has found for this script.
+"""``strategy.auto`` and ``strategy.auto_search``: use the update mode that ``pserver plan --search
+--write`` has found for this script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transpiler.strategy.strategy import DistributedStrategy
 log = logging.getLogger(__name__)
 
 SWITCHES = ("auto", "auto_search")
-# what the search chooses
+# the settings that the search chooses
 CHOSEN = (
     "a_sync",
     *(
@@ -26,17 +26,17 @@ CHOSEN = (
 
 
 def searched(strategy: DistributedStrategy | None, role: RoleMaker) -> DistributedStrategy | None:
-    """A strategy with the mode that was chosen for this script; without the two switches it is the
+    """A strategy with the mode that was chosen for this script; without the two switches, the
     strategy itself.
 
-    While ``pserver plan`` runs the script the mode is sync, from which a search starts; so it is in
-    a process that trains alone, which updates at once.
+    While ``pserver plan`` runs the script the mode is sync, from which a search starts.  It is also
+    sync in a process that trains alone, which updates at once.
 
     Args:
         role: of this process, in a job with servers or alone.
 
     Raises:
-        ValueError: the strategy sets by hand what was to be chosen; or there is no choice.
+        ValueError: the strategy itself sets what the search chooses; or there is no choice.
     """
     if not isinstance(strategy, DistributedStrategy):
         return strategy

@@ -1,8 +1,8 @@
-"""Values that the trainers of a job make together: ``fleet.all_reduce`` and the like.
+"""Values computed by all trainers of a job: ``fleet.all_reduce`` and the like.
 
 All trainers make the same calls in the same order, in any job: alone, with servers or without.
-Nothing travels through parameters: with servers the trainers meet one another when the first of
-these calls is made, as they do in the mode "collective".  docs/evaluation.md tells more.
+Nothing travels through parameters: with servers the trainers connect to one another at the first of
+these calls, as they do in the mode "collective". docs/evaluation.md has more.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def all_reduce(tensor: Tensor, op: str = "sum") -> Tensor:
     On GPUs it travels by NCCL in a job without servers, and otherwise through main memory.
 
     Args:
-        tensor: of one shape and dtype on all trainers; it stays as it is.  Integers are exact, and
-            those of up to 32 bits raise where the result is beyond their dtype; 16-bit floating
-            numbers are added up as float32.
-        op: "sum", "mean", "max", "min" or "prod".  A NaN of one trainer is a NaN in the result.
+        tensor: of one shape and dtype on all trainers; it is not changed.  Integers are exact, and
+            those of up to 32 bits raise an error if the result is out of their dtype's range;
+            16-bit floating-point numbers are added up as float32.
+        op: "sum", "mean", "max", "min" or "prod".  A NaN on one trainer is a NaN in the result.
 
     Returns:
         A new tensor of the same shape and dtype, on the same device; equal to the bit on all
         trainers.
 
     Raises:
-        ValueError: another op; or the trainers' calls differ, as in their shapes.
-        TypeError: no dense tensor, or a dtype without this op: bool has "max" and "min".
-        OverflowError: an integer is beyond its dtype.
-        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        ValueError: the op is unknown, or the trainers' calls differ, as in their shapes.
+        TypeError: it is not a dense tensor, or its dtype lacks this op: bool has "max" and "min".
+        OverflowError: an integer is out of its dtype's range.
+        RuntimeError: there are servers, and ``distributed_optimizer`` has not been called.
         PServerError: another trainer is lost.
 
     Example::
@@ -66,12 +66,12 @@ def all_gather(tensor: Tensor) -> list[Tensor]:
         tensor: of one dtype on all trainers; shapes may differ in their first dimension only.
 
     Returns:
-        New tensors, by trainer, on this one's device.
+        New tensors, by trainer, on this tensor's device.
 
     Raises:
         ValueError: the trainers' calls differ, as in their dtypes.
-        TypeError: no dense tensor.
-        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        TypeError: it is not a dense tensor.
+        RuntimeError: there are servers, and ``distributed_optimizer`` has not been called.
         PServerError: another trainer is lost.
 
     Example::
@@ -85,8 +85,8 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     """Gives one trainer's object to all.
 
     Args:
-        obj: of numbers, texts, bytes, lists, tuples, dicts, None, tensors and numpy arrays; what
-            the other trainers give does not matter.
+        obj: of numbers, strings, bytes, lists, tuples, dicts, None, tensors and numpy arrays; the
+            other trainers' objects are ignored.
         src: the trainer.
 
     Returns:
@@ -95,7 +95,7 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     Raises:
         ValueError: there is no such trainer, or the trainers' calls differ.
         TypeError: the object holds something else.
-        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        RuntimeError: there are servers, and ``distributed_optimizer`` has not been called.
         PServerError: another trainer is lost.
 
     Example::
@@ -117,7 +117,7 @@ def all_gather_object(obj: Any) -> list[Any]:
     Raises:
         ValueError: the trainers' calls differ.
         TypeError: the object holds something else.
-        RuntimeError: servers, and ``distributed_optimizer`` has not been called.
+        RuntimeError: there are servers, and ``distributed_optimizer`` has not been called.
         PServerError: another trainer is lost.
 
     Example::
@@ -128,7 +128,7 @@ def all_gather_object(obj: Any) -> list[Any]:
 
 
 def values_of(job: Job) -> TrainerValues:
-    """This trainer's part in what the trainers of a job make together.
+    """This trainer's part in the collective calls of a job.
 
     Raises:
         RuntimeError: this process is a server, or has not joined its servers.
@@ -137,8 +137,9 @@ def values_of(job: Job) -> TrainerValues:
 
 
 def present_values() -> TrainerValues:
-    """The same, for the present job; without one over torch's default process group, where it is
-    up, as with ``DataParallel``, and otherwise of this process alone.
+    """This trainer's part in the collective calls of the present job; without a job over torch's
+    default process group, if it is initialized, as with ``DataParallel``, otherwise of this process
+    alone.
 
     Raises:
         RuntimeError: see :func:`values_of`.
@@ -168,8 +169,8 @@ def _link(job: Job) -> Link:
 
 
 def met(communicator: Communicator) -> DenseAllreduce:
-    """What the trainers sum by; it is brought up by the first call, which all of them make, and
-    leaves with the job.
+    """The dense all-reduce by which the trainers sum.  The first call, which all of them make,
+    brings it up; it ends with the job.
     """
     if communicator.dense_allreduce is None:
         communicator.dense_allreduce = dense_allreduce_of(
@@ -181,7 +182,7 @@ def met(communicator: Communicator) -> DenseAllreduce:
 
 
 def gathered(communicator: Communicator) -> ElasticGroup:
-    """The group of the trainers that are there, which leaves with the job."""
+    """The group of the live trainers, which ends with the job."""
     if communicator.group is None:
         communicator.group = ElasticGroup(
             communicator.trainer_id,

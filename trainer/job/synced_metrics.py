@@ -1,4 +1,4 @@
-"""``fleet.sync``: a metric takes in the samples of all trainers."""
+"""``fleet.sync``: merges a metric over the samples of all trainers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Merging(Protocol):
 def sync(metric: M) -> M:
     """Takes the samples of all trainers into a metric of torchmetrics, or of ``trainer.metrics``.
 
-    All trainers call it with the same metric; afterwards ``metric.compute()`` is the same on each
-    of them, needs no other trainer, and is what it would be after all samples of all trainers.  A
-    metric of torchmetrics is then synced in its own sense: it takes no samples before ``reset()``
-    or ``unsync()``, which gives it this trainer's own again.
+    All trainers call it with the same metric; afterwards ``metric.compute()`` gives the same on
+    each of them, as after all samples of all trainers, and needs no other trainer.  A metric of
+    torchmetrics is then synced in its own sense: it takes no samples before ``reset()`` or
+    ``unsync()``, which restores this trainer's own samples.
 
     Args:
         metric: a ``torchmetrics.Metric``, also a wrapper or a ``MetricCollection``, on any device.
@@ -47,7 +47,7 @@ def sync(metric: M) -> M:
         The same metric.
 
     Raises:
-        TypeError: no metric.
+        TypeError: it is not a metric.
         ValueError: the trainers' metrics differ.
         RuntimeError: it has been synced already; or there are servers, and
             ``distributed_optimizer`` has not been called.
@@ -86,7 +86,7 @@ def synced(metric: M, values: TrainerValues) -> M:
 
 
 def _torchmetrics(metric: Any) -> list[Any]:
-    """The metrics in this one, itself among them: a collection or a wrapper holds others."""
+    """The metrics in this one, including itself: a collection or a wrapper holds others."""
     if not isinstance(metric, nn.Module):
         return []
     if isinstance(metric, nn.ModuleDict) and hasattr(metric, "compute_groups"):
@@ -95,9 +95,9 @@ def _torchmetrics(metric: Any) -> list[Any]:
 
 
 def _merge(metric: Any, values: TrainerValues) -> None:
-    """Merges one metric's states, each as the metric has declared."""
+    """Merges one metric's states, each by the metric's declared reduction."""
     metric._computed = None
-    metric._update_count = max(metric._update_count, 1)  # by some trainer
+    metric._update_count = max(metric._update_count, 1)  # some trainer has updated it
     if not metric._reductions:  # it computes with other metrics
         return
     cache = metric._copy_state_dict()

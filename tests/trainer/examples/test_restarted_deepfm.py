@@ -58,7 +58,7 @@ def test_deepfm_goes_on_at_the_same_samples(tmp_path: Path) -> None:
     said = launched(tmp_path, "2 x 2", *saving, "script.py", "16", *words).output
     joined = [int(steps) for steps in re.findall(r"joins the others after (\d+) steps", said)]
 
-    assert (tmp_path / "died").exists() and "goes on from" not in said
+    assert (tmp_path / "died").exists() and "continues from" not in said
     assert len(joined) == 1 and 0 < joined[0] % STEPS, "in the middle of an epoch"
     learned = list[int]()
     for rank in (0, 1):

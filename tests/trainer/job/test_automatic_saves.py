@@ -300,7 +300,7 @@ def test_a_job_goes_on_where_it_cannot_save(
 
     assert whole is not None and trained_on is not None
     assert all(torch.equal(whole[name], trained_on[name]) for name in whole)
-    assert "no checkpoint after step 1, the job goes on" in caplog.text
+    assert "no checkpoint after step 1, the job continues" in caplog.text
 
 
 def test_what_a_checkpoint_says_of_the_script(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_damaged_part_is_left_out(
     with caplog.at_level(logging.WARNING):
         run(3, tmp_path, tmp_path, stop=1)
 
-    assert "goes on from" in caplog.text and "after 2 steps" in caplog.text
+    assert "continues from" in caplog.text and "after 2 steps" in caplog.text
     assert str(newest) in caplog.text
 
 
@@ -323,5 +323,5 @@ def test_a_part_that_cannot_be_written_costs_one_checkpoint(
         whole, other = run(2, tmp_path, tmp_path, stop=5), run(2, tmp_path, tmp_path)
 
     assert whole is None and other is not None
-    assert "no checkpoint after step 3, the job goes on: a server cannot save" in caplog.text
+    assert "no checkpoint after step 3, the job continues: a server cannot save" in caplog.text
     assert "after 4 steps" in caplog.text

@@ -67,7 +67,7 @@ def test_one_trainers_value_is_told_to_all(exchanges: list[Exchange]) -> None:
 
 def test_what_cannot_be_told_is_said_here(exchanges: list[Exchange]) -> None:
     """Nobody waits for a trainer that could not say it."""
-    with pytest.raises(TypeError, match="broadcast: expected what JSON can hold"):
+    with pytest.raises(TypeError, match="broadcast: expected a value that JSON can hold"):
         exchanges[0].first(object())
     with pytest.raises(ValueError, match="gather: expected at most 1048576 bytes"):
         exchanges[0].gather(torch.zeros(2**20))
