@@ -251,7 +251,7 @@ class Membership:
     See [Note: who is lost].  The script's thread asks; a separate thread reads and sends.
 
     Args:
-        rank, size: this trainer, and how many there are.
+        rank, size: this trainer's rank, and the number of trainers.
         address: of trainer 0.
         store: holds trainer 0's port.
         heartbeat_timeout: seconds without a heartbeat after which a trainer is lost.
@@ -309,7 +309,7 @@ class Membership:
         connection.sendall(json.dumps({"rank": self._rank, "token": token}).encode() + b"\n")
         return _Peer(connection, RUNNING())
 
-    # ---- for the trainer ----
+    # ---- calls of the trainer ----
 
     def cause(self, seconds: float = CAUSE_SECONDS) -> Event | None:
         """The end of a trainer that explains why a collective failed: of one that is lost or has

@@ -56,7 +56,7 @@ class Link(Protocol):
     """The connection to the other trainers.  All trainers call its methods in the same order.
 
     Attributes:
-        rank, size: which trainer this is, and of how many.
+        rank, size: this trainer's rank, and the number of trainers.
     """
 
     rank: int
@@ -238,7 +238,7 @@ class ServedLink(GlooLink):
     wait for others; so the trainers enter the group together.
 
     Args:
-        rank, size: which trainer this is, and of how many.
+        rank, size: this trainer's rank, and the number of trainers.
         barrier: takes this trainer's text, and gives the texts of the trainers that have not left.
         meet: makes the trainers' group; called once all have passed the barrier.
     """
@@ -397,7 +397,7 @@ class TrainerValues:
         link: the connection to the others.
 
     Attributes:
-        rank, size: which trainer this is, and of how many.
+        rank, size: this trainer's rank, and the number of trainers.
     """
 
     def __init__(self, link: Link) -> None:

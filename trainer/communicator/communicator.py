@@ -476,7 +476,7 @@ class Communicator:
             self.plan, self.lookups, self.lanes, self.clients, self.roll, self.drain
         )
 
-    # ---- the life of a job ----
+    # ---- start and end ----
 
     def start(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Joins every server, installs those that are empty (trainer 0), and receives the

@@ -490,7 +490,7 @@ class Position:
         self._lock = threading.Lock()  # guards _waits; while it is held no wait ends
         self._waits = 0  # how many waits the script's thread is in, one in another
 
-    # ---- for others ----
+    # ---- answers to others ----
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

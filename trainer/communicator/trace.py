@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainer.communicator.communicator import Communicator
 
 
-# ---- server meeting ----
+# ---- gathering through servers ----
 #
 # How the trainers of a job with servers gather the spans of a trace: the others leave theirs at
 # server 0, and trainer 0 reads those and the servers'.
@@ -377,7 +377,7 @@ class Trace:
         SPANS.end()
         self._stop_watching()
 
-    # ---- its parts ----
+    # ---- implementation ----
 
     def _begin(self) -> None:
         """Begins, if this trainer has joined its job; otherwise after its next step."""
@@ -477,7 +477,7 @@ class Tracing:
         self._present: Trace | None = None
         self._count = 0
         self._counts: Callable[[object], bool] = lambda _: True
-        # of programs, whose connections are their Executor's
+        # of programs; their connections belong to their Executor
         self._programs: Callable[[], Meeting] | None = None
 
     def begin(

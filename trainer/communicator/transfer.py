@@ -90,7 +90,7 @@ class StateTransfer:
 
         return destination
 
-    # ---- up ----
+    # ---- loading servers ----
 
     def upload(
         self, client: Client, optimizers: Sequence[torch.optim.Optimizer] | None = None
@@ -142,7 +142,7 @@ class StateTransfer:
                 if state in states:
                     yield states[state], tensor.view(slice_.shape) if tensor.dim() else tensor
 
-    # ---- down ----
+    # ---- receiving ----
 
     def _ask(self, names_on: Callable[[int], list[str] | None]) -> Reply:
         """Pulls variables by name from every server: all slices for an empty list, nothing for

@@ -74,7 +74,7 @@ class AveragedStep:
         communicator: to the servers.
 
     Attributes:
-        due: whether the trainers average anything.
+        due: whether the trainers average a part of the step.
         first: whether the average comes before the step is closed.
         decided: whether it counts when the servers have decided the step.
     """

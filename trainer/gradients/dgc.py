@@ -88,7 +88,7 @@ class Residuals:
         self._kept, self._next = {}, {}
 
 
-# ---- dgc ----
+# ---- deep gradient compression ----
 
 
 DTYPES = (torch.float32, torch.float64)
@@ -172,11 +172,11 @@ class DeepGradientCompression:
             found[group] = dict(self.rule(index).hparams)
         return found
 
-    # ---- a step ----
+    # ---- steps ----
 
     def leaving(self, gradients: Mapping[Tensor, Tensor], step: int) -> dict[Tensor, Tensor]:
-        """The part of each large parameter's gradient that is sent, in its shape, with zeros for
-        the residual; see :meth:`compress`.
+        """The part of each large parameter's gradient that is sent, in its shape, with zeros
+        elsewhere; see :meth:`compress`.
         """
         return {p: each.dense() for p, each in self.compress(gradients, step).items()}
 
@@ -271,7 +271,7 @@ def local_clip(clip: GradClip | None, trainers: int) -> GradClip | None:
     return type(clip)(clip.clip_norm * math.sqrt(trainers))
 
 
-# ---- dgc allreduce ----
+# ---- compression without servers ----
 #
 # Deep gradient compression among trainers without servers: positions and values in place of an
 # all-reduce.

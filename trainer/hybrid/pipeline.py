@@ -413,11 +413,11 @@ class Pipeline(nn.Module):
         return self._schedules[shapes]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Of this stage, by the names in the model."""
+        """The stage's state_dict, by the names in the model."""
         return self.stage.state_dict(*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        """Of this stage, by the names in the model."""
+        """The stage's parameters, by the names in the model."""
         return self.stage.named_parameters(*args, **kwargs)
 
 

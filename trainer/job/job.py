@@ -472,7 +472,7 @@ def groups_of(
     return groups
 
 
-# ---- met trainers ----
+# ---- collectives among trainers ----
 #
 # Collectives among the trainers of a job with servers: means of dense gradients, and sums of batch
 # norms.
@@ -510,7 +510,7 @@ def connect_trainers(
         )
 
 
-# ---- reported ----
+# ---- reports ----
 #
 # A script's reports of its training, for readers of metrics.
 
@@ -932,7 +932,7 @@ def _refresh(communicator: Communicator) -> None:
         communicator.refresh()
 
 
-# ---- current ----
+# ---- present job ----
 #
 # The present job of this process: at most one at a time.
 
@@ -1129,7 +1129,7 @@ def transport() -> str:
     return present().transport
 
 
-# ---- table admin ----
+# ---- table administration ----
 #
 # The calls of a script on its tables between steps: their status, and dropping rows.
 #

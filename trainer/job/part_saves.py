@@ -266,7 +266,7 @@ class PartSaves:
         own = hashlib.blake2b(str(self._path).encode(), digest_size=8).hexdigest()
         return f"{own}/{name}", ""  # other jobs' parts may be there, too
 
-    # ---- in the thread ----
+    # ---- the thread of a save ----
 
     def _complete(self, begun: _Begun) -> None:
         """Completes the checkpoint; failures are logged."""
@@ -298,7 +298,7 @@ class PartSaves:
             _tables(found, begun.store),
         )
 
-    # ---- afterwards ----
+    # ---- results ----
 
     def collect(self) -> None:
         """Takes over the result of a save that is over; does not wait for one under way."""

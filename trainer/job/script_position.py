@@ -159,7 +159,7 @@ class ScriptPosition:
             bool(there.plan.averaged) or any(lane.kind.waits_for_all for lane in there.plan.lanes)
         )
 
-    # ---- the way back ----
+    # ---- return to a place ----
 
     def return_to(self, place: Place) -> None:
         """Sets the place that the script is to be brought back to."""

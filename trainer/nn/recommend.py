@@ -25,7 +25,7 @@ from trainer.nn.sequence import (
     single_label,
 )
 
-# ---- centers ----
+# ---- center loss ----
 #
 # The center loss: keeps features of one class close to one another.
 
@@ -559,7 +559,7 @@ def get_tensor_from_selected_rows(x: SelectedRows) -> Tensor:
     return x.rows
 
 
-# ---- shows ----
+# ---- shows and clicks ----
 #
 # Shows and clicks as the first two features of a sample.
 
@@ -702,7 +702,7 @@ def _or_one_row(kept: Tensor, given: Tensor, value: float) -> tuple[Tensor, Tens
     return given.new_full((1, *given.shape[1:]), value), torch.zeros(1, 1, device=given.device)
 
 
-# ---- teacher student ----
+# ---- teacher and student ----
 #
 # A click and a teacher's opinion of it in one label.
 

@@ -380,7 +380,7 @@ def _checked(classes: int) -> int:
     return classes
 
 
-# ---- noise contrast ----
+# ---- noise-contrastive estimation ----
 #
 # Noise-contrastive estimation: true classes distinguished from drawn ones, one by one.
 

@@ -69,16 +69,20 @@ def check_labels(whose: str, label: Tensor, classes: int) -> None:
 
 
 def check_matrix(whose: str, name: str, tensor: Tensor) -> None:
-    """Raises:
-    ValueError: it has not two dimensions.
+    """Checks that a tensor has two dimensions.
+
+    Raises:
+        ValueError: it has another number.
     """
     if tensor.dim() != 2:
         raise ValueError(f"{whose}: {name}: expected two dimensions, got {list(tensor.shape)}")
 
 
 def check_same_shape(whose: str, **tensors: Tensor) -> None:
-    """Raises:
-    ValueError: their shapes differ.
+    """Checks that tensors have one shape.
+
+    Raises:
+        ValueError: their shapes differ.
     """
     first, *others = (tensor.shape for tensor in tensors.values())
     if any(shape != first for shape in others):
@@ -86,7 +90,7 @@ def check_same_shape(whose: str, **tensors: Tensor) -> None:
         raise ValueError(f"{whose}: expected tensors of one shape, got {got}")
 
 
-# ---- ragged ----
+# ---- ragged sequences ----
 #
 # Sequences of any length in one tensor: values one after the other, and the beginning of each.
 #
@@ -190,8 +194,10 @@ def begins(sizes: Tensor) -> Tensor:
 
 
 def refuse_tracing(whose: str, tensor: Tensor) -> None:
-    """Raises:
-    ValueError: ``capture`` is tracing.
+    """Refuses to run while ``capture`` is tracing.
+
+    Raises:
+        ValueError: ``capture`` is tracing.
     """
     if traced(tensor):
         raise ValueError(
@@ -512,7 +518,7 @@ def _check_range(whose: str, name: str, numbers: Tensor, most: Tensor) -> None:
         )
 
 
-# ---- sequence steps ----
+# ---- pooling, softmax and windows ----
 #
 # Operations on the values of each sequence: one pooled value, a distribution, another order.
 

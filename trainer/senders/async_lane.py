@@ -45,7 +45,7 @@ from trainer.senders.pipeline import (
 )
 from transpiler.plan.plan import Lane
 
-# ---- async landings ----
+# ---- received values ----
 #
 # The last received values of an async or half-async lane, whose parameters other trainers update
 # meanwhile.
@@ -269,7 +269,7 @@ class AsyncSender:
 
     @property
     def step(self) -> int:
-        """Messages sent."""
+        """The number of messages sent."""
         return self._pipeline.step
 
     def destination(self, name: str, blank: Callable[[], torch.Tensor]) -> torch.Tensor:

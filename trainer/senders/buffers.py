@@ -26,7 +26,7 @@ from trainer.environment.environment import Connection
 from trainer.senders.parameters import ParameterSlices
 from transpiler.plan.plan import Placement, Plan
 
-# ---- roll ----
+# ---- live trainers ----
 #
 # The live trainers of a job, according to server 0.
 #
@@ -130,7 +130,7 @@ def roll_of(plan: Plan, trainer: int, connection: Connection) -> Roll:
     return Roll(plan.trainers, trainer, may_leave)
 
 
-# ---- travelling buffers ----
+# ---- synced buffers ----
 
 
 def travelling(plan: Plan, tensors: Mapping[str, Tensor]) -> list[Placement]:

@@ -74,7 +74,7 @@ class KStepSender:
 
     @property
     def step(self) -> int:
-        """Messages sent."""
+        """The number of messages sent."""
         return self._pipeline.step
 
     def start(self, channels: list[Channel], step: int) -> None:
@@ -290,8 +290,8 @@ class GeoSender(KStepSender):
         self._known: Tensors = {}  # y
         self._left = 0  # messages sent
         self._refused = False  # whether the servers have ever refused one
-        # the numbers of messages refused as outliers, until x has become y; how many
-        # there have been, and of how many the tables have been told
+        # the numbers of messages refused as outliers, until x has become y; their number so far,
+        # and the number that the tables know of
         self._outliers: deque[int] = deque()
         self._refused_outliers = self._told = 0
         self._under_way: deque[tuple[int, Tensors, Future[Reply]]] = deque()

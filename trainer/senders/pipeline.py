@@ -93,7 +93,7 @@ class ConsumedSamples:
         return dropped
 
 
-# ---- landed values ----
+# ---- received values ----
 #
 # The last received values of a lane's parameters: a parameter that differs from them has been
 # written by the script since.
@@ -211,7 +211,7 @@ def difference(now: Tensor, before: Tensor) -> Assignment | None:
     return Assignment(now.detach().reshape(-1)[elements], elements)
 
 
-# ---- lane ----
+# ---- interfaces of lanes ----
 #
 # One lane of a plan, on a trainer's side: how its steps are sent, and when received values change
 # the parameters.
@@ -371,7 +371,7 @@ class NonFiniteSteps:
         """Sets the number of servers that have been joined."""
         self._servers = servers
 
-    # ---- the step that is sent: one thread at a time ----
+    # ---- sending: one thread at a time ----
 
     def look(self, name: str, parts: NamedTensors) -> NamedTensors:
         """Checks a slice's encoded gradient, and returns it."""
@@ -395,7 +395,7 @@ class NonFiniteSteps:
         found, self._found = self._found, set()
         return found
 
-    # ---- the answer ----
+    # ---- answers ----
 
     @onlooker("what servers say of values that are not finite")
     def hear(self, reply: Reply, first: int, last: int) -> None:
@@ -513,7 +513,7 @@ class PushNorms:
         self._lock = threading.Lock()  # guards the next, and ``refused``
         self._warning = RepeatedWarning(log)
 
-    # ---- the step that is sent: one thread at a time ----
+    # ---- sending: one thread at a time ----
 
     @onlooker("the norms of pushes", where=_only_looks)
     def look(
@@ -556,7 +556,7 @@ class PushNorms:
             share = 1 / steps
         return {name: each.scaled(share) for name, each in norms.items()}
 
-    # ---- the answer ----
+    # ---- answers ----
 
     @onlooker("what servers say of norms")
     def hear(self, reply: Reply, first: int, last: int) -> None:

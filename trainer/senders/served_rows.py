@@ -341,7 +341,7 @@ class WrittenTables:
         """The source that the embeddings of a table pull from."""
         return WritableRows(self, self._lookups, name)
 
-    # ---- the script ----
+    # ---- calls of the script ----
 
     def read(self, name: str) -> Rows | None:
         """All rows of a table that differ from their initial values or once did, with every step of

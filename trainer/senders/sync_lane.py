@@ -259,7 +259,7 @@ class SyncSender:
         self._loads, self._index = loads, index
 
     def refresh(self) -> None:
-        """Whether values have arrived: never between steps."""
+        """Does nothing: no values are received between steps."""
 
     def drain(self) -> None:
         """Sends the rows that the script has loaded; no step is under way between steps."""

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from trainer.senders.pipeline import GradientLane, LaneSender
 
-# ---- samples ----
+# ---- sampled elements ----
 #
 # Some elements of each of many tensors, always the same ones, by which writes are detected.
 #
@@ -180,7 +180,7 @@ def _offsets(tensor: Tensor, positions: np.ndarray) -> np.ndarray:
     return offsets * 2 + np.arange(len(offsets)) % 2 if tensor.itemsize == 16 else offsets
 
 
-# ---- writes between ----
+# ---- writes in k-step lanes ----
 #
 # External writes since the script's last step, in the lanes whose steps the script's own optimizer
 # takes.
@@ -229,7 +229,7 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-# ---- written values ----
+# ---- external writes ----
 
 
 log = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ class WrittenValues:
         )  # the last step in which everything was compared
         self._uncounted = False  # whether a write has been seen that no counter shows
 
-    # ---- a step ----
+    # ---- steps ----
 
     def begin(self, lane: int) -> None:
         """Makes external writes a part of a lane's step; called before anything of the step is

@@ -73,7 +73,7 @@ def _of_elements(value: Any, parameter: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 0
 
 
-# ---- sharded rule ----
+# ---- sharded rules ----
 #
 # The rules that may step shards: parts of parameters, on several ranks.
 

@@ -82,7 +82,7 @@ def agree(what: str, metadata: Mapping[str, str], group: dist.ProcessGroup) -> N
             )
 
 
-# ---- bucket ----
+# ---- buckets ----
 #
 # A bucket: parameters whose gradients travel together, laid out one after the other in a flat block
 # of memory.
@@ -230,7 +230,7 @@ class Reducer:
 
     Args:
         buckets: of parameters that require gradients.
-        group: whose ranks all run the same number of backward passes.
+        group: of the ranks, which all run the same number of backward passes.
         scatter: whether each rank gets only its share of a bucket; otherwise all get the whole
             bucket.
         at_once: whether to wait for a bucket when it is sent, so that nothing overlaps.

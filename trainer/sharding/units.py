@@ -68,7 +68,7 @@ from trainer.sharding.shards import (
 )
 from transpiler.ir.plain_names import named_modules, named_parameters
 
-# ---- reads ----
+# ---- reads outside units ----
 #
 # Sharded parameters that are read while their unit is not running.
 
