@@ -76,7 +76,7 @@ class FixedReducer(Reducer):
     """torch's reducer, with the buckets that it was given."""
 
     def _rebuild_buckets(self) -> bool:
-        """Keeps the buckets; called before each forward. torch's own method would make other
+        """Keeps the buckets; called before each forward.  torch's own method would make other
         buckets, by the order in which gradients became ready.
 
         Drops torch's notes of that order; otherwise they would grow with every step.

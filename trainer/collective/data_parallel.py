@@ -10,7 +10,7 @@ hook.  At the end of backward the model waits for the reductions before torch's 
 that their errors are raised here, with a trainer's name.
 
 [Note: a model that changes]  A script may unfreeze a part of its model, replace a parameter, add
-layers, or cast the model. torch's reducer keeps the parameters that it was made with, and it loses
+layers, or cast the model.  torch's reducer keeps the parameters that it was made with, and it loses
 its hook on a parameter that is cast: it would silently average none of these gradients.  So before
 each training forward the trained parameters are compared with the reducer's.  If they differ, the
 trainers compare their models again, new tensors take trainer 0's values, and a new reducer replaces

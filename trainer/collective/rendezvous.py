@@ -22,7 +22,7 @@ destroys the group holds that lock: for instance the garbage collector, which fi
 the objects of a failed job.  So a group with such an operation is never destroyed.
 
 [Note: a group that has just worked]  A gloo thread releases an operation's tensors after it has
-reported the operation as done. torch's reducer holds its group and, as the last owner, destroys it
+reported the operation as done.  torch's reducer holds its group and, as the last owner, destroys it
 while it holds the interpreter's lock: a job that ends just after a collective would wait for that
 thread, and the thread for the lock.  So a job waits until these threads are at rest before it gives
 up its groups.

@@ -3,7 +3,7 @@ verdict from them: every trainer comes to the same one.
 
 [Note: which average counts]  A trainer counts an average when its step is settled.  If servers
 decide the step (a sync lane), that is when all trainers of the average are in the step, too; until
-then its result is *held*. No trainer is in the next average before all have been in this one, so
+then its result is *held*.  No trainer is in the next average before all have been in this one, so
 counts differ by one at most.  These cases occur among the trainers that gather::
 
     some have counted one more     theirs is the result: one of them sends it to the others

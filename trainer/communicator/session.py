@@ -9,7 +9,7 @@ the handler that it replaced: ours, called from inside another, only notes that 
 [Note: told within a second]  Python runs a handler between two bytecodes of the main thread, which
 may be in a long backward pass or in a wait inside a library.  So the handler of the C level also
 writes the signal's number into a pipe (``signal.set_wakeup_fd``), where a thread of this module
-reads it. That thread tells the servers, whatever the main thread is doing; the handler then raises
+reads it.  That thread tells the servers, whatever the main thread is doing; the handler then raises
 ``SystemExit(143)`` in the main thread, so that ``finally`` and ``atexit`` run.  If the main thread
 does not reach its handler within ``GRACE_SECONDS``, the process ends without it.
 

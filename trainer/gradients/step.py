@@ -3,7 +3,7 @@
 [Note: whose overflow]  Each trainer's GradScaler checks its own gradients before ``step()``, and
 keeps its findings until ``update()``, which lowers the scale or lets it grow.  In sync mode no
 trainer takes a step that overflowed on one of them, and the servers' answer reports that: all
-scalers must take it for an overflow, or their scales will differ. torch gives ``step()`` a copy,
+scalers must take it for an overflow, or their scales will differ.  torch gives ``step()`` a copy,
 the sum of the findings; its keyword ``grad_scaler``, which would give the scaler, is deprecated and
 warns.  But the scaler is the caller: its frame is on the stack, with its findings in tensors that
 ``update()`` reads.

@@ -10,7 +10,7 @@ part of the heads at a time.
 
 Layers that work on each token by itself need no change.
 ``torch.nn.functional.scaled_dot_product_attention``, called in the model's forward, is replaced,
-also where ``nn.MultiheadAttention`` calls it: with ``need_weights=False``. (Jacobs et al.:
+also where ``nn.MultiheadAttention`` calls it: with ``need_weights=False``.  (Jacobs et al.:
 DeepSpeed Ulysses, 2023.)  Positions are inputs: a rank's tokens do not begin at 0.
 """
 

@@ -181,9 +181,7 @@ class MergedSteps:
         slices.join()
 
     def takes(self, later: MergedSteps, lane: Lane) -> bool:
-        """Whether one more step may join this message.  A step with assignments needs a message of
-        its own.
-        """
+        """Whether one more step may join this message.  Assignments begin a new message."""
         return self.steps < lane.max_merge_var_num and not (self.alone or later.assignments)
 
     def wait_for_copies(self) -> None:

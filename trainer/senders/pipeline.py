@@ -3,9 +3,9 @@ the replies.
 
 [Note: one buffer there and back]  A message owns the memory of its gradients, because the script
 continues to write to its own.  The value of a slice is received into that same memory: a server
-replies when it has applied the message, and then the gradient is not read again. (If the stream
+replies when it has applied the message, and then the gradient is not read again.  (If the stream
 breaks in the middle of a reply, all frames are sent again, some with values in them; the server has
-applied the step, so it replies again, and uses none of them.) When the reply is complete, the
+applied the step, so it replies again, and uses none of them.)  When the reply is complete, the
 script's thread copies the values into the parameters as soon as it asks for them.  The memory is
 kept until the next values are received, to find the script's external writes by it; then the next
 message uses it.  So a running backward never sees a parameter move, the script never sees half of a
