@@ -29,5 +29,5 @@ In reading order::
     values           how values travel between trainers, in each kind of job; sums, lists and
                      objects of all trainers
 
-The room imports no other room of ``trainer``.
+The room imports only ``environment`` of ``trainer``.
 """

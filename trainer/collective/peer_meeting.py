@@ -2,7 +2,7 @@
 connections.
 
 A trainer on trainer 0's host has the same clock.  Others ask for trainer 0's clock, in rounds over
-the store: see [Note: one clock] in pserver/tracing.
+the store: see [Note: one clock] in pserver/telemetry.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ In reading order::
     places        the places in a model of parameters that FSDP2 has divided
     scaler        the GradScaler of a sharded model
 
-The room imports ``collective``, ``checkpoint`` and ``optimizer``.
+The room imports ``collective``, ``checkpoint``, ``modules`` and ``optimizer``.
 """
 
 from trainer.sharding.levels import group_sharded_parallel as group_sharded_parallel
