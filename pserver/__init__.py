@@ -18,7 +18,7 @@ The life of one push
 --------------------
 
 A *push* is one trainer's step on its way: from ``p.grad`` on the trainer to the new value of the
-parameter on the same trainer.  The trainer's side up to the frames is told in ``trainer``'s manual.
+parameter on the same trainer.  ``trainer``'s manual describes the trainer's side up to the frames.
 
 ::
 
@@ -110,9 +110,9 @@ Imports go down this list only; each room's ``__init__`` lists its files in read
     operations/      pserver save, reset, keys
     launcher/        pserver launch, plan, status, manifest
     job/             everything that trainers share on one server; locks
-    lane/            from COMMIT to the new value: the steps of one lane
-    membership/      who takes part in a job, who waits for whom, what its log decides
-    job_log/         which steps count, and who takes part, in order; messages between servers
+    lane/            the steps of one lane, from COMMIT to the new value
+    membership/      the trainers of a job, their waits, the decisions of its log
+    job_log/         the steps that count, joins and losses, in order; messages between servers
     leases/          leases of an epoch's samples; pure
     dense/           slices: merge, compression, optimizer blocks; pure
     control/         control calls over gRPC: service and client
@@ -170,7 +170,7 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
     LinkEnd._handing_out    messages of one link, handed out one by one.  The clock's thread ends
                             links under no lock at all
     CoordinatorLinks._lock, LinkEnd._changed
-                            who follows, and what of a link is not heard yet; no thread sends under
+                            the followers, and the unheard messages of a link; no thread sends under
                             them
     DrainingStreams.condition, OpenStreams._condition
                             which streams are open; neither handlers nor cancel run under them
@@ -181,8 +181,9 @@ The locks, the outer ones first.  A thread that holds one takes only locks below
     JobTrace._lock          what trainers leave of a trace; taken by itself
 
 Each wait of a job's thread has an event of its own (``membership/waits.py``): the record of a step,
-its turn, a round, an update.  Whoever makes it come true tells it.  A failure, a loss, a server
-that drains and a trainer that comes or leaves wake all, and each asks ``Lifecycle.check_running``.
+its turn, a round, an update.  The thread that makes it come true notifies it.  A failure, a loss, a
+draining server and a trainer that joins or leaves wake all, and each asks
+``Lifecycle.check_running``.
 
 
 State machines
@@ -201,7 +202,7 @@ A trainer, as a server sees it (``membership/members.py``)::
                           |--leave----------------------------------> LEFT    (with success, or not)
                           `----heartbeat timeout--------------------> LOST
 
-The others go on, at once or, where they step together, when the time of its place is over; see
+The others continue, at once or, where they step together, when its place is no longer kept; see
 [Note: kept places] in ``membership/members.py``.
 
 A step, as the job's log sees it (``job_log/coordinator.py``)::

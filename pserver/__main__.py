@@ -76,7 +76,7 @@ def run_launch(arguments: argparse.Namespace) -> int:
 
 
 def _behind_script(arguments: argparse.Namespace) -> str:
-    """A hint about flags of ``launch`` behind SCRIPT, where they are the script's."""
+    """A hint about flags of ``launch`` that follow SCRIPT, where they belong to the script."""
     given = {word.partition("=")[0] for word in arguments.arguments}
     flags = [flag for flag in ("--nccl2", "--servers", "--trainers") if flag in given]
     if not flags:
@@ -87,7 +87,9 @@ def _behind_script(arguments: argparse.Namespace) -> str:
 
 
 def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[str, str]:
-    """The environment of ``launch``'s processes, with what its flags say to all of them."""
+    """The environment of ``launch``'s processes, with the settings that its flags give to all of
+    them.
+    """
     environ = dict(os.environ)
     if arguments.keys:
         environ["PSERVER_KEYS"] = os.path.abspath(arguments.keys)
@@ -109,7 +111,7 @@ def _protected(found: cluster.Cluster, arguments: argparse.Namespace) -> dict[st
 
 
 def _traced(path: str | None, steps: int | None) -> dict[str, str]:
-    """The variables by which trainers learn of a trace."""
+    """The environment variables that tell trainers to trace."""
     if path is None and steps is not None:
         raise ValueError("--trace-steps: has no effect without --trace")
     if steps is not None and steps < 1:

@@ -62,8 +62,8 @@ class ServerConfig:
             lost.  A larger number tolerates longer pauses of a whole process (a suspended virtual
             machine), and the others wait that much longer for a trainer that is dead.
         start_timeout_seconds: how long after the first trainer the last one may join.
-        min_trainers: with how many trainers a job begins; others join later, and the job is over
-            when none of those that have joined takes part.  0: with all of its plan.
+        min_trainers: the number of trainers with which a job begins; others join later, and the job
+            is over when no live trainer is left. 0: all of its plan.
         once: the server ends when its first job has ended, with exit status 0, or 1 if it failed.
         keep_failed_seconds: how long the values of a failed job are kept from jobs with another
             fingerprint; None: 600, or with ``once`` 0.  With ``once`` and a number above 0 the
@@ -78,10 +78,10 @@ class ServerConfig:
             this machine has.
         max_program: MB of a program's message; the one of Join has a 16th.  A message takes up to
             forty times its size when it is read.
-        hello_timeout_seconds: how long a peer may take to say who it is, on any port.  A larger
+        hello_timeout_seconds: how long a peer may take to identify itself, on any port.  A larger
             number lets strangers keep connections for longer.
-        token_file: the operator's token file of the job: whoever asks the server for something
-            proves that he has its key, or a trainer's.  None: open to everybody who reaches it.
+        token_file: the operator's token file of the job: every caller proves that it has its key,
+            or a trainer's.  None: open to everyone who reaches it.
         keys: the folder with the server's key, of ``pserver keys``: every port but shared memory
             speaks TLS, with a certificate of both ends.
         insecure: the endpoint may be beyond loopback without keys.
@@ -93,12 +93,11 @@ class ServerConfig:
         straggler_factor: a trainer whose own part of a step takes more than so many times the
             median of the others' is named as slow; 0: none is.
         await_servers: a job of an async mode waits for a server that is lost, up to the start-up
-            timeout: who has started it starts another one in its place, with ``reload``.
-        reload: the directory, or URL, of what a server has saved of itself: this server takes its
-            place in the job that goes on.
-        write_ahead_log: the file to which server 0 writes what it alone knows of a job that waits
-            for lost servers, and which a process reads that takes its place.  None: it does not
-            come back.
+            timeout: the launcher starts another one in its place, with ``reload``.
+        reload: the directory, or URL, of a lost server's save: this server takes its place in the
+            running job.
+        write_ahead_log: the file to which server 0 writes its own state of a job that waits for
+            lost servers, and which a replacement reads.  None: server 0 does not come back.
 
     Raises:
         ValueError: a setting is out of its range, or has no effect.
@@ -228,14 +227,14 @@ class ServerConfig:
 
     @property
     def kept_failed_seconds(self) -> float:
-        """The number that counts, where ``keep_failed_seconds`` may be None."""
+        """The seconds that apply, where ``keep_failed_seconds`` may be None."""
         if self.keep_failed_seconds is None:
             return 0.0 if self.once else KEEP_FAILED_SECONDS
         return self.keep_failed_seconds
 
 
 def check_seconds(name: str, value: Any, zero: bool = False) -> float:
-    """A timeout, if it is one.
+    """Checks a timeout.
 
     Args:
         name: what the user has written it with: a flag, a variable, a field.
@@ -259,7 +258,7 @@ def check_seconds(name: str, value: Any, zero: bool = False) -> float:
 
 
 def check_factor(name: str, value: Any) -> float:
-    """How many times as long as others a trainer may compute, if it is such a number.
+    """Checks a straggler factor: how many times as long as others a trainer may compute.
 
     Args:
         name: what the user has written it with: a flag, a variable, a field.
@@ -292,7 +291,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach that address; a name is beyond it, but "localhost"."""
+    """Whether only this host can reach that address; of names only "localhost" counts as one."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -301,7 +300,7 @@ def is_loopback(host: str) -> bool:
 
 def check_protected(name: str, endpoints: Iterable[str], keys: str | None, insecure: bool) -> bool:
     """Whether a process may use these endpoints: on this host always, beyond it with keys, or where
-    the user has said that nobody else reaches the network.
+    the user has declared that no one else reaches the network.
 
     Returns:
         Whether it is only the last that allows it.
@@ -378,7 +377,7 @@ def check_store(name: str, url: str) -> None:
 
 
 def refuse_url(name: str, path: str) -> None:
-    """Returns if a path is one on this machine.
+    """Returns if a path is a local one.
 
     ``transpiler.files.files`` says the same; importing it brings torch, and ``pserver --help``
     answers at once.

@@ -54,7 +54,9 @@ class Lost(PServerError):
 
 
 class ServerLost(Lost):
-    """A server has not answered a heartbeat for longer than the heartbeat timeout, or is going."""
+    """A server has not answered a heartbeat for longer than the heartbeat timeout, or is shutting
+    down.
+    """
 
 
 class TrainerLost(Lost):
@@ -130,7 +132,7 @@ class Unprepared(Refused):
 
 
 class UnknownSession(Refused):
-    """The server knows nobody of this session; it may have been started again since."""
+    """The server does not know this session; it may have been started again since."""
 
 
 class CorruptFrame(PServerError):

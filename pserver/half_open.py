@@ -1,10 +1,10 @@
 """Connections that have not completed their handshake, streams before
 HELLO, calls before their message.
 
-Anybody who reaches a port can begin as many of them as he likes.  So there are a certain number of
-them at a time, each for a certain time.  Where one more comes, an earlier one makes room for it:
-what a trainer begins is over within milliseconds, what is old is idle.  It is one of the address
-that has the most of them, so that a flood from one host displaces itself.
+Any peer that reaches a port can begin as many of them as it likes.  So their number and their time
+are bounded.  When the number is reached, a new one displaces an earlier one: a trainer's is over
+within milliseconds, an old one is idle.  The displaced one belongs to the address that has the
+most, so that a flood from one host displaces itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def address_of(peer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """One of them.
+    """One half-open connection, stream or call.
 
     Attributes:
         address: the peer's.
@@ -38,7 +38,7 @@ class _Begun:
 
 
 class HalfOpen:
-    """A bounded number of them.  Any thread may call it.
+    """Bounds the number of half-open connections, streams or calls.  Any thread may call it.
 
     Args:
         limit: how many there may be at a time.
@@ -59,7 +59,7 @@ class HalfOpen:
         self._next = 0
 
     def begin(self, address: str, end: Callable[[], object]) -> int:
-        """One has begun; another one may have to end for it.
+        """Adds one; another one may have to end for it.
 
         Args:
             address: the peer's, without its port.
@@ -77,7 +77,7 @@ class HalfOpen:
         return number
 
     def over(self, number: int) -> bool:
-        """It is known now what it is, or it has ended.
+        """Removes one, which has identified itself or has ended.
 
         Returns:
             False where it had to end before.
@@ -86,7 +86,7 @@ class HalfOpen:
             return self._begun.pop(number, None) is not None
 
     def end_late(self) -> None:
-        """Ends those that have lasted too long; somebody calls it now and then."""
+        """Ends those that have lasted too long; called from time to time."""
         with self._lock:
             due = self._clock() - self._seconds
             late = [number for number, begun in self._begun.items() if begun.since <= due]

@@ -226,7 +226,7 @@ class RowFiles:
         return Piece(self._name, begin, size, checksum, rows(chunk))
 
     def _open(self) -> NewFile:
-        """The file that is written now."""
+        """The file that is being written."""
         if self._file is not None and self._files[self._name]["size"] >= FILE_BYTES:
             self.finish()
         if self._file is None:
@@ -246,14 +246,14 @@ class RowFiles:
             self._file = None
 
     def give_up(self) -> None:
-        """Writes no more; the caller removes the files."""
+        """Stops writing; the caller removes the files."""
         if self._file is not None:
             self._file.give_up()
             self._file = None
 
 
 def read(place: Place, piece: Piece) -> Chunk:
-    """The chunk in a part of a file.
+    """Reads the chunk in a part of a file.
 
     Raises:
         ValueError: the file is missing, torn or changed.
@@ -311,7 +311,7 @@ class Claims:
         self._seen: dict[Place, str] = {}
 
     def hold(self, place: Place) -> None:
-        """Keeps other writers out of a place, where it can.
+        """Locks a place against other writers, where it can.
 
         Raises:
             InUse: there is one.
@@ -326,7 +326,7 @@ class Claims:
             self._locks.popitem(last=False)[1].release()
 
     def begin(self, place: Place) -> bytes | None:
-        """The manifest that a save there will replace.
+        """Returns the manifest that a save there will replace.
 
         Raises:
             InUse: it is not the one that this job has last seen there.
@@ -343,7 +343,7 @@ class Claims:
         self._seen[place_at(saved.path)] = saved.identity
 
     def release(self) -> None:
-        """Lets other jobs in."""
+        """Releases the locks."""
         while self._locks:
             self._locks.popitem()[1].release()
         self._seen.clear()
@@ -488,7 +488,7 @@ class Writer:
 
     Attributes:
         saved: once it is committed.
-        wrote: told the bytes that are written so far, as they grow.
+        wrote: called with the number of bytes written so far, as it grows.
     """
 
     def __init__(self, place: Place, base: Base | None, before: bytes | None) -> None:
@@ -610,7 +610,7 @@ class Reader:
         meta: the metadata that :meth:`Writer.commit` was given.
         tables: the names of its tables.
         saved: the checkpoint, to be named as a base.
-        parts: what others have written of it, in their order.
+        parts: the parts that others have written, in order.
     """
 
     def __init__(self, links: list[Manifest], parts: Sequence[Reader] = ()) -> None:
@@ -629,7 +629,7 @@ class Reader:
         return self._assembled() | self._own()
 
     def _assembled(self) -> dict[str, torch.Tensor]:
-        """Those that are put together from slices in the parts."""
+        """The tensors that are assembled from slices in the parts."""
         described = self._links[0].parts
         if described is None:
             return {}

@@ -4,7 +4,7 @@ old files may be removed.
 [Note: chains of checkpoints]  A delta holds all tensors, and of the tables only the rows that
 changed since another checkpoint, its base, was saved.  It names the base by a path relative to its
 own, and by the base's identity: the checksum of the base's ``checkpoint.json``, which lists the
-checksums of everything else.  So a base that was replaced is noticed.  A base may be a delta
+checksums of everything else.  So a replaced base is detected.  A base may be a delta
 itself.  A delta and its base are in one store: on this machine's disks, or behind URLs of one kind.
 
 A save may replace a checkpoint that is needed as a base: by the new delta in the same place, or by
@@ -15,12 +15,12 @@ the checkpoint there no longer continues a checkpoint of this one, the note is r
 save removes the files.  A note that is damaged keeps all files.
 
 [Note: parts that others have written]  Every server of a job may write what it holds by itself, as
-a checkpoint of its own: a part.  The manifest that names the parts is written last, by the one who
-asked for them.  It names each by its path, relative to its own or, in another store, as a URL, and
-by its identity; and it says of which slices in which parts each tensor is put together.  The tables
-of a part are those rows of the tables that its server holds.  So any number of servers can go on.
-Each part has a chain of its own; the checkpoint that names them has none, but another one may
-continue it.
+a checkpoint of its own: a part.  The manifest that names the parts is written last, by the process
+that asked for them.  It names each by its path, relative to its own or, in another store, as a URL,
+and by its identity; and it says of which slices in which parts each tensor is put together.  The
+tables of a part are those rows of the tables that its server holds.  So any number of servers can
+go on.  Each part has a chain of its own; the checkpoint that names them has none, but another one
+may continue it.
 
 [Note: the checksum of the metadata]  The checksum is over the bytes of the whole file, in which
 zeros stand where it is written itself: its last entry.  So every changed bit is noticed, spaces
@@ -221,7 +221,7 @@ def _piece_of(plain: Any, files: Mapping[str, Any]) -> Piece:
 
 
 def by_file(tables: Mapping[str, list[Piece]]) -> dict[str, list[Piece]]:
-    """The chunks of all tables by their files, in the order in which they are there."""
+    """The chunks of all tables by file, in the order in which they are in it."""
     found: dict[str, list[Piece]] = {}
     for pieces in tables.values():
         for piece in pieces:
@@ -230,7 +230,7 @@ def by_file(tables: Mapping[str, list[Piece]]) -> dict[str, list[Piece]]:
 
 
 def is_whole(pieces: list[Piece], size: Any) -> bool:
-    """Whether these chunks, in order, follow one another from the beginning of a file to its end.
+    """Whether these chunks, in order, cover a file from its beginning to its end.
 
     Args:
         size: of the file.
@@ -653,7 +653,7 @@ def _needed_elsewhere(place: Place) -> set[str]:
 
 
 def _identities(place: Place, names: list[str]) -> set[str]:
-    """Those of all checkpoints in a place, old ones too."""
+    """The identities of all checkpoints in a place, old ones included."""
     kept = {name[len("checkpoint-") : -len(".json")] for name in names if fnmatch(name, _kept("*"))}
     content = present(place)
     return kept if content is None else kept | {identity_of(content)}
@@ -762,7 +762,7 @@ _SHOWN, _LOOKED_INTO = 3, 16
 
 
 def strangers(place: Place) -> list[str]:
-    """The names of files and directories in a place that no save has written, in order."""
+    """The names, in order, of the files and directories in a place that no save has written."""
     return sorted(_files(place) + _directories(place))
 
 
@@ -781,12 +781,11 @@ def some(names: list[str]) -> str:
 
 
 def check_vacant(place: Place) -> None:
-    """Returns where a checkpoint may begin to be: nothing is there, or what a stopped save has
+    """Returns if a checkpoint may be created here: the place is empty, or has what a stopped save
     left.
 
     Raises:
-        ValueError: something else is there.  Whoever looks for a checkpoint has named another
-            place than he meant.
+        ValueError: the place has something else, so the path is probably not the intended one.
     """
     if isinstance(place, LocalPlace) and place.directory.is_file():
         raise ValueError(f"{place}: expected the directory of a checkpoint, got a file")
@@ -799,11 +798,11 @@ def check_vacant(place: Place) -> None:
 
 
 def check_unshared(place: Place) -> None:
-    """Returns where a checkpoint may be written: one is there, or nothing, or what a stopped save
-    has left.  Other checkpoints may lie below.
+    """Returns if a checkpoint may be written here: the place has one, or nothing, or what a stopped
+    save left.  Other checkpoints may lie below.
 
     Raises:
-        ValueError: files of others are there, among which those of a checkpoint would lie.
+        ValueError: the place has other files, among which those of a checkpoint would lie.
     """
     if place.size(MANIFEST) is not None:
         return

@@ -53,7 +53,7 @@ def add_keys(sub: argparse.ArgumentParser) -> None:
     _folder(init)
     _hosts(init, "names or addresses, as endpoints have them", required=True)
     _days(init)
-    enrol = acts.add_parser("enrol", help="a code for a host that comes later; waits for it")
+    enrol = acts.add_parser("enrol", help="a one-time code for a new host; waits until it is used")
     _folder(enrol)
     enrol.add_argument("--host", metavar="HOST", required=True, help="the new host")
     _roles(enrol, "of its keys (default: server,trainer)")
@@ -67,11 +67,11 @@ def add_keys(sub: argparse.ArgumentParser) -> None:
     )
     redeem = acts.add_parser("redeem", help="on the new host: asks for the code, gets keys")
     redeem.add_argument("directory", metavar="DIR", help="where this host's keys are written")
-    renew = acts.add_parser("renew", help="new certificates for the keys that there are")
+    renew = acts.add_parser("renew", help="new certificates for the existing keys")
     _folder(renew)
     _hosts(renew, "whose (default: all, and the operator's)", required=False)
     _days(renew)
-    revoke = acts.add_parser("revoke", help="a host's keys count no more")
+    revoke = acts.add_parser("revoke", help="revokes a host's keys")
     _folder(revoke)
     revoke.add_argument("--host", metavar="HOST", required=True, help="whose, or operator")
     _roles(revoke, "which of its keys (default: all)")
@@ -189,7 +189,7 @@ def port(text: str) -> int:
 
 
 def add_launching(sub: argparse.ArgumentParser) -> None:
-    """Adds which processes to start, and the settings that they share."""
+    """Adds the flags about the processes to start, and the settings that they share."""
     _add_launched_processes(sub)
     _add_settings(sub)
 
@@ -324,7 +324,9 @@ KINDS = ("jobset", "compose", "slurm")
 
 
 def add_manifest(sub: argparse.ArgumentParser) -> None:
-    """Adds which file to write, and what it says; names are those of ClusterDescription."""
+    """Adds the flags about the manifest's file and content; the names are those of
+    ClusterDescription.
+    """
     add = sub.add_argument
     add("--kind", choices=KINDS, required=True, help="Kubernetes, docker compose, or Slurm")
     add("--servers", metavar="N", type=int, required=True, help="how many")
@@ -402,7 +404,7 @@ HOSTS = ("one", "each")
 
 
 def add_planning(sub: argparse.ArgumentParser) -> None:
-    """Adds the job that is planned, and what is predicted of it."""
+    """Adds the flags about the planned job and its prediction."""
     add = sub.add_argument
     add("--servers", metavar="N", type=int, help="how many there would be")
     add("--trainers", metavar="N", type=int, help="how many there would be")
@@ -440,7 +442,7 @@ def add_planning(sub: argparse.ArgumentParser) -> None:
 
 
 def add_replaying(sub: argparse.ArgumentParser) -> None:
-    """Adds the log, where to begin, and what to write."""
+    """Adds the flags about the log, the starting point and the output."""
     add = sub.add_argument
     add("log", metavar="LOG", help="the directory that --record-log named")
     add(
@@ -478,7 +480,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **more})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but the command's own parser reports what it does not know."""
+        """As argparse's, but the command's own parser reports unknown arguments."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self.commands.get(getattr(found, "command", ""), self)
@@ -503,7 +505,7 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def flags(self) -> Iterator[str]:
-        """Its own, and those of its commands."""
+        """Its own flags, and those of its commands."""
         for action in self._actions:
             yield from action.option_strings
             if isinstance(action, argparse._SubParsersAction):
@@ -759,7 +761,7 @@ def _add_limits(sub: argparse.ArgumentParser) -> None:
         dest="hello_timeout_seconds",
         type=float,
         default=UNSET,
-        help="how long a peer may take to say who it is, on any port (default: 10)",
+        help="how long a peer may take to identify itself, on any port (default: 10)",
     )
     add(
         "--straggler-factor",

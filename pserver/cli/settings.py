@@ -26,7 +26,7 @@ UNSET = argparse.SUPPRESS  # as in flags.py
 
 
 def add_beginning(sub: argparse.ArgumentParser) -> None:
-    """Adds them.
+    """Adds the flags about the start of a job.
 
     Args:
         sub: the parser of ``serve``.
@@ -50,20 +50,20 @@ def add_beginning(sub: argparse.ArgumentParser) -> None:
         "--reload",
         metavar="PATH",
         default=UNSET,
-        help="of what a lost server has saved: take its place in the job that goes on",
+        help="a lost server's save, with which this one takes its place in the running job",
     )
     add(
         "--write-ahead-log",
         metavar="FILE",
         default=UNSET,
-        help="where server 0 writes what a process in its place has to know (--await-servers)",
+        help="where server 0 writes what a process that replaces it has to know (--await-servers)",
     )
     add(
         "--min-trainers",
         metavar="N",
         type=int,
         default=UNSET,
-        help="with how many trainers a job begins that others join later (default: all)",
+        help="the number of trainers with which a job begins; others join later (default: all)",
     )
 
 
@@ -73,7 +73,7 @@ def add_beginning(sub: argparse.ArgumentParser) -> None:
 
 
 def add_checkpoints(sub: argparse.ArgumentParser) -> None:
-    """Adds where, and how often."""
+    """Adds the flags about automatic checkpoints."""
     add = sub.add_argument
     add(
         "--checkpoint",
@@ -97,7 +97,7 @@ def add_checkpoints(sub: argparse.ArgumentParser) -> None:
 
 
 def add_restarts(sub: argparse.ArgumentParser) -> None:
-    """Adds how often ``launch`` starts processes again."""
+    """Adds the flag that limits how often ``launch`` restarts processes."""
     sub.add_argument(
         "--max-restarts",
         metavar="N",
@@ -270,7 +270,7 @@ EXAMPLES = """examples:
   pserver manifest --kind slurm --servers 2 --trainers 4 train.py
       the same job as a file for Slurm, or for Kubernetes or docker compose
   pserver status a:6174,b:6174
-      who is up, and what they hold
+      which servers are up, and what they hold
   pserver web a:6174,b:6174 --port 8090
       one page that shows the job, and answers an operator's questions
   pserver save a:6174,b:6174 rescued

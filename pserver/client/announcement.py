@@ -19,11 +19,11 @@ CALL_SECONDS = 1.0
 
 
 class Announcement:
-    """Says "trainer N is there" to every server, as often as a heartbeat, in a thread of its own
-    for each.
+    """Announces trainer N to every server, as often as a heartbeat, in one thread for each server.
 
     A server that is not up yet is asked again.  A second end has no effect.  Making one waits until
-    each server has been asked once, for a second at most: from then on whoever was up knows.
+    each server has been asked once, for a second at most: from then on every server that was up
+    knows.
 
     Args:
         endpoints: HOST:PORT of each server.
@@ -32,7 +32,7 @@ class Announcement:
         access: what is proved to the servers, and asked of them.
 
     Attributes:
-        failure: a server has answered that it is shutting down.
+        failure: set where a server has answered that it is shutting down.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Announcement:
             once.wait(max(0.0, end - RUNNING()))
 
     def joined(self) -> None:
-        """This trainer has joined, or stays away in good order: nothing more is announced."""
+        """Stops: this trainer has joined, or has ended in good order."""
         self._end(AnnounceRequest(joined=True))
 
     def failed(self, failure: str) -> None:
-        """This trainer will never join; returns when every server that can be reached knows."""
+        """Reports that this trainer will never join; returns when every reachable server knows."""
         self._end(AnnounceRequest(failure=failure))
 
     def _end(self, word: AnnounceRequest) -> None:

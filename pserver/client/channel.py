@@ -34,7 +34,7 @@ from transpiler.ir.rules import Hparam
 
 
 class RequestTimes:
-    """When a request of one channel began, was complete, and when its answer came.
+    """The times at which a request of one channel began, was complete, and was answered.
 
     A step becomes three spans, one behind the other::
 
@@ -99,8 +99,9 @@ class Channel(RetryingStream):
     request, which begins when the one before has been answered.
 
     Attributes:
-        rows_travel: by table, as what its gradients' rows travel, where that is not as they are.
-        heard: told the seconds from a step's commit to its answer; None: nobody asks.
+        rows_travel: by table, the dtype in which its gradients' rows travel, where it is not their
+            own.
+        heard: called with the seconds from a step's commit to its answer; None: not measured.
         track, facts: of the spans of its requests.
     """
 
@@ -138,7 +139,7 @@ class Channel(RetryingStream):
         self._post(Kind.GRADIENT, step, gradients)
 
     def push_rows(self, step: int, table: str, gradient: RowGradient) -> None:
-        """Queues the gradient of those rows of a table that this server holds, none of them too."""
+        """Queues the gradient of those rows of a table that this server holds; it may be empty."""
         self._post(Kind.ROWS, step, row_parts(table, gradient, self.rows_travel.get(table)))
 
     def assign(self, step: int, assignments: Mapping[str, Assignment]) -> None:
@@ -178,7 +179,7 @@ class Channel(RetryingStream):
                 finite, whichever server they are on.
             norms: how large what the step brings is, by parameter and table, over all servers,
                 where the lane's ``outlier_push`` is set.
-            last: this trainer leaves after the step, and nobody is to wait for it.
+            last: this trainer leaves after the step, and no trainer is to wait for it.
             buffers: those of the assigned slices that are a model's buffers.
             leases: the positions of epochs that the step has consumed; to server 0, in its first
                 lane.
@@ -299,7 +300,7 @@ class Channel(RetryingStream):
         )
 
     def mark_saved(self, table: str) -> Future[Reply]:
-        """Says that all that has changed of a table until now has been saved."""
+        """Tells the server that all changes of a table until now have been saved."""
         return self._scan(Scan(table=table, mark_saved=True))
 
     # ---- frames ----

@@ -1,7 +1,7 @@
 """A trainer's connection to one server: its control calls, a channel of tensors for each lane, its
 heartbeat.
 
-This room is the only owner of the protocol on a trainer's side: what it offers is said in tensors,
+This room is the only owner of the protocol on a trainer's side: its interface consists of tensors,
 names, hyper-parameters, steps and :class:`~pserver.client.replies.Reply`, and no message leaves it.
 The calls, in their order::
 
@@ -31,10 +31,10 @@ A channel has one request at a time; what sends it again after a broken connecti
 :mod:`pserver.client.stream`.
 
 [Note: joining again]  The heartbeat notices both: that the server does not answer, and that it
-answers and knows nobody.  Then this trainer joins it once more, with the same incarnation, and
-gives it its program where the server asks for it.  What was not answered waits meanwhile in the
-channels, which open their streams again, and send it again: the server counts each step once, with
-those that were decided before.
+answers without knowing this trainer.  Then this trainer joins it once more, with the same
+incarnation, and gives it its program where the server asks for it.  What was not answered waits
+meanwhile in the channels, which open their streams again, and send it again: the server counts each
+step once, with those that were decided before.
 
 [Note: silence]  The heartbeat has a connection and a thread of its own.  A server that has not
 answered one for longer than the heartbeat timeout is lost: its channels fail with
@@ -137,7 +137,7 @@ def all_finished(
     check: Callable[[], None],
     ends: Callable[[], bool],
 ) -> bool:
-    """Waits until a server says so.
+    """Waits until a server reports that all trainers have finished.
 
     Args:
         ask: the server; it may take a second to answer.
@@ -152,7 +152,7 @@ def all_finished(
 
     def text() -> str:
         names = ", ".join(map(str, missing))
-        return f"this trainer has finished, and waits for trainer {names} (so says {server})"
+        return f"this trainer has finished, and waits for trainer {names} (reported by {server})"
 
     for _ in poll(log, text):
         reply = ask()
@@ -174,8 +174,8 @@ def all_finished(
 def explained(
     check: Callable[[], None], lost_while_away: Callable[[PServerError], TrainerLost | None]
 ) -> Iterator[None]:
-    """A call that fails here fails with what has ended the connection: the heartbeat knows better
-    why than the call, whose channel it has closed.
+    """Replaces a failed call's error by the one that ended the connection: the heartbeat knows the
+    reason better than the call, whose channel it has closed.
 
     Args:
         check: raises what has ended the connection, if something did.
@@ -236,7 +236,7 @@ class LeaseCalls:
         return self._call(LeaseRequest()).table
 
     def restore(self, kept: str) -> None:
-        """Goes on where a checkpoint was, if nobody has asked for a lease yet."""
+        """Restores a checkpoint's lease table, if no trainer has asked for a lease yet."""
         self._call(LeaseRequest(restored=kept))
 
     def _call(self, request: LeaseRequest) -> LeaseReply:
@@ -292,20 +292,20 @@ class PositionCalls:
         self._control, self._asked, self._check = control, asked, check
 
     def ask(self, who: Callable[[], str]) -> Told:
-        """Asks for the others' position; waits for a while until one of them has told it.
+        """Asks for the others' position; waits for a while until one of them reports it.
 
         Args:
             who: gives the trainer that is waited for, in words.
         """
         number = 0
-        what = f"waiting for {who()} to say where the job is"
+        what = f"waiting for {who()} to report its position"
         for _ in poll(log, lambda: what, ASK_SECONDS):
             reply = self._call(PositionRequest(number=number))
             if reply.ready:
                 return Told(reply.position, reply.problem)
             number = reply.number
             self._check()
-        return Told("", f"{who()} has not said it within {ASK_SECONDS:g} s")
+        return Told("", f"{who()} has not reported its position within {ASK_SECONDS:g} s")
 
     def answer(self, number: int, told: Told, step: int) -> bool:
         """Answers a question.
@@ -345,7 +345,7 @@ class SaveState:
     """The state of a server's save.
 
     Attributes:
-        file: where it is, as the server says it.
+        file: its place, as the server reports it.
         bytes: that are written.
         done: it is whole, and may be read, or has failed.
         failure: why it has failed; "": it has not.
@@ -383,7 +383,8 @@ class SaveCalls:
         self._control, self._session = control, session
 
     def in_background(self, path: str, number: int, base: str = "") -> SaveState:
-        """Has the server write all that it holds now, while steps go on; or asks how far that is.
+        """Makes the server write all that it holds now, while steps continue; or asks for the
+        progress of that.
 
         Returns as soon as the moment that is saved is fixed, which is one place in the job's log:
         so it is called on all servers side by side.  The call may be repeated as often as
@@ -405,7 +406,7 @@ class SaveCalls:
         return SaveState.from_message(self._control.save(request))
 
     def withdraw(self, number: int) -> None:
-        """The save of a number does not begin, as another server cannot save; unless it has."""
+        """Withdraws the save of this number, unless it has begun: another server cannot save."""
         self._control.save(SaveRequest(session=self._session, number=number, withdraw=True))
 
 
@@ -416,7 +417,7 @@ class SaveCalls:
 
 
 class ServerReturn:
-    """Whether, and for how long, a trainer awaits one server.  The heartbeat's thread asks.
+    """Decides whether, and for how long, a trainer awaits one server.  The heartbeat's thread asks.
 
     Args:
         server: for the log: "server 1 at HOST:PORT".
@@ -431,7 +432,7 @@ class ServerReturn:
         self._said = False
 
     def awaits(self, error: PServerError, silence: float, timeout: float) -> bool:
-        """Whether a server is awaited that has not answered a heartbeat; says once that it is.
+        """Whether a server that has not answered a heartbeat is awaited; logs once that it is.
 
         Args:
             error: what the heartbeat has ended with.
@@ -450,9 +451,9 @@ class ServerReturn:
         return True
 
     def joined(self) -> None:
-        """It has come back, and this trainer has joined it again."""
+        """Notes that the server has come back, and that this trainer has joined it again."""
         self._said, self.count = False, self.count + 1
-        text = "%s has come back: joined it again, and sends again what it has not answered"
+        text = "%s has come back: joined it again, resending what it has not answered"
         log.warning(text, self._server)
 
 
@@ -480,7 +481,7 @@ class TraceCalls:
         self._control, self._session, self._name = control, session, name
 
     def begin(self, number: int) -> None:
-        """The server notes what it does from here on; its clock is asked for anew.
+        """Makes the server record its spans from now on; measures its clock anew.
 
         Args:
             number: of this trainer's traces in the job, from 1.
@@ -506,7 +507,7 @@ class TraceCalls:
             self._call(TraceAction.TRACE_LEAVE, number, index=index, parts=len(parts), part=part)
 
     def left_by(self, trainer: int, number: int) -> Recording | None:
-        """A trainer's trace; None: not all of it is there yet.
+        """A trainer's trace; None: it is not complete yet.
 
         Raises:
             CorruptFrame: it is no recording of that trainer.
@@ -515,7 +516,7 @@ class TraceCalls:
         return None if found is None else self._recording(found, "trainer", trainer)
 
     def end(self, number: int, server: int) -> Recording:
-        """The server notes nothing more; gives what it has noted.
+        """Ends the trace on the server; returns its recorded spans.
 
         Args:
             server: its index.
@@ -596,7 +597,7 @@ class LaneTotals:
         self.waits[server] = self.waits.get(server, 0) + 1
 
     def message(self, server: int) -> LaneReport:
-        """The part for one server."""
+        """The part of the totals for one server, as a message."""
         return LaneReport(
             steps=self.steps,
             step_seconds=self.step_seconds,
@@ -633,7 +634,7 @@ class Report:
 def heartbeat(
     session: str, activity: str, report: Report, server: int, channels: Iterable[Channel]
 ) -> HeartbeatRequest:
-    """A heartbeat to a server, with what it is told.
+    """A heartbeat to a server, with its content.
 
     Args:
         server: its index.
@@ -668,7 +669,7 @@ def heartbeat(
 
 
 def install_requests(session: str, program: Program) -> Iterator[InstallRequest]:
-    """All of them, in order.
+    """The messages that install a program, in order.
 
     Args:
         session: of the trainer that installs.
@@ -737,11 +738,11 @@ class Client:
         meanwhile: called while :meth:`join` waits; raises what should end the wait.
         activity: what the trainer does, for ``pserver status``.
         reported: called for each heartbeat: what the trainer says of its training.
-        learn: called, in any thread, with what the server says of who is not there.
-        asked: called, in the heartbeat's thread, with the number of a question where the job's
-            script is, which this trainer is to answer.
+        learn: called, in any thread, with the trainers that are absent, as the server reports them.
+        asked: called, in the heartbeat's thread, with the number of a question about the script's
+            position, which this trainer is to answer.
         traffic: payload bytes by name on the wire.
-        late: this trainer has joined others that train already, and does not know where they are.
+        late: this trainer has joined others that train already, and does not know their position.
     """
 
     _waits_said: Collection[int] = ()  # numbers of waits
@@ -906,7 +907,7 @@ class Client:
             coordinator=self._identity.coordinator,
         )
         text = f"waiting for trainer 0 to install {self} (or for the job there to end)"
-        text = f"waiting for {self} to go on with the job" if self._joined else text
+        text = f"waiting for {self} to continue the job" if self._joined else text
         end, reply = RUNNING() + self._start_timeout, JoinReply()
 
         def waiting() -> str:
@@ -914,8 +915,8 @@ class Client:
                 return text
             others = ", ".join(map(str, reply.held_by))
             return (
-                f"waiting for trainer {others} to come to the end of a pass: they divide this "
-                "trainer's samples of it, and it steps with them after that"
+                f"waiting for trainer {others} to finish a pass: they share this trainer's "
+                "samples of it, and it steps with them after that"
             )
 
         for _ in poll(log, waiting, pause_seconds=POLL_SECONDS):
@@ -938,28 +939,28 @@ class Client:
     def install(self, program: Program) -> None:
         """Gives the server its program.
 
-        Making its tables may take long: only silence, or the start-up timeout, ends this.
+        Creating its tables may take long: only silence, or the start-up timeout, ends this call.
         """
         with explained(self.check, self._lost_while_away):
             for request in install_requests(self._reply.session, program):
                 self._control.install(request, self._start_timeout, self.check)
 
     def rendezvous(self, address: str = "") -> str:
-        """Tells the other trainers an address, or asks for it.
+        """Gives the other trainers an address, or asks for it.
 
         Args:
             address: trainer 0's; "" only asks.
 
         Returns:
-            The address; "" while trainer 0 has not told it.
+            The address; "" while trainer 0 has not given it.
         """
         return self._met(RendezvousRequest(address=address))
 
     def agree(self, topic: str, text: str) -> str:
-        """Says something about a topic; the first trainer to do so is right.
+        """Proposes a text about a topic; the first trainer's text counts.
 
         Returns:
-            What the first one said: ``text``, where that is this trainer.
+            The first trainer's text: ``text``, where that is this trainer.
         """
         return self._met(RendezvousRequest(address=text, topic=topic))
 
@@ -994,7 +995,7 @@ class Client:
         return [TableStatus.from_message(table) for table in reply.tables]
 
     def log_place(self) -> dict[str, Any]:
-        """As of which entry of its recorded log the server is; nothing where it records none."""
+        """The entry of its recorded log at which the server is; nothing where it records none."""
         return log_place_of(self._control.status().recording)
 
     def check(self) -> None:
@@ -1009,7 +1010,7 @@ class Client:
         return next((failure for failure in failures if failure is not None), None)
 
     def finish(self) -> None:
-        """Says that this trainer takes no further step; the others then step without it.
+        """Declares that this trainer takes no further step; the others then step without it.
 
         Raises:
             PServerError: what ended the job.
@@ -1017,7 +1018,7 @@ class Client:
         self._asked(lambda session: self._control.finish(FinishRequest(session=session)))
 
     def all_finished(self, ends: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until every trainer of the job has said so.
+        """Waits until every trainer of the job has finished.
 
         Args:
             ends: asked while it waits, whether this trainer can wait no longer.
@@ -1037,8 +1038,8 @@ class Client:
         return all_finished(ask, str(self), self.check, ends)
 
     def tell(self, failure: str, timeout: float) -> None:
-        """Says that this trainer ends, and why; and nothing else, so that any thread may call it,
-        whatever the others are doing.
+        """Reports that this trainer ends, and why; does nothing else, so that any thread may call
+        it at any time.
 
         Args:
             timeout: in seconds.
@@ -1051,15 +1052,15 @@ class Client:
     def leave(
         self, failure: str = "", returns: bool = False, preempted_after: int | None = None
     ) -> PServerError | None:
-        """Says goodbye, or why this trainer cannot go on, and ends the threads; never raises, once
-        is enough.
+        """Leaves, or reports why this trainer cannot continue, and ends the threads; never raises;
+        further calls do nothing.
 
         Args:
             returns: this trainer joins again, with another plan.
             preempted_after: its host takes it away, after this step of the script.
 
         Returns:
-            What had ended the job before, if the server says so.
+            The error that had ended the job before, if the server reports one.
         """
         if self._closing.is_set():
             return None
@@ -1082,8 +1083,8 @@ class Client:
         return told
 
     def _goodbye(self, request: LeaveRequest) -> LeaveReply:
-        """Leaves a server.  One that is awaited, and is away when this trainer is preempted, would
-        wait for it for the heartbeat timeout: so this trainer waits, as long, for that server.
+        """Leaves a server.  An awaited server that is unreachable when this trainer is preempted
+        would wait for it for the heartbeat timeout: so this trainer waits as long for that server.
         """
         end = RUNNING() + self._heartbeat_timeout
 
@@ -1109,7 +1110,7 @@ class Client:
     # ---- calls, made again where the server has come back ----
 
     def _asked(self, call: Callable[[str], Answer]) -> Answer:
-        """The answer to a call, which is made again where the server is awaited and has come back.
+        """Makes a call, and repeats it where the server is awaited and has come back.
 
         Args:
             call: with the session that counts now.
@@ -1156,17 +1157,17 @@ class Client:
         past: bool = False,
         apart: bool = False,
     ) -> dict[int, str]:
-        """Waits until every trainer of the job that has not left has come to the barrier of this
+        """Waits until every trainer of the job that has not left has reached the barrier of this
         name.
 
         Args:
-            text: what this trainer tells the others there.
+            text: this trainer's text for the others.
             meanwhile: called while it waits; raises what should end the wait.
             past: the others have passed it before this trainer joined.
             apart: trainers that wait at another barrier come to this one, too.
 
         Returns:
-            What trainers have told, by trainer; those that told nothing are not in it.
+            The trainers' texts, by trainer, without those that gave none.
 
         Raises:
             PutOff: one that is apart is not held.
@@ -1186,10 +1187,10 @@ class Client:
         averages: int = 0,
         overflows: int = 0,
     ) -> Gathered:
-        """Waits until every trainer of the job that has not left has come to the gathering.
+        """Waits until every trainer of the job that has not left has reached the gathering.
 
         Args:
-            text: what this trainer tells the others there.
+            text: this trainer's text for the others.
             after: the number of the last one that this trainer was in; 0: none.
             meanwhile: called while it waits; raises what should end the wait.
             ends: this trainer takes no further step.
@@ -1264,13 +1265,13 @@ class Client:
                 channel.end_if_silent()
 
     def _say_waits(self, waits: Iterable[WaitStatus]) -> None:
-        """Says of each wait of this trainer that lasts long for whom it waits, once."""
+        """Logs each long wait of this trainer once, with the trainers that it waits for."""
         said = {each.number: each for each in waits}
         for number, wait in said.items():
             if number not in self._waits_said:
-                whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+                whom = ", ".join(map(str, wait.for_whom)) or "(none)"
                 log.warning(
-                    "this trainer waits at %s for trainer %s, for %.0f s now (so says %s)",
+                    "this trainer waits at %s for trainer %s, for %.0f s now (reported by %s)",
                     *(wait.what, whom, wait.seconds, self),
                 )
         self._waits_said = said.keys()

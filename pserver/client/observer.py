@@ -1,4 +1,4 @@
-"""Reading a server's values without taking part in its job: for ``pserver save``."""
+"""Reads a server's values without joining its job: for ``pserver save``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
 
     Attributes:
         versions: updates applied, by lane.
-        step: the last one applied, of the trainer that is furthest.
+        step: the last applied step of the trainer that is furthest.
         hparams: of the last step of each group.
         failure: what has ended the job; "" while it runs.
         log_place: see :func:`~pserver.client.replies.log_place_of`.
@@ -95,7 +95,7 @@ class Observer:
         threading.Thread(target=self._beat, args=(interval,), daemon=True).start()
 
     def pause(self, pausing: bool) -> None:
-        """From here on no step changes a value, or steps go on; asks how far the job is."""
+        """Pauses the job's steps, or ends the pause; asks for the job's progress."""
         with self._lock:
             self._pausing = pausing
             request = ObserveRequest(session=self._reply.session, pause=pausing)
@@ -123,7 +123,7 @@ class Observer:
             yield chunk, reply.metadata
 
     def close(self) -> None:
-        """Lets the job go on; never raises."""
+        """Lets the job continue; never raises."""
         self._ended.set()
         self._channel.close()
         with suppress(PServerError), self._lock:

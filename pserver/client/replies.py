@@ -29,11 +29,11 @@ class MissedValues:
         self._done: Done | None = None  # of the reply whose values are asked for again
 
     def add(self, header: Frame) -> None:
-        """A VALUE frame has brought nothing."""
+        """Notes that a VALUE frame has brought nothing."""
         self._names.update((part.name, None) for part in header.parts)
 
     def end(self, done: Done) -> Done | None:
-        """A DONE has come: that of the reply, when nothing of it is missed."""
+        """Takes a DONE, which ends the reply when no part of it is missed."""
         if self._names:
             self._done = self._done or done
             return None
@@ -41,12 +41,12 @@ class MissedValues:
         return done
 
     def ask(self, request: int) -> Frame:
-        """Asks for the missed parts, once."""
+        """Requests the missed parts, once."""
         names, self._names = self._names, {}
         return Frame(kind=Kind.PULL, request=request, parts=[Part(name=name) for name in names])
 
     def forget(self) -> None:
-        """The whole request is sent again."""
+        """Forgets the missed parts: the whole request is sent again."""
         self._names, self._done = {}, None
 
 
@@ -113,7 +113,7 @@ class Reply:
         )
 
     def joined(self, others: Sequence[Reply]) -> Reply:
-        """This reply, with other servers' findings about the same step."""
+        """This reply, joined with other servers' findings about the same step."""
         found: dict[tuple[int, int], set[str]] = {}
         for reply in (self, *others):
             for each in reply.nonfinite:
@@ -153,7 +153,7 @@ def first_of(replies: Sequence[Future[Reply]]) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A server has let this trainer in.
+    """A server's acceptance of this trainer.
 
     Attributes:
         install: this trainer is to install the program and its values (trainer 0, on an empty
@@ -175,13 +175,13 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Absences:
-    """Which trainers of the plan are not there before the job's end, as a server knows it.
+    """The trainers of the plan that are absent before the job's end, as a server knows them.
 
     Attributes:
         changes: joins, and ends before the job's: a greater number is later.
         absent: those that were preempted or lost, or that leave after a step that has come.
         preempted: those that were, with the last step that each has taken.
-        first: does what one trainer does for all; None: the least one that is there.
+        first: the leader; None: the lowest-ranked live trainer.
     """
 
     changes: int = 0
@@ -197,19 +197,18 @@ class Absences:
 
 
 class PutOff(Exception):
-    """A meeting of trainers that the job makes by itself is not held: they would wait for one
-    another for ever.
-    """
+    """A meeting for an automatic save is put off: the trainers would wait for one another
+    forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A gathering of the trainers that are there, which is over.
+    """A completed gathering of the live trainers.
 
     Attributes:
         number: from 1.
         changes: of the members until then, as in :class:`Absences`.
-        texts: what each trainer that was in it has told.
+        texts: the text of each trainer that was in it.
     """
 
     number: int
@@ -239,7 +238,7 @@ class TableStatus:
 
 
 def log_place_of(recording: RecordingStatus) -> dict[str, Any]:
-    """As of which entry of its recorded log a server is, as a checkpoint has it; nothing where it
+    """The entry of its recorded log at which a server is, as a checkpoint has it; nothing where it
     records none.
     """
     if not recording.recording or recording.failure:

@@ -19,7 +19,8 @@ is unanswered the outbox sends PROBE from time to time; the next frame that arri
 (:mod:`pserver.transport.stream`).  If streams keep breaking for the heartbeat timeout, with
 nothing received in between, the server is lost.
 
-A connection can also die without a word: what is sent is lost, and nothing arrives.  A server that
+A connection can also die without an error: what is sent is lost, and nothing arrives.  A server
+that
 is alive is never silent for long: it answers PROBE, and while it works on a request it says PROBE
 itself, each second.  So where nothing has arrived for a quarter of the heartbeat timeout (of the
 first unanswered PROBE, or of a send that does not end) the stream is given up as if it had broken
@@ -112,7 +113,7 @@ class Silence:
 
     @contextmanager
     def sending(self, probe: bool) -> Iterator[None]:
-        """While it lasts a frame is being sent."""
+        """Marks, while the block runs, that a frame is being sent."""
         with self._lock:
             self._sending = RUNNING()
             if probe and self._probed is None:
@@ -124,7 +125,7 @@ class Silence:
                 self._sending = None
 
     def heard(self) -> None:
-        """A frame has arrived."""
+        """Notes that a frame has arrived."""
         with self._lock:
             self._heard, self._probed = RUNNING(), None
 
@@ -146,7 +147,7 @@ class Silence:
             return seconds
 
     def begin_again(self) -> bool:
-        """Another stream takes the place of the one before.
+        """Begins anew with a stream that replaces the one before.
 
         Returns:
             Whether that one was silent.
@@ -185,7 +186,7 @@ class RetryingStream:
         destination: where the values of a variable go; called in the inbox thread.
         timeout_seconds: how long a broken stream may stay broken.
         name: for messages: "server 0 at HOST:PORT".
-        awaits_seconds: for how long, beyond its silence, a server is awaited that may come back.
+        awaits_seconds: for how long, beyond its silence, a server that may come back is awaited.
         lost_while_away: explains an unknown session by this trainer's own pause, if it had one.
 
     Attributes:
@@ -285,7 +286,7 @@ class RetryingStream:
             self._send(number, frame)
 
     def _put_out(self, frame: Outgoing) -> None:
-        """Leaves a frame to the outbox.  The caller holds the lock."""
+        """Hands a frame to the outbox.  The caller holds the lock."""
         self._leaving += 1
         self._outgoing.put((self._number, frame))
 
@@ -341,7 +342,7 @@ class RetryingStream:
             stream.cancel()
 
     def renew(self) -> None:
-        """Breaks the stream: the server has come back, and knows of none."""
+        """Breaks the stream: the server has come back, and does not know it."""
         self._silence.heard()
         self._stream.cancel()
 
@@ -435,8 +436,8 @@ class RetryingStream:
         """A frame of values has come: see :class:`~pserver.client.channel.Channel`."""
 
     def _next_frame(self) -> tuple[Frame, memoryview] | None:
-        """The next frame.  Bytes that are none, here or at the server, break the stream and not the
-        job, a few times: then it is no accident of a network.
+        """The next frame.  Bytes that are not a frame, here or at the server, break the stream and
+        not the job, a few times; more of them are not a network's accident.
         """
         try:
             received = self._stream.receive(self._land)
@@ -448,7 +449,7 @@ class RetryingStream:
             self._corrupt += 1
             if self._corrupt > MAX_CORRUPT:
                 raise
-            raise Unreachable(f"bytes that are no frame: {error}") from error
+            raise Unreachable(f"received bytes that are not a frame: {error}") from error
 
     def _explained(self, error: PServerError) -> PServerError:
         """The error; for an unknown session this trainer's own pause, if that is the cause."""
@@ -456,7 +457,7 @@ class RetryingStream:
         return lost or error
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
-        """Values are read to their destinations."""
+        """Gives the destinations to which values are read."""
         if header.kind != Kind.VALUE:
             return None
         self._arrives()
@@ -482,7 +483,7 @@ class RetryingStream:
         self._resolve(self._awaited.reply, reply)
 
     def _resolve(self, future: Future[Any], result: object) -> None:
-        """Sets a result, once: after a request was sent again its reply may come again."""
+        """Sets a result, once: the reply to a repeated request may arrive twice."""
         with self._lock:
             if not future.done():
                 future.set_result(result)
@@ -518,8 +519,8 @@ class RetryingStream:
         return False
 
     def _take(self, stream: Stream) -> bool:
-        """The channel's stream from here on, on which an unanswered request is sent again; False
-        where the channel has ended.
+        """Takes a stream as the channel's, and sends an unanswered request again on it; False where
+        the channel has ended.
         """
         with self._lock:
             ended = self._closing or self.failure is not None

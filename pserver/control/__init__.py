@@ -3,7 +3,7 @@
 In reading order::
 
     calls           the calls by their names, and what answers them
-    control_server  the service: whoever may ask is passed to the job's method of the same name
+    control_server  the service: passes admitted calls to the job's method of the same name
     control_client  asks one server, with timeouts, retries and proofs
     rpc_errors      gRPC statuses and our errors
 

@@ -55,7 +55,7 @@ class ControlClient:
     every control call may safely arrive twice.  Only Heartbeat is tried once, because a late one
     says nothing.
 
-    [Note: dialling again]  A connection can die without a word: packets are dropped, and nothing
+    [Note: dialling again]  A connection can die without an error: packets are dropped, and nothing
     arrives any more, not even an error.  No call can tell that from a server that takes long.  The
     heartbeat can: where one stays unanswered and the next, over a connection that was dialled for
     it, is answered, the old connection is dead.  The new one takes its place, and the calls that
@@ -347,8 +347,8 @@ class ControlClient:
     def _proof(
         self, channel: grpc.Channel, name: str, said: bytes, timeout: float
     ) -> tokens.Metadata:
-        """The metadata of a call.  The server has proved itself by then: it has heard a random
-        number, and nothing else.
+        """The metadata of a call.  The server has proved itself by then; before that it receives
+        only a random number.
 
         Raises:
             NotAllowed: it is no server of this job.

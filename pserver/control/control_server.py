@@ -1,7 +1,7 @@
 """The service of control calls over gRPC, with health checks and reflection.
 
 No call has any logic here: the service passes each request to the job's method of the same name,
-when the caller has proved that he may ask: see ``pserver/security``.
+when the caller has proved its right to call: see ``pserver/security``.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ControlServer:
         host, port: where to listen; port 0 is any free one.
         access: what it asks of callers.
         limits: what it takes from its peers.
-        insecure: who reaches it is trusted: it tells tools of its service without keys.
+        insecure: every peer is trusted: reflection needs no keys.
 
     Attributes:
         port: the one that it is bound to.
-        guard: whom it lets in, on the port's streams too.
+        guard: the admission of callers, on the port's streams too.
 
     Raises:
         OSError: it cannot listen there; one sentence.
@@ -118,7 +118,7 @@ class ControlServer:
         self._health.enter_graceful_shutdown()
 
     def end_late(self) -> None:
-        """Ends calls whose message is overdue; it is called now and then."""
+        """Ends calls whose message is overdue; called from time to time."""
         self._threads.end_late()
 
     def stop(self, grace_seconds: float) -> None:
@@ -161,14 +161,14 @@ class ControlServer:
             self._grpc.admit(context)
 
     def _say(self, name: str, text: str) -> None:
-        """Logs a call; where anybody may call, not each."""
+        """Logs a call; where anyone may call, not every one."""
         if self.guard.is_open:
             of_anybody.say(name, text, logging.INFO)
         else:
             log.info("%s", text)
 
     def _admitted(self, name: str, received: bytes, context: grpc.ServicerContext) -> Message:
-        """The request, if whoever makes it may."""
+        """Returns the request, if its caller is allowed to make it."""
         _, kind, _ = CALLS[name]
         proof = tokens.from_metadata(context.invocation_metadata())
         bearer = bearer_of(context)

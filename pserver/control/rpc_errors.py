@@ -1,4 +1,4 @@
-"""gRPC statuses and our errors: one becomes the other here, and nowhere else."""
+"""The conversion between gRPC statuses and our errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def from_rpc_error(error: grpc.RpcError, server: str, call: str) -> PServerError
         grpc.StatusCode.INVALID_ARGUMENT,
     ):
         too_long = call == "Join" and status is grpc.StatusCode.RESOURCE_EXHAUSTED
-        hint = " (the facts of the plan: pserver serve --max-program)" if too_long else ""
+        hint = " (the plan may be too large: see pserver serve --max-program)" if too_long else ""
         return Refused(f"{server} refuses {call}: {details}{hint}")
     return PServerError(f"{server}: {call} failed with {status.name}: {details}")
 

@@ -3,23 +3,23 @@
 In reading order::
 
     job               the control calls, installing, files
-    reload            how far it is, and what was lost
-    rings             breaks those that do
-    gatherings        where those that are there tell one another how far they are
-    topics            what the trainers of a job agree on
-    coordination      what server 0 alone knows of the job, as a file has it
+    reload            the progress of a reload, and its losses
+    rings             breaks rings of trainers that wait for one another
+    gatherings        the gatherings of live trainers, which exchange their progress
+    topics            the agreements of a job's trainers
+    coordination      server 0's own state of the job, in a file
     program           slices, tables and lane executors of the present job; the memory that slices
                       leave to tables; the save that a later one may continue; what a server starts
                       with, and what it ends with
-    averaged_steps    what it has in the averages of the others only, or on servers only
-    kept_texts        what trainers' texts for one another take of it
+    averaged_steps    steps of lost trainers that count in averages only, or on servers only
+    kept_texts        the memory that trainers' texts for one another take
     server_cut        all that a server holds, of one moment
     job_files         Save and Load
     background_saves  saves that are written while the job goes on
     job_trace         a server's part in traces
     status            Status
     barriers          the barriers of a job, on server 0
-    script_position   where the script of a job is, for a trainer that has joined late
+    script_position   the position of a job's script, for a trainer that has joined late
 
 The arithmetic is in ``pserver.dense`` and ``pserver.table``; this room decides when it runs.
 

@@ -1,12 +1,12 @@
-"""Steps of lost trainers that count in what trainers average, and not on servers; or the other way.
+"""Steps of lost trainers that count in the trainers' averages and not on servers, or the reverse.
 
 [Note: averages of a lost trainer]  Where tables are in an async mode and dense gradients are
 averaged, a trainer's rows count by its own step's record, and its dense gradients with the average
-of all.  One that dies may have had a part in more averages than it has decided steps, or in one
-less: where it alone had the last one, the others make that again without it.  The others say at
-each gathering how many averages there were; a process was in all of those between the gathering in
-which it came and the one in which it is missed.  Of a step that overflowed nobody steps dense
-parameters, and nobody has said whose overflow it was, so its rows may count or not.
+of all.  A lost trainer may have contributed to more averages than it has decided steps, or to one
+less: where it alone had the last one, the others compute that again without it.  The others report
+at each gathering how many averages there were; a process was in all of those between the gathering
+in which it came and the one in which it is missed.  After an overflow no trainer updates dense
+parameters, and it is not known whose overflow it was, so its rows may count or not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """How many there were.
+    """The numbers of averages.
 
     Attributes:
         applied: that trainers have stepped by.
@@ -50,11 +50,11 @@ class Averages:
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """A process that takes part in the averages.
+    """A process that contributes to the averages.
 
     Attributes:
         member: of the job.
-        since: those before it came.
+        since: the averages before it joined.
     """
 
     member: Member
@@ -79,7 +79,7 @@ class AveragedSteps:
 
     @onlooker("the count of partial steps")
     def gathered(self, told: Mapping[Process, tuple[Member, Averages]]) -> None:
-        """A gathering is over.
+        """Takes a completed gathering.
 
         Args:
             told: by process that was there: its member, and the averages as far as it knows.

@@ -55,7 +55,7 @@ class BackgroundSaves:
         clock: seconds that never go back.
 
     Attributes:
-        last: the last save that was begun, or that goes on; None before the first.
+        last: the save that was begun last, which may still run; None before the first.
         bytes_written: of all saves, failed ones too.
         failed: how many have failed.
     """
@@ -81,14 +81,14 @@ class BackgroundSaves:
         begin: Callable[[], Saving],
         took: Callable[[float], None],
     ) -> SaveProgress:
-        """Begins a save, or tells how far the one of this number is.
+        """Begins a save, or reports the progress of the one of this number.
 
         Args:
             session: of the caller.
             number: of the caller's saves, from 1; each has a higher one.
             path: where it is written.
             begin: fixes the save's moment.
-            took: told the seconds that it took, where it has not failed.
+            took: called with the seconds that it took, where it has not failed.
 
         Raises:
             Busy: another save is being written, or waits for the other servers.

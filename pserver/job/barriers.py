@@ -1,15 +1,14 @@
-"""The barriers of a job, on server 0: where its trainers wait for one another, and what they tell
-one another there.
+"""The barriers of a job, on server 0: its trainers wait for one another there, and exchange texts.
 
 [Note: barriers of the past]  A trainer that joins late runs the script from its first line.  So it
-comes by barriers that the others have passed.  There it does not wait, and nobody waits for it; it
-is told what the others told there, so that its script decides as theirs did.  What is kept for that
-is bounded: of barriers that are forgotten it is told what it said itself.
+reaches barriers that the others have passed.  It does not wait there, and no trainer waits for it;
+it receives the others' texts, so that its script decides as theirs did.  The memory for that is
+bounded: at a forgotten barrier it receives only its own text.
 
 [Note: a save that is put off]  Trainers meet in an automatic save at a barrier of the save's own
-name.  Where it would stand for ever (see [Note: rings] in membership/waits.py) it is put off: who
-waits there is told so, and so is who comes later, so that all of them leave this save out.  Nobody
-has passed it then, and a barrier that somebody has passed is never put off.
+name.  Where it would stand for ever (see [Note: rings] in membership/waits.py) it is put off: the
+trainers that wait there are notified, and so are those that arrive later, so that all of them skip
+this save.  No trainer has passed it then, and a barrier that a trainer has passed is never put off.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class Barriers:
         job: for its lock and its end.
         stepped: whether a step of the job was applied, ever.
         averaged: counts what lost trainers have in averages only, or on servers only.
-        texts: bounds what trainers tell one another.
+        texts: bounds the trainers' texts.
 
     Attributes:
         passed: whether all trainers have passed one, ever.
         gatherings: of the same trainers.
-        write: called with each that all have passed, as JSON can hold it, before anybody hears of
-            it: what :meth:`take` takes.  None: nothing is written down.
+        write: called with each that all have passed, as JSON can hold it, before any trainer
+            receives it: an entry for :meth:`take`.  None: nothing is written down.
     """
 
     def __init__(
@@ -81,10 +80,11 @@ class Barriers:
         self.passed = False
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or a gathering.
+        """Answers a trainer's call: :meth:`meet`, for a second, or :meth:`past`; or that of a
+        gathering.
 
         Raises:
-            Refused: there are too many barriers, or what is told at them takes too much memory; see
+            Refused: there are too many barriers, or their texts take too much memory; see
                 also :meth:`Gatherings.come`.
         """
         texts: dict[int, str] | None = None
@@ -113,11 +113,11 @@ class Barriers:
             apart: trainers that wait at another barrier come to this one, too.
 
         Returns:
-            What trainers have told, by trainer; None if ``timeout_seconds`` were over before, or if
-            it is put off.
+            The trainers' texts, by trainer; None if ``timeout_seconds`` were over before, or if it
+            is put off.
 
         Raises:
-            Refused: there are too many barriers, or what is told at them takes too much memory.
+            Refused: there are too many barriers, or their texts take too much memory.
         """
         with self._job.condition:
             if name in self._put_off:
@@ -164,11 +164,11 @@ class Barriers:
             return _told(arrived)
 
     def put_off(self, name: str, why: str) -> bool:
-        """Puts a save off: its barrier lets all go, and takes none.  The caller holds the job's
-        lock.
+        """Puts a save off: its barrier releases all trainers, and takes no other.  The caller holds
+        the job's lock.
 
         Returns:
-            Whether it is put off now: somebody has passed it otherwise.
+            Whether it is put off now; False: a trainer has passed its barrier already.
         """
         arrived = self._arrived.get(name)
         if arrived is None or name in self._passed:
@@ -185,7 +185,9 @@ class Barriers:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """The entries for its replacement to :meth:`take`: the barriers that all have passed."""
+        """The entries that its replacement takes (:meth:`take`): the barriers that all have
+        passed.
+        """
         passed = [(name, self._arrived[name]) for name in self._arrived if name in self._written]
         known = [*self._over.items(), *passed]
         put_off = [["put off", name, why] for name, why in self._put_off.items()]
@@ -213,7 +215,7 @@ class Barriers:
 
     def _awaited(self) -> list[int]:
         """The trainers that a barrier needs: before the job's first step, where it is read from
-        files, without those that have joined late and do not know where the others are.
+        files, without those that have joined late and do not know the others' position.
         """
         awaited = self._members.awaited()
         if self._stepped():
@@ -222,8 +224,8 @@ class Barriers:
         return [trainer for trainer in awaited if trainer not in late]
 
     def _forget_before(self, name: str) -> None:
-        """Forgets barriers before the one of this name, which all trainers have come to: what they
-        have told there would take memory until the job ends.
+        """Forgets barriers before the one of this name, which all trainers have reached: their
+        texts would take memory until the job ends.
         """
         awaited = set(self._members.awaited())
         for earlier in list(self._arrived):
@@ -252,7 +254,7 @@ class Barriers:
 
 
 def _told(texts: Mapping[int, str]) -> dict[int, str]:
-    """The texts that trainers have told; those that have told nothing are left out."""
+    """The trainers' texts, without those that gave none."""
     return {trainer: text for trainer, text in texts.items() if text}
 
 

@@ -1,12 +1,12 @@
 """The state that server 0 alone has of its job, in a file: its log, its lease table, the barriers
-that all have passed, and what trainers have agreed on.
+that all have passed, and the trainers' agreements.
 
-[Note: a coordinator that comes back]  in pserver/job_log/coordinator.py says why.  Each part writes
-down what changes in it, and takes that again in the process that takes this one's place.
+[Note: a coordinator that comes back] in pserver/job_log/coordinator.py says why.  Each part writes
+its changes to the file, and the process that replaces this one reads them.
 
-[Note: between a record and its samples]  A record says which samples its steps consume, and the
-lease table hears of it when they are applied.  A server that dies between the two has written the
-first alone; so what a record says, and the table has not heard of, it hears in the end.
+[Note: between a record and its samples]  A record names the samples that its steps consume, and the
+lease table learns of them when the steps are applied.  A server that dies between the two has
+written the record alone; so the samples of such records are given to the table at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """Something that server 0 alone knows.
+    """A part of the state that server 0 alone has.
 
     Attributes:
         write: called with each change.
@@ -33,11 +33,11 @@ class Part(Protocol):
     write: Callable[..., None] | None
 
     def entries(self) -> list[list[Any]]:
-        """All entries, for its replacement."""
+        """All entries, for a replacement of the process."""
 
 
 class Coordination:
-    """Writes down what changes in server 0's parts of a job.  Its parts call it under the job's
+    """Writes the changes of server 0's parts of a job to a file.  Its parts call it under the job's
     lock.
 
     Args:
@@ -85,13 +85,13 @@ class Coordination:
         self._unheard.clear()
 
     def begin(self) -> None:
-        """From here on every change is written down, while the file can be written."""
+        """Begins the file: every change is written from now on, while the file can be written."""
         self._written(lambda: self._log.begin(self._entries()))
         for part in self._parts if self._log.is_open else ():
             part.write = self._write
 
     def close(self) -> None:
-        """The job is over."""
+        """Closes the file: the job is over."""
         for part in self._parts:
             part.write = None
         self._log.close()
@@ -111,7 +111,9 @@ class Coordination:
             self._written(lambda: self._log.begin(self._entries()))
 
     def _written(self, write: Callable[[], None]) -> None:
-        """Writes; where that fails the job goes on, and nobody can take this process's place."""
+        """Calls ``write``; where that fails the job continues, and this process cannot be
+        replaced.
+        """
         try:
             write()
         except OSError as error:

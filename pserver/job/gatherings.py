@@ -1,15 +1,14 @@
-"""The gatherings of a job's trainers, on server 0: where those that are there tell one another how
-far they are.
+"""The gatherings of a job's live trainers, on server 0: there they exchange their progress.
 
 [Note: gatherings]  Trainers that average gradients among themselves do so in a group of certain
-processes, so it ends where one of them is lost, and where another one comes.  Then all that are
-there gather, and from what they tell each of them concludes the same.  They come from wherever they
+processes, so it ends when one of them is lost, and when another one joins.  Then all live trainers
+gather, and from their texts each of them draws the same conclusions.  They come from wherever they
 wait: from a step that needs the others, from a barrier, from the end of the job.
 
 A barrier would need a name that all know, and a process that has just joined knows none.  So the
-server counts: a gathering is over when all have come that are awaited, and who comes after that is
-in the next one.  A trainer says which one was its last, so that a request that comes again is
-answered by the same one.
+server counts: a gathering is over when all awaited trainers have arrived, and a trainer that
+arrives after that is in the next one.  A trainer sends the number of its last one, so that a
+repeated request is answered by the same one.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ WAIT_SECONDS = 1.0  # the longest that a call waits
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A trainer that has come.
+    """A trainer that has arrived.
 
     Attributes:
         member: which one.
-        text: what it tells the others.
+        text: for the others.
         ends: it takes no further step.
-        averages: that there were, as far as it knows.
+        averages: how many there were, as far as it knows.
     """
 
     member: Member
@@ -58,13 +57,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """One that is over.
+    """A completed gathering.
 
     Attributes:
         number: from 1.
         changes: of the members, until then.
         processes: that were in it.
-        texts: what they told, by trainer.
+        texts: theirs, by trainer.
     """
 
     number: int = 0
@@ -80,11 +79,11 @@ class Gatherings:
         members: the job's trainers.
         job: for its lock and its end.
         averaged: counts what lost trainers have in averages only, or on servers only.
-        texts: bounds what trainers tell one another.
+        texts: bounds the trainers' texts.
 
     Attributes:
-        write: called with each that is over, as JSON can hold it, before anybody hears of it: what
-            :meth:`take` takes.  None: nothing is written down.
+        write: called with each that is over, as JSON can hold it, before any trainer receives it:
+            an entry for :meth:`take`.  None: nothing is written down.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Gatherings:
         self._last = Gathering()  # nobody is in a later one who has not heard of this one
 
     def come(self, member: Member, request: wire.BarrierRequest) -> wire.BarrierReply:
-        """A trainer comes, and waits for the others, for a second.
+        """Adds a trainer, which waits for the others for a second.
 
         Raises:
-            Refused: it tells of more averages than there can be, or what trainers tell takes too
+            Refused: it reports more averages than there can be, or the trainers' texts take too
                 much memory.
         """
         averages = Averages(request.averages, request.overflows)
@@ -147,12 +146,12 @@ class Gatherings:
             self._texts.remove(before.member.trainer, "a gathering", before.text)
 
     def _there(self) -> list[Arrival]:
-        """The trainers that have come, and are still there."""
+        """The trainers that have arrived, and are still live."""
         joined = MemberState.JOINED
         return [each for each in self._arrived.values() if each.member.state is joined]
 
     def _missing(self) -> list[int]:
-        """The trainers that are awaited, and have not come."""
+        """The trainers that are awaited, and have not arrived."""
         there = self._there()
         needed = set(self._members.awaited())
         if not all(each.ends for each in there):

@@ -3,10 +3,10 @@
 Every control call and every stream of every trainer ends in a method of :class:`Job`, in a thread
 of the caller.  ``membership/lifecycle.py`` draws the job's states and says what its lock guards.
 
-[Note: what is lost]  A job whose servers wait for one another's return (``--await-servers``) stops
-to decide steps while one is away.  The one that comes back has the values of its last save.  Steps
-that were decided since are in the others, and are lost in it: they are counted, by trainer, and
-said.  From there on each trainer's next step counts on all servers.
+[Note: what is lost]  A job whose servers wait for one another's return (``--await-servers``)
+decides no steps while one is unreachable.  The one that comes back has the values of its last save.
+Steps that were decided since are in the others, and are lost in it: they are counted by trainer,
+and logged.  From there on each trainer's next step counts on all servers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class JobIdentity:
         fingerprint: of the plan.
         manifest: the facts that the fingerprint covers, by key.
         server_index: counts the plan's servers from 0.
-        of: whose plan it is, for messages.
+        of: the owner of the plan, for messages.
     """
 
     fingerprint: str = ""
@@ -173,9 +173,9 @@ class JobIdentity:
             made, groups = (_numbered("group", m) for m in (request.manifest, self.manifest))
             if late and made < groups:
                 raise PartialPlan(
-                    f"trainer {trainer} comes late, has distributed {made} of the job's {groups} "
-                    "parameter groups, and joins with the last of them: make all optimizers "
-                    f"before anything else of the job; now: {other}"
+                    f"trainer {trainer} joins late and has distributed {made} of the job's "
+                    f"{groups} parameter groups; it can join when it has distributed all: make all "
+                    f"optimizers before anything else of the job; now: {other}"
                 )
             if trainer == 0 and self.of == "trainer 0":
                 raise Busy(
@@ -189,23 +189,23 @@ class JobIdentity:
             raise Refused(f"expected a trainer number below {trainers}, got {trainer}")
         if request.server_index != self.server_index:
             raise Refused(
-                f"this server holds part {self.server_index} of the program, trainer {trainer} "
-                f"takes it for part {request.server_index}: give every process the endpoints in "
-                "the same order"
+                f"this server holds part {self.server_index} of the program, but trainer {trainer} "
+                f"expects part {request.server_index}: give every process the endpoints in the "
+                "same order"
             )
 
 
 def _numbered(kind: str, manifest: Mapping[str, str]) -> int:
-    """How many lanes or groups there are in a manifest."""
+    """The number of lanes or groups in a manifest."""
     keys = (key.partition(":")[0] for key in manifest if key.startswith(f"{kind} "))
     return len(set(keys))
 
 
 def number_in(manifest: Mapping[str, str], key: str) -> int:
-    """A number that a manifest tells.
+    """A number from a manifest.
 
     Raises:
-        Refused: it does not.
+        Refused: the manifest does not have it.
     """
     text = manifest.get(key, "")
     digits = text.removeprefix("-")
@@ -292,7 +292,7 @@ def choose_transport(
 
 
 def _root(path: str) -> str:
-    """Below which all has to be that a save of a server continues."""
+    """The root below which everything must be that a server's save continues."""
     return place_at(path).path.rsplit("/", 2)[0]
 
 
@@ -325,10 +325,10 @@ class ProgramParts:
         self._parts: dict[int, bytes] = {}
 
     def add(self, request: wire.InstallRequest) -> ProgramMessage | None:
-        """Takes a part, which may come again.
+        """Takes a part, which may arrive twice.
 
         Returns:
-            The program, when all parts are here.
+            The program, when all parts have arrived.
 
         Raises:
             Refused: it is no part of a program that this server takes.
@@ -345,7 +345,7 @@ class ProgramParts:
         try:
             return ProgramMessage.FromString(b"".join(self._parts[n] for n in range(request.parts)))
         except DecodeError as error:
-            raise Refused(f"the parts are of no program: {error}") from error
+            raise Refused(f"the parts do not form a program: {error}") from error
 
 
 # ---- job ----
@@ -368,12 +368,12 @@ class Job:
         program: what the present job has installed; None before that.
         traffic: payload bytes of the present job's frames, by name on the wire.
         received, sent: payload bytes of all frames since the server's start, by transport.
-        tracing: what a trace has of this server.
-        saves: those that are written while the job goes on.
-        observations: of those that read without taking part.
+        tracing: this server's part of a trace.
+        saves: those that are written while the job continues.
+        observations: of those that read without joining.
         links: to the other servers of a job; None: each decides by itself.
-        reload: of a server that was started again while its job goes on; None: of any other.
-        log: events that peers bring about.
+        reload: of a server that was started again while its job continued; None: of any other.
+        log: of events that peers cause.
     """
 
     _coordination: Coordination | None = None  # of the present job
@@ -541,9 +541,8 @@ class Job:
         installed = self._installed_program(program)
         if self._members.least and not installed.outlives_trainers:
             raise Refused(
-                f"min_trainers={self._members.least}: expected a job that does without a trainer, "
-                "as trainers join later and the others do not wait for them; this one stops where "
-                "one is lost (lost_trainer='stop', for instance): give it a fixed number"
+                f"min_trainers={self._members.least} needs an elastic job, and this one stops when "
+                "a trainer is lost (as with lost_trainer='stop'). Give a fixed number of trainers."
             )
         if reload is not None and not self._read_save(reload, installed):
             return wire.InstallReply()
@@ -556,7 +555,7 @@ class Job:
         return wire.InstallReply()
 
     def _begin_log(self, installed: InstalledProgram) -> None:
-        """From here on steps are decided.  The caller holds the job's lock."""
+        """Begins the job's log: steps are decided from now on.  The caller holds the job's lock."""
         self.program = installed
         with or_undone(partial(self._end_log, installed)):
             if self.reload is None:  # one that comes back records what it loads
@@ -569,7 +568,9 @@ class Job:
                 installed.decisions.join(process_of(member), ())
 
     def _end_log(self, installed: InstalledProgram) -> None:
-        """Nothing is decided, or written down, any more, whatever of it fails to end."""
+        """Ends the job's log: nothing more is decided or written, even where a part of it fails to
+        end.
+        """
         self.program = None
         with ExitStack() as stack:
             stack.callback(self._write_nothing)
@@ -581,8 +582,8 @@ class Job:
         return links.connect(deployment, decisions, self._coordinator or deployment.endpoints[0])
 
     def loaded(self, member: Member) -> Outcome:
-        """All values that trainer 0 wanted to send have arrived (COMMIT with step 0): from here on
-        they count.  Where it was preempted, the least of the others sends them.
+        """Takes the values that trainer 0 has sent (COMMIT with step 0): from now on they count.
+        Where it was preempted, the lowest-ranked other trainer sends them.
 
         Raises:
             Refused: another trainer has sent them.
@@ -678,7 +679,7 @@ class Job:
         return wait_statuses(self._members.waits.waits(), self._members.waits.now)
 
     def observe(self, request: wire.ObserveRequest) -> wire.ObserveReply:
-        """Begins, goes on with or ends reading what the job holds, of a running or a failed one.
+        """Begins, continues or ends an observer's reading of a running or a failed job.
 
         Raises:
             Unprepared: nothing is held here, or not all of it yet.
@@ -715,7 +716,8 @@ class Job:
         return self.tracing.answer(trainer, self._identity.server_index, self.run, request)
 
     def follow(self, request: wire.FollowRequest) -> wire.FollowReply:
-        """Gives another server of the job the session of its link, where this one coordinates it.
+        """Gives another server of the job the session of its link, where this one is its
+        coordinator.
 
         Raises:
             FingerprintMismatch: it runs another program.
@@ -734,7 +736,7 @@ class Job:
         )
 
     def drain(self, request: wire.DrainRequest) -> wire.DrainReply:
-        """Takes no new trainers and no new steps; every trainer is told."""
+        """Takes no new trainers and no new steps; every trainer is notified."""
         self.shut_down()
         return wire.DrainReply()
 
@@ -752,13 +754,13 @@ class Job:
 
     @property
     def awaited(self) -> bool:
-        """Whether trainers have announced themselves that have not joined."""
+        """Whether there are announced trainers that have not joined."""
         with self.condition:
             return self._announcements.any
 
     @property
     def busy(self) -> bool:
-        """Whether trainers take part in a job now."""
+        """Whether a job has live trainers now."""
         return bool(self._members.joined())
 
     def _close_if_over(self) -> None:
@@ -812,13 +814,13 @@ class Job:
             self.log.say(f"straggler {trainer}", text)
 
     def paused(self) -> None:
-        """This process has not run for a while."""
+        """Notes that this process has not run for a while."""
         with self.condition:
             self._members.waits.paused()
 
     def check_loads(self, member: Member, what: str) -> None:
-        """Returns if a trainer may replace what all have: trainer 0, or the least one of those that
-        were not preempted.
+        """Returns if a trainer may replace shared values: trainer 0, or the lowest-ranked one that
+        was not preempted.
 
         Raises:
             Refused: it may not.
@@ -837,13 +839,15 @@ class Job:
             self.program.decisions.silent(process, text)
 
     def _not_back(self, process: Process, timeout: float) -> None:
-        """A trainer has not come to this server since it was started again: server 0 loses it."""
+        """Loses, on server 0, a trainer that has not come back to this server since it was started
+        again.
+        """
         if self.program is not None and self.program.decisions.decides and self.failure is None:
             text = f"{process} has not come back to server 0 within {timeout:g} s"
             self.program.decisions.silent(process, text)
 
     def _lose(self, process: Process, text: str) -> None:
-        """A trainer is lost, as the log says.  The caller holds the job's lock."""
+        """Handles the loss of a trainer, which is in the log.  The caller holds the job's lock."""
         member = self._members.fence(process, text)
         if member is None:
             return
@@ -866,7 +870,7 @@ class Job:
         self.lifecycle.wake_all()
 
     def _go_on_without(self, member: Member, text: str, keeps_place: bool) -> None:
-        """The job goes on; where steps need all trainers, it may keep the lost one's place for
+        """Continues the job; where steps need all trainers, it may keep the lost one's place for
         another process.  See [Note: kept places] in membership/members.py.
         """
         there = {*self._members.away, *(each.trainer for each in self._members.joined())}
@@ -879,20 +883,20 @@ class Job:
         self.log.say(f"lost {member.trainer}", said)
 
     def _expire(self, now: float) -> None:
-        """Ends the time of places that were kept for processes that have not come."""
+        """Gives up kept places whose time is over."""
         for trainer in self._members.expire(now):
             self._say_empty(trainer, f"within {self.config.start_timeout_seconds:g} s")
 
     def _say_empty(self, trainer: int, when: str) -> None:
-        """A place is kept no more.  The caller holds the job's lock."""
-        text = f"nobody takes trainer {trainer}'s place {when}: the job goes on without it"
+        """Logs that a place is no longer kept.  The caller holds the job's lock."""
+        text = f"no process takes trainer {trainer}'s place {when}: the job goes on without it"
         self.log.say(f"empty {trainer}", text)
         if self.program is not None:
             self.program.decisions.changed()
         self.lifecycle.wake_all()
 
     def _check_missing(self, now: float) -> None:
-        """Fails the job where a trainer will not join any more."""
+        """Fails the job if a trainer will not join any more."""
         for trainer in self._members.not_joined():
             if trainer in self._members.away:
                 continue  # it has joined before this server came back: see _not_back
@@ -904,7 +908,7 @@ class Job:
             self.lifecycle.lose(TrainerLost(f"trainer {names} has not joined within {start:g} s"))
 
     def shut_down(self) -> None:
-        """Takes no new trainers and no new steps; every trainer is told, those that wait at once
+        """Takes no new trainers and no new steps; notifies every trainer, those that wait at once
         and the others by their heartbeats.
         """
         with self.condition:
@@ -921,7 +925,9 @@ class Job:
 
     @property
     def kept_seconds(self) -> float:
-        """For how long a failed job's values are still kept from other jobs; 0: any may begin."""
+        """The seconds for which a failed job's values are still kept from other jobs; 0: any may
+        begin.
+        """
         if self.lifecycle.state is not JobState.FAILED or self.program is None:
             return 0.0
         if not self.program.version:
@@ -930,7 +936,7 @@ class Job:
         return max(0.0, self.config.kept_failed_seconds - since)
 
     def _make_room(self, request: wire.JoinRequest) -> bool:
-        """Whether a failed job has made way for the trainer that asks; False: it asks again later.
+        """Whether a failed job has made room for the trainer that asks; False: it asks again later.
 
         Raises:
             Busy: the failed job's values are kept.
@@ -950,11 +956,11 @@ class Job:
     # ---- joining: the first trainers, and those that take a place while others train ----
 
     def join(self, request: wire.JoinRequest) -> wire.JoinReply:
-        """A trainer joins, or is told to ask again later.
+        """Answers a trainer that joins; it may have to ask again later.
 
         Raises:
             Refused: another protocol version, a trainer number that the plan does not have, no
-                transport in common; or it comes late, to trainers that let nobody in.
+                transport in common; or the job has begun, and admits no trainer any more.
             Busy: a running job has this trainer already, or a failed one's values are kept.
             FingerprintMismatch: the trainer runs another program; the message says in what it
                 differs.
@@ -1003,7 +1009,7 @@ class Job:
             )
 
     def _offer_to_reload(self, reload: Reload, request: wire.JoinRequest) -> wire.JoinReply:
-        """A server that comes back takes its program from one of the trainers that ask."""
+        """Asks one of the joining trainers for the program of a server that has come back."""
         self._identity.check(request, self._members.expected, late=True)
         self._coordinator = request.coordinator or self._coordinator
         timeout = self.config.heartbeat_timeout_seconds
@@ -1019,7 +1025,7 @@ class Job:
         self.lifecycle.begin()
 
     def _check_trainer_0(self, request: wire.JoinRequest) -> None:
-        """Raises an error if trainer 0 will not come."""
+        """Raises an error if trainer 0 will not join."""
         since = self._announcements.first_heard(request.incarnation, self._clock())
         if (lost := self._lost(0, since)) is not None:
             raise lost
@@ -1050,8 +1056,8 @@ class Job:
             return None  # server 0 has let it in, and the record of the other's loss is on its way
         if known is not None:
             raise Busy(
-                f"trainer {trainer} takes part in the server's job already; start another server "
-                "for a second job"
+                f"trainer {trainer} has already joined the server's job; start another server for "
+                "a second job"
             )
         under_way = self.program is not None and bool(self._members.joined())
         late = bool(self._members.least) and under_way  # the others may be far already
@@ -1072,17 +1078,19 @@ class Job:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the job goes on without a trainer, and lets another process take its place."""
+        """Whether the job continues without a lost trainer, and lets another process take its
+        place.
+        """
         return self.failure is None and self.program is not None and self.program.outlives_trainers
 
     def _join_again(self, request: wire.JoinRequest) -> Member | None:
-        """A trainer joins while others train: it begins at the step of the slowest one."""
+        """Admits a trainer while others train: it begins at the step of the slowest one."""
         assert self.program is not None, "a trainer is lost alone where a program is installed"
         self._identity.check(request, self._members.expected, late=True)
         if not self.program.plan.lets_in_late:
             raise Refused(
-                f"trainer {request.trainer_id} comes late: trainers that take the steps of several "
-                "optimizers together let nobody in while they train"
+                f"trainer {request.trainer_id} cannot join: a job whose trainers step several "
+                "optimizers together does not admit trainers after training has started"
             )
         decisions, trainer = self.program.decisions, request.trainer_id
         process = Process(trainer, request.incarnation)
@@ -1098,9 +1106,9 @@ class Job:
         return self._add(request, steps)
 
     def _let_in(self, process: Process) -> bool:
-        """Whether a process can step together with the others now; it waits, however long it
-        takes, where they divide the samples of its number among themselves.  Nobody is let in when
-        all others have finished: they may be leaving the other servers already.
+        """Whether a process can step together with the others now.  It waits as long as they divide
+        the samples of its number among themselves.  None is admitted when all others have finished:
+        they may be leaving the other servers already.
         """
         assert self.program is not None, "others train"
         if not self._members.unfinished():
@@ -1164,7 +1172,7 @@ class Job:
     # ---- coming and leaving ----
 
     def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
-        """A trainer has started, and will join; or it says why it will not.
+        """Takes the announcement of a trainer that will join, or the reason why it will not.
 
         Raises:
             Draining: the server is shutting down: the trainer need not wait for it.
@@ -1204,14 +1212,14 @@ class Job:
 
     def _ended(self, member: Member, reason: str) -> None:
         """Handles the end of a trainer's process, which its launcher reports: the trainer is lost,
-        unless it has left; one that takes no further step has done its part, and leaves.  The
-        caller holds the job's lock.
+        unless it has left; one that takes no further step has done its part, and counts as having
+        left.  The caller holds the job's lock.
         """
         if member.state is MemberState.JOINED and member.finished:
             self._end_membership(member, "")
         elif member.state is MemberState.JOINED:
             doing = member.waiting or member.activity
-            seen = f", last heard at {doing}" if doing else ""
+            seen = f", last known activity: {doing}" if doing else ""
             self._silent(process_of(member), f"trainer {member.trainer} has ended: {reason}{seen}")
 
     def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatReply:
@@ -1235,7 +1243,8 @@ class Job:
             return roll(self._members)
 
     def finish(self, request: wire.FinishRequest) -> wire.FinishReply:
-        """A trainer takes no further step; it may wait up to a second until all have said so.
+        """Notes that a trainer takes no further step; it may wait up to a second until all have
+        finished.
 
         Raises:
             PServerError: what has ended the job.
@@ -1260,15 +1269,15 @@ class Job:
             return wire.FinishReply(over=not missing, missing=missing)
 
     def leave(self, request: wire.LeaveRequest) -> wire.LeaveReply:
-        """A trainer leaves because it has done its part, or was preempted between two steps; or
-        because it has failed, and then the job fails for all.
+        """Ends a trainer's membership: it has done its part, or was preempted between two steps; or
+        it has failed, and then the job fails for all.
         """
         with self.condition:
             member = self.member(request.session)
             before = self.failure
             reason = self.config.limits.short(request.failure)
             if not reason and not request.success:
-                reason = "it left without saying that it has finished"
+                reason = "it left without reporting that it had finished"
             member.returns = request.returns and not reason
             if request.preempted and not reason:
                 self._members.preempt(member, request.step)
@@ -1278,7 +1287,7 @@ class Job:
             return wire.LeaveReply(failure=str(before), error=type(before).__name__)
 
     def _end_membership(self, member: Member, reason: str) -> None:
-        """Takes no more part; with a reason the job fails.  The caller holds the job's lock."""
+        """Ends a membership; with a reason the job fails.  The caller holds the job's lock."""
         if member.state is not MemberState.JOINED:
             return
         member.state = MemberState.LEFT
@@ -1302,7 +1311,7 @@ class Job:
 
         Raises:
             Refused: no trainer holds it.
-            TrainerLost: it was lost, and the job goes on without it.
+            TrainerLost: it was lost, and the job continues without it.
         """
         with self.condition:
             member = self._members.of_session(session)
@@ -1318,7 +1327,7 @@ class Job:
     # ---- what the job holds, as files: Save and Load ----
 
     def _record(self, installed: InstalledProgram) -> None:
-        """Records the job's log, where the server was told to."""
+        """Records the job's log, where the server's settings ask for it."""
         if self.config.record_log is not None:
             self.recorders = [each for each in self.recorders if not each.wait(0.0)]
             recorder = Recorder(self.config.record_log, self._identity.server_index, self.log)
@@ -1326,7 +1335,7 @@ class Job:
             installed.recording.begin(recorder, installed.program.to_proto())
 
     def end_recording(self, seconds: float) -> bool:
-        """Nothing more is recorded; waits until all is written.
+        """Ends the recording; waits until all is written.
 
         Returns:
             Whether it is.
@@ -1340,7 +1349,7 @@ class Job:
         """The present job's program.
 
         Raises:
-            UnknownSession: this server comes back, and nobody has joined it again.
+            UnknownSession: this server has come back, and no trainer has joined it again.
             Unprepared: no program has been installed.
             PServerError: what has ended the job before one was.
         """
@@ -1425,7 +1434,7 @@ class Job:
     # ---- a server that was lost comes back: it reads a save, and follows server 0 again ----
 
     def _has_installed(self, request: wire.InstallRequest) -> bool:
-        """Whether a call has come late, to a server that has come back and serves by now."""
+        """Whether a call arrived late, at a server that has come back and serves by now."""
         return self.reload is not None and self.reload.done and self.reload.asks(request.session)
 
     def _check_installs(self, request: wire.InstallRequest) -> Reload | None:
@@ -1446,13 +1455,14 @@ class Job:
         return reload
 
     def _read_save(self, reload: Reload, installed: InstalledProgram) -> bool:
-        """A program takes over what the save has of this server.
+        """Restores a program's values from this server's save.
 
         Returns:
             Whether this was the first call.
 
         Raises:
-            Refused, FingerprintMismatch: it is none of this program, or is torn; the server ends.
+            Refused, FingerprintMismatch: the save is of another program, or is torn; the server
+                ends.
         """
         with self.condition:
             first, reload.began = not reload.began, True
@@ -1470,7 +1480,7 @@ class Job:
         return True
 
     def _write_ahead(self, installed: InstalledProgram) -> None:
-        """Server 0 writes down what it alone knows, where it may come back; it takes what the
+        """Begins the file of server 0's own state, where it may come back; restores what the
         process before it has written.  The caller holds the job's lock.
         """
         decisions, path = installed.decisions, self.config.write_ahead_log
@@ -1492,7 +1502,9 @@ class Job:
         self._coordination = None
 
     def _goes_on_as_it_was(self, installed: InstalledProgram) -> None:
-        """A server that comes back asks server 0 where the log stands; server 0 knows it."""
+        """Resumes a server that has come back: it asks server 0 for the state of the log; server 0
+        has it.
+        """
         decisions = installed.decisions
         if decisions.coordinator is not None and self.reload is not None and not self.reload.done:
             if self._coordination is None:
@@ -1501,14 +1513,14 @@ class Job:
         decisions.link()
 
     def _cannot(self, error: PServerError) -> NoReturn:
-        """It does not come back: the server ends."""
+        """Ends a server that cannot come back."""
         self.lifecycle.fail(error)
         self.ended.set()
         raise error
 
     def _stands(self, standing: Standing) -> None:
-        """Server 0 says where the log stands: this server serves.  The caller holds the job's
-        lock.
+        """Takes the state of the log from server 0: this server serves from now on.  The caller
+        holds the job's lock.
         """
         reload, installed = self.reload, self.program
         assert reload is not None and installed is not None, "a server that comes back"
@@ -1554,7 +1566,7 @@ class Job:
 
     def rendezvous(self, request: wire.RendezvousRequest) -> wire.RendezvousReply:
         """The address at which trainers meet: trainer 0 gives it, the others ask.  With a topic,
-        what the first trainer said about it.
+        the first trainer's text about it.
         """
         installed, member = self.installed(), self.member(request.session)
         if request.topic:
@@ -1565,10 +1577,12 @@ class Job:
         return wire.RendezvousReply(address=installed.rendezvous(member, request.address))
 
     def lease(self, request: wire.LeaseRequest) -> wire.LeaseReply:
-        """Gives a trainer samples to train on, and takes back what it does not train on."""
+        """Gives a trainer samples to train on, and takes back those that it does not use."""
         check_names([request.epoch.loader, request.epoch.seed], self.config.limits)
         return self.installed().leases.lease(self.member(request.session), request)
 
     def position(self, request: wire.PositionRequest) -> wire.PositionReply:
-        """Tells a trainer that has joined late where the script is; takes that from another one."""
+        """Gives a trainer that has joined late the script's position, which another trainer
+        reports.
+        """
         return self.installed().position.position(self.member(request.session), request)

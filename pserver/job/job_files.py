@@ -69,7 +69,7 @@ def place_of(data_dir: str | None, store: str | None) -> str:
 
 
 def directory(data_dir: str | None, path: str, server_index: int, store: str | None = None) -> str:
-    """The directory, or the URL, in which a server keeps what a caller calls ``path``.
+    """The directory, or the URL, of a caller's ``path`` in a server's files.
 
     Args:
         data_dir: the server's, on its machine.
@@ -161,7 +161,7 @@ class Saving:
         self.pause_seconds, self.identity = 0.0, ""
 
     def cut(self, record: int | None = None) -> int:
-        """Fixes the moment; once.
+        """Fixes the save's moment; once.
 
         Args:
             record: of the job's log, as of which it is; None: the last one that is applied.
@@ -178,14 +178,14 @@ class Saving:
             return int(sum(self._cut.meta["versions"]))
 
     def close(self) -> None:
-        """It is not written."""
+        """Gives the save up."""
         self._stack.close()
 
     def write(self, wrote: Callable[[int], None] = lambda size: None) -> int:
-        """Writes it; once.
+        """Writes the save; once.
 
         Args:
-            wrote: told the bytes that are written so far.
+            wrote: called with the number of bytes written so far.
 
         Returns:
             How many bytes its files have.
@@ -236,9 +236,9 @@ def load(path: Named, installed: InstalledProgram, members: Membership, root: st
     """Reads the files of :func:`save`.
 
     A trainer's watermarks count for the same incarnation only, whether it has joined or joins
-    later, and never go back: a trainer that runs on keeps its step numbers, and one that was
-    started again counts from 1.  Versions never go back either.  Leases of samples count where
-    nobody has asked for one yet: a script that runs on knows itself where it is.
+    later, and never go back: a trainer that is still running keeps its step numbers, and one that
+    was started again counts from 1.  Versions never go back either.  Leases of samples count where
+    no trainer has asked for one yet: a script that is still running knows its position.
 
     Args:
         root: the server's directory or store: a save that continues others may name none outside.

@@ -17,7 +17,7 @@ class JobTrace:
 
     Traces of a run of a job are numbered, and the trainers' counts agree, because each runs the
     same script.
-    What belongs to another trace than the present one is not taken, and not given.
+    Data of another trace than the present one is neither taken nor given.
 
     Attributes:
         spans: what this server does, while a trace is under way.
@@ -39,7 +39,7 @@ class JobTrace:
         }
 
     def forget(self) -> None:
-        """Another job begins."""
+        """Forgets the trace: another job begins."""
         with self._lock:
             self.spans.end()
             self._restart("", 0)
@@ -52,7 +52,7 @@ class JobTrace:
         """Answers a call.
 
         Args:
-            trainer: that calls.
+            trainer: the caller.
             server: this one's index.
             run: of the job.
 

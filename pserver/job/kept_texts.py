@@ -1,5 +1,5 @@
-"""How much memory the texts take that trainers leave at server 0 for one another: at barriers and
-gatherings, and about topics.
+"""The memory that trainers' texts for one another take on server 0: at barriers and gatherings, and
+about topics.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class KeptTexts:
 
     @property
     def bytes_held(self) -> int:
-        """Of all trainers."""
+        """The bytes of all trainers' texts."""
         return self._held.total()
 
     def add(self, trainer: int, name: str, text: str, checked: bool = True) -> None:
-        """A trainer leaves a text under a name.
+        """Adds a trainer's text under a name.
 
         Args:
-            checked: it may be refused; otherwise it was taken already, by another process.
+            checked: it may be refused; otherwise another process has taken it already.
 
         Raises:
             Refused: it is too much.
@@ -51,7 +51,7 @@ class KeptTexts:
         self._held[trainer] += size
 
     def remove(self, trainer: int, name: str, text: str) -> None:
-        """It is forgotten."""
+        """Removes a text."""
         self._held[trainer] -= _size(name, text)
 
     def _check(self, trainer: int, name: str, size: int) -> None:
@@ -60,8 +60,8 @@ class KeptTexts:
             raise Refused(
                 f"expected at most {self._most / 1e6:.1f} MB of texts that trainer {trainer} "
                 "leaves at barriers and topics for the others, got "
-                f"{(held + size) / 1e6:.1f} MB with {name!r}: come to a barrier with every "
-                "trainer before the next one, and tell less there"
+                f"{(held + size) / 1e6:.1f} MB with {name!r}: wait at a barrier with all "
+                "trainers before the next text, or send less there"
             )
         left = size if self._left is None else self._left()
         if size > left:

@@ -8,8 +8,8 @@ its steps from there, whatever process it is.  The checkpoints of job_files.py d
 into a job whose trainers live, and know these by their incarnation.
 
 [Note: one moment]  An observer asks for a pause, in which no step changes a value, and reads slices
-and rows while it lasts.  A pause ends when the observer says so, or when it has been silent for the
-heartbeat timeout: an operator's process that dies does not stop the job for longer.
+and rows while it lasts.  A pause ends when the observer ends it, or when the observer has been
+silent for the heartbeat timeout: an operator's process that dies does not stop the job for longer.
 
 No clock: time is an argument.  The caller holds the job's lock but where a method says otherwise.
 """
@@ -86,7 +86,7 @@ class LastSave:
 
 
 class MemoryBudget:
-    """Says no before rows take more memory than the server may have.
+    """Refuses new rows before they take more memory than the server may use.
 
     A row is made by the first push to it, so a table's size is not known when its program comes.
 
@@ -94,7 +94,7 @@ class MemoryBudget:
         limit_bytes: that slices and tables may take together.
         slices_bytes: that the slices and their optimizer states take.
         tables: the server's, by name.
-        texts: gives the bytes of what trainers have told one another.
+        texts: gives the bytes of trainers' texts for one another.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class InstalledProgram:
         limits: of the server.
         scratch: the directory for rows of tables that do not fit in memory; None: the system's
             directory for temporary files.
-        spans: where a trace has what happens here; None: nowhere.
+        spans: take this server's part of a trace; None: there is none.
 
     Attributes:
         program: the server's.
@@ -169,7 +169,7 @@ class InstalledProgram:
         quiesce: keeps steps from changing values during a save, a load or a shrink.
         steps: what is measured of them.
         last_save: which save a later one may continue; None: none.
-        leases: who trains on which samples; server 0's counts.
+        leases: of the samples; server 0's counts.
         recording: of the job's log.
         lost: by trainer, of decided steps, what this server has lost as it came back from saves.
         barriers: where trainers wait for one another; server 0's count.
@@ -272,7 +272,7 @@ class InstalledProgram:
 
     @property
     def outlives_trainers(self) -> bool:
-        """Whether the job goes on without a trainer that was lost."""
+        """Whether the job continues without a lost trainer."""
         return self.plan.outlives_trainers
 
     @property
@@ -290,7 +290,7 @@ class InstalledProgram:
         return partial
 
     def _undecided(self, member: Member, step: int) -> bool:
-        """Whether a trainer's step has no record, in the lane whose steps need all trainers."""
+        """Whether a trainer's step has no record yet, in the lane whose steps need all trainers."""
         lane = next((each for each in self.lanes if each.lane.kind.merges_gradients), None)
         if lane is None:
             return True
@@ -391,7 +391,7 @@ class InstalledProgram:
     # ---- what is loaded, and recorded: the caller keeps steps from changing anything ----
 
     def record_values(self) -> None:
-        """Slices and states have been loaded."""
+        """Records the slices and states, which have been loaded."""
         hparams = {group: held for lane in self.lanes for group, held in lane.hparams.items()}
         self.recording.values(self.slices, [lane.version for lane in self.lanes], hparams)
 
@@ -415,8 +415,8 @@ class InstalledProgram:
 
     @property
     def log_place(self) -> dict[str, Any]:
-        """As of which record of the job's log all is; and, where the log is recorded, as of which
-        entry of which recording.
+        """The record of the job's log at which everything here is; and, where the log is recorded,
+        the entry and the recording.
         """
         recording, entry = self.recording.place
         recorded = {"recording": recording, "entry": entry} if recording else {}
@@ -425,8 +425,8 @@ class InstalledProgram:
     # ---- trainers among themselves ----
 
     def rendezvous(self, member: Member, address: str) -> str:
-        """The address at which trainers meet for work of their own: trainer 0 gives it, the others
-        ask; "" before trainer 0 has given it.
+        """The address of the trainers' rendezvous: trainer 0 gives it, the others ask; "" before
+        trainer 0 has given it.
         """
         if address and member.trainer == 0:
             self._rendezvous = address
@@ -471,7 +471,7 @@ def check_memory(program: Program, limits: Limits) -> None:
 
 
 def check_program(program: Program) -> tuple[Plan, int]:
-    """Checks a program that comes from outside.
+    """Checks a program that a peer or a file brings.
 
     Returns:
         Its plan, and the index of the server that it was made for.
@@ -537,7 +537,7 @@ def check_values(program: Program, values: Storage) -> None:
 
 
 def give_values(values: Storage, installed: InstalledProgram, members: Membership) -> None:
-    """A server that starts takes over copies of these values.
+    """Gives a starting server copies of these values.
 
     Raises:
         Refused: a table's rows are of another table.
@@ -559,7 +559,7 @@ def give_values(values: Storage, installed: InstalledProgram, members: Membershi
 def _give_rows(
     installed: InstalledProgram, name: str, ids: torch.Tensor, rows: torch.Tensor
 ) -> None:
-    """The first rows of a table, of which this server takes its own."""
+    """Loads the first rows of a table, of which this server takes its own."""
     for begin in range(0, len(ids), CHUNK_ROWS):
         chunk = RowGradient(ids[begin : begin + CHUNK_ROWS], rows[begin : begin + CHUNK_ROWS])
         own = installed.own_rows(chunk)
@@ -607,7 +607,7 @@ class Observation:
         session: the secret that its calls and its stream repeat.
         paused: its pause lasts.
         wanted: it has asked for one, and not for its end.
-        ended: it reads no more, and pauses nothing from here on.
+        ended: it reads no more, and pauses nothing any more.
         end_stream: breaks its stream; a later one replaces it.
     """
 
@@ -620,8 +620,8 @@ class Observation:
     end_stream: Callable[[], None] = lambda: None
 
     def set_pause(self, paused: bool) -> None:
-        """Begins or ends its pause; waits for the steps that run, and gives up the job's lock
-        meanwhile.  A pause that was ended before it has begun does not begin.
+        """Begins or ends its pause; waits for running steps, and releases the job's lock meanwhile.
+        A pause that is ended before it begins does not begin.
         """
         quiesce = self.installed.quiesce
         with quiesce.condition:
@@ -643,16 +643,16 @@ class Observations:
         self._by_session: dict[str, Observation] = {}
 
     def begin(self, installed: InstalledProgram, now: float) -> Observation:
-        """A new observer."""
+        """Adds an observer."""
         observation = Observation(installed, now)
         self._by_session[observation.session] = observation
         return observation
 
     def check_room(self, most: int) -> None:
-        """Returns if there may be another observer.
+        """Returns if another observer may begin.
 
         Raises:
-            Busy: there are as many as there may be.
+            Busy: the number of observers has reached its limit.
         """
         if len(self._by_session) >= most:
             raise Busy(f"{most} observers read what this server holds: ask again when one has left")
@@ -662,7 +662,7 @@ class Observations:
         return self._by_session.get(session)
 
     def of_session(self, session: str, now: float) -> Observation:
-        """The observer that holds a session, and is heard.
+        """The observer that holds a session; the call counts as a sign of life.
 
         Raises:
             Refused: there is none.
@@ -674,7 +674,7 @@ class Observations:
         return observation
 
     def end(self, observation: Observation) -> None:
-        """It reads no more."""
+        """Ends an observer."""
         observation.ended = True
         if self._by_session.pop(observation.session, None) is not None:
             observation.set_pause(False)

@@ -1,4 +1,4 @@
-"""The state of a server that was started again while its job goes on.
+"""The state of a server that was started again while its job continued.
 
 ::
 
@@ -24,7 +24,7 @@ class Reload:
     """The state of a reload.  The caller holds the job's lock.
 
     Attributes:
-        path: of the save that it goes on from.
+        path: of the save from which it resumes.
         began: a program has come, and the save is being read.
         done: it serves.
         lost: by trainer, what was lost of decided steps.
@@ -41,12 +41,12 @@ class Reload:
     _lost_before: Mapping[int, Loss] = field(default_factory=dict)
 
     def asked(self, incarnation: str, now: float, timeout: float) -> str:
-        """A trainer wants to join: the session with which it is to bring the program; "" where it
-        is not to, and asks again later.
+        """The session with which a joining trainer is to bring the program; "" where it is not to
+        bring it, and asks again later.
 
         Args:
             now: in seconds of the job's clock.
-            timeout: after which another one is to bring it.
+            timeout: after which another trainer is to bring it.
         """
         if self.began:
             return ""
@@ -59,12 +59,12 @@ class Reload:
         return self._sessions[-1]
 
     def asks(self, session: str) -> bool:
-        """Whether a call is of a trainer that was asked for the program, which may be late."""
+        """Whether a call comes from a trainer that was asked for the program, even a late one."""
         asked = [secrets.compare_digest(each.encode(), session.encode()) for each in self._sessions]
         return any(asked)
 
     def check(self, session: str) -> None:
-        """Returns if a call is of such a trainer.
+        """Returns if a call comes from such a trainer.
 
         Raises:
             UnknownSession: it is of another; or was asked by another process of this server.
@@ -75,7 +75,7 @@ class Reload:
             )
 
     def read(self, meta: Mapping[str, Any]) -> None:
-        """The save is read.
+        """Notes the contents of the save, which has been read.
 
         Args:
             meta: the save's.
@@ -85,10 +85,10 @@ class Reload:
         self._lost_before = {int(trainer): Loss(*each) for trainer, each in lost.items()}
 
     def stands(self, standing: Standing) -> Mapping[int, Loss]:
-        """Server 0 has said where the log stands.
+        """Takes server 0's state of the log.
 
         Returns:
-            By trainer, what is lost since the save; ``lost`` has what was lost before, too.
+            By trainer, the losses since the save; ``lost`` has earlier ones, too.
         """
         found = losses(standing, self._saved)
         # a save of an earlier run of the job says nothing of this one
@@ -101,7 +101,7 @@ class Reload:
 
 
 def saved_steps(watermarks: Watermarks) -> dict[Process, list[Applied]]:
-    """Of each process in a save, what of its steps is in it, by lane.
+    """The steps of each process that are in a save, by lane.
 
     Args:
         watermarks: the save's.

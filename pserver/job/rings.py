@@ -51,7 +51,7 @@ class Rings:
             )
 
     def look(self) -> None:
-        """Takes up who waits in steps now."""
+        """Looks which trainers wait in steps now."""
         steps = {}
         for member in self._members.joined():
             for wait in member.waits.values():

@@ -1,16 +1,16 @@
 """The position of a job's script, for a trainer that has joined late.  Server 0 has it.
 
 [Note: where the others are]  A trainer that joins a running job has the job's values, and its
-script begins with the first line.  So it asks where the others are: the states of their schedulers,
-their passes over the data, the joint calls that they have made.  Nobody says that beside his steps,
-as long as nobody asks.  The server hands the question on, in the answers to heartbeats, to the
-trainer that stands first; that one answers before it closes its next step, or from another thread
-while its script waits in a step, at a barrier or at the job's end.
+script begins with the first line.  So it asks for the others' position: the states of their
+schedulers, their passes over the data, the joint calls that they have made.  Trainers report it
+only when one asks.  The server passes the question on, in the answers to heartbeats, to the first
+trainer that knows it; that one answers before it closes its next step, or from another thread while
+its script waits in a step, at a barrier or at the job's end.
 
 Where steps need all trainers, the answer has to describe the script just before the first step that
-needs the one who asks.  That is so for whatever is said of a step without a record: the question
-came after the joining, and from there on no record stands without the one who has joined.  What is
-said of a step that is decided already is refused, and said anew.
+needs the asking trainer.  An answer about a step without a record does: the question came after the
+joining, and from then on every record includes the new trainer.  An answer about a decided step is
+refused, and given anew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 2**20  # characters of a position
 
 
 class ScriptPosition:
-    """The questions where the job is, and the last answer.  Any thread may call it.
+    """The questions about the script's position, and the last answer.  Any thread may call it.
 
     Args:
         members: the job's trainers.
@@ -48,7 +48,7 @@ class ScriptPosition:
         """Takes a question, or an answer.
 
         Raises:
-            Refused: the position is too long, or of a question that nobody has asked.
+            Refused: the position is too long, or answers a question that no trainer has asked.
             PServerError: what has ended the job.
         """
         with self._job.condition:
@@ -59,14 +59,14 @@ class ScriptPosition:
             return self._ask(member, request.number)
 
     def asks(self, member: Member) -> int:
-        """The number of the question that this trainer is to answer; 0: there is none.  The caller
+        """The number of the question that this trainer is to answer; 0: none.  The caller
         holds the job's lock.
         """
         open_ = self._asked > self._answered
         return self._asked if open_ and member.trainer == self._who_knows() else 0
 
     def _who_knows(self) -> int | None:
-        """The trainer that stands first among those that know where they are."""
+        """The first trainer among those that know their position."""
         return self._members.first_of(lambda member: not member.late or member.placed)
 
     def _ask(self, member: Member, number: int) -> wire.PositionReply:
@@ -88,7 +88,7 @@ class ScriptPosition:
         if self._answered >= number:
             return self._told(member, self._answer, number)
         if not missing():  # all that knew have gone
-            problem = "no trainer is there that has been there before"
+            problem = "no live trainer knows the position"
             return self._told(member, wire.PositionReply(problem=problem), number)
         return wire.PositionReply(number=number)
 

@@ -1,6 +1,6 @@
 """All that a server holds, as of one moment between two steps, to be written while steps go on.
 
-[Note: a cut]  Steps wait only while what must be of one moment is fixed.  Slices and their states
+[Note: a cut]  Steps wait only while the state of one moment is fixed.  Slices and their states
 are copied, into memory that is there by then.  Tables are not: a step that is about to change a row
 copies it first (slot_cut.py).  Then steps go on, and the save reads copies and tables beside them.
 Every copy is given up when it is written.
@@ -51,7 +51,7 @@ class ServerCut:
         Args:
             record: of the job's log, as of which it is; None: the last one that is applied.
             changed_since_save: of tables only the rows that changed since the last cut that marked.
-            marks: what changes in tables from here on is noted, for the next such cut.
+            marks: notes later changes of tables for the next such cut.
         """
         installed = self._installed
         with or_undone(self.close), installed.quiesce.paused():
@@ -84,6 +84,6 @@ class ServerCut:
             cut.close()
 
     def close(self) -> None:
-        """It is not read any more; steps copy nothing for it."""
+        """Closes the cut: steps copy nothing for it any more."""
         for cut in self._tables.values():
             cut.close()

@@ -46,7 +46,7 @@ def trainer_statuses(
 
 
 def lane_statuses(installed: InstalledProgram) -> list[wire.LaneStatus]:
-    """One for each lane.  The caller holds the job's lock."""
+    """One status for each lane.  The caller holds the job's lock."""
     found = []
     for lane in installed.lanes:
         totals = installed.steps.lanes[lane.index].totals
@@ -93,7 +93,7 @@ def program_status(installed: InstalledProgram) -> wire.StatusReply:
 def reload_status(
     reply: wire.StatusReply, installed: InstalledProgram | None, reload: Reload | None
 ) -> None:
-    """Adds whether and which servers are awaited, and what was lost where this one has come back.
+    """Adds the awaited servers, and the losses of this server where it has come back.
     The caller holds the job's lock.
     """
     if installed is not None:
@@ -108,9 +108,7 @@ def reload_status(
 
 
 def epoch_statuses(accounts: Mapping[int, Account]) -> list[wire.EpochStatus]:
-    """What has become of the samples of the epochs that are under way; of the last one, where none
-    is.
-    """
+    """The progress of the running epochs' samples; of the last epoch's, where none is running."""
     shown = [number for number, each in accounts.items() if not each.over] or sorted(accounts)[-1:]
     return [
         wire.EpochStatus(

@@ -13,11 +13,11 @@ class Topics:
     """The caller holds the job's lock.
 
     Args:
-        texts: bounds what trainers say.
+        texts: bounds the trainers' texts.
 
     Attributes:
-        write: called with what is said first, as JSON can hold it, before anybody hears of it: what
-            :meth:`take` takes.  None: nothing is written down.
+        write: called with the first text, as JSON can hold it, before any trainer receives it: an
+            entry for :meth:`take`.  None: nothing is written down.
     """
 
     def __init__(self, texts: KeptTexts | None = None) -> None:
@@ -29,10 +29,10 @@ class Topics:
         """The first trainer's text about a topic: this one, if there is none yet; "" only asks.
 
         Args:
-            trainer: that says it.
+            trainer: the sender of the text.
 
         Raises:
-            Refused: there are too many topics, or what trainers say takes too much memory.
+            Refused: there are too many topics, or their texts take too much memory.
         """
         if not text or topic in self._said:
             return self._said.get(topic, "")

@@ -1,17 +1,17 @@
-"""The coordinator of a job's log: what it knows, and which records follow from what it is told.
+"""The coordinator of a job's log: its state, and the records that follow from servers' notices.
 
 ::
 
-    of a step:  staged on some servers --on all--> decided     (a round: of all who are awaited)
+    of a step:  staged on some servers --on all--> decided     (a round: of all awaited trainers)
                        |
                        `--its process is lost--> dropped
 
 [Note: the job's log]  A trainer sends its step to every server, and may die between two of them.
 So no server applies a step by itself.  The coordinator appends a record when all servers have
 staged the step.  From then on it counts, whatever happens to its trainer: every server has all of
-it.  A record of a loss stands before or behind that one, on all servers alike.  A process that was
-lost and goes on all the same, a zombie, is told so: what it stages is ignored, and its number may
-join again with another incarnation only.
+it.  A record of a loss stands before or behind that one, on all servers alike.  A lost process that
+still runs, a zombie, is notified: what it stages is ignored, and its number may join again with
+another incarnation only.
 
 [Note: calls in the log]  A control call that changes what servers hold, or fixes a moment of it, is
 staged like a step: each server says that it is ready, and carries it out at the record that follows
@@ -20,11 +20,12 @@ when all are.  So a save is of one record on every server, and so is a shrink.
 [Note: a server that comes back]  A server that is lost, and comes back with what a save has of it,
 has staged nothing: trainers send it again what was not answered.  So what the process before had
 staged does not count, but where it is decided already: that stays decided, and is lost on this
-server alone.  It is told where the log stands, and goes on with the next record.
+server alone.  It receives the state of the log, and continues with the next record.
 
-[Note: a coordinator that comes back]  All that a coordinator knows follows from its records, and
-from who has left.  It writes each of these down before anybody hears of it, so that the process
-that takes its place knows them all.  What was staged it does not know: it is told that again.
+[Note: a coordinator that comes back]  The coordinator's state follows from its records, and from
+the processes that have left.  It writes each of these to a file before any other process receives
+it, so that its replacement knows them all.  The replacement does not know what was staged: the
+servers send that again.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Coordinator:
         last: the number of the last record.
         lost: processes that were lost, with the reasons.
         left: processes that have left, with the step after which they were preempted.
-        write: called with each change, as JSON can hold it, before anybody hears of it: what
-            :meth:`take` takes.  None: nothing is written down.
+        write: called with each change, as JSON can hold it, before any other process receives it:
+            an entry for :meth:`take`.  None: nothing is written down.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class Coordinator:
         return self._decided[lane].get(process, 0)
 
     def join(self, process: Process, steps: Sequence[int], now: float) -> list[Record]:
-        """A trainer joins; nothing where it has joined before.
+        """Adds a trainer; nothing where it has joined before.
 
         Args:
             steps: by lane, the last one that counts as applied.
 
         Raises:
-            ValueError: it was lost; or another process of its number takes part.
+            ValueError: it was lost; or another process of its number is live.
         """
         if process in self.lost:
             raise ValueError(f"{process} was lost")
@@ -122,11 +123,11 @@ class Coordinator:
         if present == process:
             return []
         if present is not None:
-            raise ValueError(f"{process} takes part already")
+            raise ValueError(f"{process} has already joined")
         return [self._append(Joined(process, tuple(steps)), now)]
 
     def lose(self, process: Process, text: str, now: float) -> list[Record]:
-        """A trainer is lost: drops what it has staged.  Rounds may be complete without it, once it
+        """Loses a trainer: drops what it has staged.  Rounds may be complete without it, once it
         is not awaited any more: see :meth:`complete`.
         """
         if process in self.lost:
@@ -139,8 +140,8 @@ class Coordinator:
         return [self._append(Lost(process, text), now)]
 
     def leave(self, process: Process, preempted_after: int | None = None) -> None:
-        """A trainer has left in good order, with all of its steps decided: its number is free for
-        another process.
+        """Removes a trainer that has left in good order, with all of its steps decided: its number
+        is free for another process.
 
         Args:
             preempted_after: its host was taken away, after this step; None: it was not.
@@ -152,7 +153,7 @@ class Coordinator:
             self.write("left", process.trainer, process.incarnation, preempted_after)
 
     def staged(self, server: int, notice: Staged, now: float) -> list[Record]:
-        """A server has staged a step.
+        """Notes that a server has staged a step.
 
         Returns:
             The record that decides it, if this was all that was missing.
@@ -174,7 +175,7 @@ class Coordinator:
         return [self._decide(lane, [step], now)] if self._everywhere(lane, step) else []
 
     def call(self, server: int, call: Call, now: float) -> list[Record]:
-        """A server is ready for a control call.
+        """Notes that a server is ready for a control call.
 
         Returns:
             Its record, if all servers are.
@@ -187,8 +188,8 @@ class Coordinator:
         return [self._append(call, now)] if len(ready) == self._servers else []
 
     def complete(self, lane: int, now: float) -> list[Record]:
-        """The record of a lane's round, if all who are awaited have staged it everywhere.  A step
-        that is its trainer's last one is in the round, too, though nobody awaits its trainer.
+        """The record of a lane's round, if all awaited trainers have staged it everywhere.  A
+        trainer's last step is in the round, too, though its trainer is not awaited.
         """
         steps = sorted(self._staged[lane])
         everywhere = all(self._everywhere(lane, step) for step in steps)
@@ -198,7 +199,7 @@ class Coordinator:
     # ---- see [Note: a server that comes back] ----
 
     def server_lost(self, server: int) -> None:
-        """A server is lost: what it has staged, and is not decided, it has not any more."""
+        """Loses a server: drops what it has staged, unless it is decided."""
         for staged in self._staged:
             for servers in staged.values():
                 servers.pop(server, None)
@@ -269,14 +270,14 @@ class Coordinator:
     # ---- see [Note: a coordinator that comes back] ----
 
     def since(self, last: int) -> list[Record] | None:
-        """The records behind one, for a server that follows again; None where they are not kept."""
+        """The records after one, for a server that follows again; None where they are not kept."""
         missing = self.last - last
         if not 0 <= missing <= len(self._recent):
             return None
         return list(self._recent)[len(self._recent) - missing :]
 
     def entries(self) -> list[list[Any]]:
-        """All that it knows, and that who takes its place is to :meth:`take`."""
+        """All of its state, for its replacement to :meth:`take`."""
         standings = [self.standing(server) for server in range(self._servers)]
         processes = []
         for known in zip(*(each.processes for each in standings), strict=True):
@@ -327,7 +328,7 @@ class Coordinator:
 
 
 def _consumed(what: What) -> list[list[Any]]:
-    """Which samples a record says that steps consume, as JSON can hold it."""
+    """The samples that a record's steps consume, as JSON can hold it."""
     if not isinstance(what, Decided):
         return []
     steps = zip(what.steps, what.consumed, strict=False)

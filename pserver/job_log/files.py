@@ -9,7 +9,7 @@ the kernel has it.  So nothing waits for a disk, and a process that takes the pl
 the same host reads all of it.  Where the host dies, too, the job goes back to a checkpoint.
 
 Each entry is a line of JSON, whose first element says what it is.  The last line may be torn: it
-was being written, so nobody has heard of it.
+was being written, so no other process has received it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EntryReader:
         self.torn = False
 
     def entries(self) -> Iterator[Place]:
-        """All whole ones, from the first.
+        """All whole entries, from the first.
 
         Raises:
             Damaged: one is not what was written, or is missing; or the file is no recorded log.
@@ -140,7 +140,7 @@ class EntryReader:
         return Place(number, begin + HEAD_BYTES + size, entry, body[of_message:])
 
     def _body(self, size: int) -> memoryview:
-        """So many bytes, or what there is of them: a number that is wrong takes no memory."""
+        """Reads so many bytes, or those that there are: a wrong number takes no memory."""
         pieces = bytearray()
         while len(pieces) < size:
             piece = self._read(min(size - len(pieces), PIECE_BYTES))
@@ -176,11 +176,11 @@ class WriteAheadLog:
 
     @property
     def is_long(self) -> bool:
-        """Whether it had better begin anew, with what follows from its entries."""
+        """Whether it should begin anew, with the state that follows from its entries."""
         return self._later > max(SHORT, 4 * self._first)
 
     def begin(self, entries: Iterable[list[Any]]) -> None:
-        """Begins anew, in place of what it had: at no moment there is neither.
+        """Replaces the file's entries: at each moment it has the old ones or the new ones.
 
         Raises:
             OSError: the file cannot be written.
@@ -206,13 +206,13 @@ class WriteAheadLog:
         self._later += 1
 
     def close(self) -> None:
-        """Nothing more is written; harmless when called twice."""
+        """Ends the writing; harmless when called twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def remove(self) -> None:
-        """The file is not to be read."""
+        """Removes the file, so that no process reads it."""
         with suppress(OSError):
             self._path.unlink()
 

@@ -10,7 +10,7 @@
       LOST                       LOST                          LOST           any --close--> CLOSED
 
 Two threads: one asks, opens streams and receives; the other sends PROBE a few times a second, and
-breaks a stream on which nothing comes back.
+breaks a stream on which nothing arrives.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MOST_GARBLED = 5  # streams in a row that brought bytes which are no frame
 class FollowerLink:
     """The link of server ``server_index`` to server 0.  Any thread may send.
 
-    It returns at once; what is sent waits until the coordinator is there.
+    It returns at once; messages wait until the coordinator is up.
 
     Example::
 
@@ -76,8 +76,9 @@ class FollowerLink:
         access: what this server proves, and asks of the coordinator: its own.
         received: called with each message of the coordinator, once and in order, in one thread.
         lost: called once, where the link has ended and :meth:`close` was not called: nobody answers
-            for the heartbeat timeout, or the coordinator refuses this server, or is going.  Nothing
-            is received afterwards.  It waits for ``received``: neither may wait for the other.
+            for the heartbeat timeout, or the coordinator refuses this server, or is shutting down.
+            Nothing is received afterwards.  It waits for ``received``: neither may wait for the
+            other.
         last: of a server that follows again: the number of the last record that it has.
         returns: another process may take the coordinator's place: then this link is lost at once.
         transports: that the link may take, the preferred one first.
@@ -154,7 +155,7 @@ class FollowerLink:
             self._end.end()
 
     def _claim(self) -> bool:
-        """Whether the caller is the one who ends the link."""
+        """Whether the caller is the first to end the link."""
         with self._ending:
             first = not self._over.is_set()
             self._over.set()
@@ -188,7 +189,7 @@ class FollowerLink:
             self._lose(JobFailed(f"{self._name}: {type(error).__name__}: {error}"))
 
     def _ask(self) -> FollowReply:
-        """The coordinator's answer when it has begun this job."""
+        """Asks the coordinator until it has begun this job; returns its answer."""
         control = ControlClient(self._endpoint, self._timeout, self._name, self._access)
         try:
             control.wait_ready(self._start_timeout, self._check_open)
@@ -208,7 +209,7 @@ class FollowerLink:
             raise Unreachable("the link was closed")
 
     def _serve_stream(self) -> None:
-        """One stream, from its opening until it breaks."""
+        """Serves one stream, from its opening until it breaks."""
         opened = False
         try:
             stream = self._open()
@@ -305,7 +306,7 @@ class FollowerLink:
         self._end.end()
 
     def _look(self) -> None:
-        """Loses a coordinator that is silent; before that it has a stream opened again."""
+        """Loses a silent coordinator; before that it has a stream opened again."""
         now, heard = RUNNING(), self._end.last_heard
         if now - heard > self._timeout:
             self._lose(ServerLost(f"{self._name} has not been heard for {self._timeout:g} s"))

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def _nothing(server_index: int, last: int | None) -> None:
-    """Where nobody asks who has joined."""
+    """Does nothing: the default for ``joined``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _Follower:
         incarnation: as it says in Follow; "" before one has asked.
         session: for its HELLO; "" before one has asked.
         linked: a stream of it was there.
-        listens: what is said to it is kept until it has heard it.
+        listens: messages to it are kept until it has heard them.
         last: where it follows again: the number of the last record that it has.
     """
 
@@ -75,11 +75,11 @@ class CoordinatorLinks:
         lost: called with a server's index, once for each of its processes that is silent for the
             heartbeat timeout, or whose place another one takes.  What was sent to it and not heard
             is dropped.  Nothing of that process is received afterwards.  It waits for ``received``:
-            who calls :meth:`tick` and :meth:`follow` holds no lock that ``received`` takes.
+            a caller of :meth:`tick` or :meth:`follow` holds no lock that ``received`` takes.
         joined: called with a server's index when a process of it has opened its first stream,
             before its first message; where it follows again, with the number of the last record
-            that it has, otherwise with None.  From here on it is sent what is said to it; the first
-            process of each server also what was said before.
+            that it has, otherwise with None.  From then on messages are sent to it; to the first
+            process of each server also earlier ones.
         heartbeat_timeout_seconds: silence of a server after which it is lost.
         clock: seconds that never go back.
     """
@@ -102,12 +102,12 @@ class CoordinatorLinks:
     # ---- the job ----
 
     def expect(self, fingerprint: str, servers: int, again: bool = False) -> None:
-        """From here on servers 1 to ``servers - 1`` of the plan with this fingerprint may follow;
+        """From now on servers 1 to ``servers - 1`` of the plan with this fingerprint may follow;
         links of another job end.
 
         Args:
-            again: they have followed another process of server 0, and are sent nothing before they
-                follow this one.
+            again: they have followed another process of server 0, and nothing is sent to them
+                before they follow this one.
         """
         self.close()
         with self._lock:
@@ -117,7 +117,8 @@ class CoordinatorLinks:
                 follower.listens = not again
 
     def close(self) -> None:
-        """Ends all links; nobody may follow until :meth:`expect`.  Harmless when called twice."""
+        """Ends all links; no server may follow until :meth:`expect`.  Harmless when called
+        twice."""
         with self._lock:
             self._fingerprint = ""
             followers, self._followers = self._followers, {}
@@ -132,7 +133,7 @@ class CoordinatorLinks:
         return _Follower(LinkEnd(Kind.RECORD, received, self._clock))
 
     def _free(self, index: int) -> _Follower:
-        """The place of a server for another process of it.  The caller holds the lock."""
+        """Frees the place of a server for another process of it.  The caller holds the lock."""
         free = self._followers[index] = self._new(index)
         free.listens = False
         return free
@@ -234,7 +235,7 @@ class CoordinatorLinks:
             end.detach(stream)
 
     def _linked(self, stream: SequencedStream, hello: Hello) -> _Follower:
-        """The follower whose stream it is."""
+        """The follower that a stream belongs to."""
         index = hello.server_index
         with self._lock:
             self._check(hello.fingerprint, index)
@@ -257,7 +258,7 @@ class CoordinatorLinks:
         return follower
 
     def _left(self, index: int, follower: _Follower) -> None:
-        """It has said BYE: its place is free."""
+        """Frees the place of a follower that has sent BYE."""
         with self._lock:
             if self._followers.get(index) is follower:
                 self._free(index)

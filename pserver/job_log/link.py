@@ -1,15 +1,16 @@
-"""One end of a link between server 0 and another server, and the messages on it.
+"""One end of a link between server 0 and another server, and its messages.
 
 [Note: exactly once and in order]  A stream may break with frames on their way, and neither end
-knows which have arrived.  So messages are numbered over all streams of a link, each frame says how
-many of the peer's were heard, and an end keeps what was not.  On a new stream it says that again,
-and the peer drops what it knows.  An earlier stream may still bring frames: none of them counts any
-more, as two threads could hand out the messages of both in a wrong order.
+knows which have arrived.  So messages are numbered over all streams of a link, each frame carries
+the number of the peer's messages that were heard, and an end keeps the unheard ones.  On a new
+stream it sends those again, and the peer drops those that it has.  An earlier stream may still
+bring frames: none of them counts any more, as two threads could hand out the messages of both in a
+wrong order.
 
-[Note: whoever sends takes all]  A message leaves in the thread that says it: no other thread has to
-wake up for it.  Where another thread is sending, that one takes this message along, together with
-all others that have come meanwhile.  What is on its way is bounded, below what the buffers of a
-transport hold, so no thread that says a message waits for a peer that does not read.
+[Note: whoever sends takes all]  A message leaves in the thread that sends it: no other thread has
+to wake up for it.  Where another thread is sending, that one takes this message along, together
+with all others that were added meanwhile.  What is on its way is bounded, below what the buffers of
+a transport hold, so no thread that sends a message waits for a peer that does not read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MESSAGE_BYTES = 16  # that a message takes besides its own
 class Messages:
     """One end's messages, numbered from 1, and the number that it has received.
 
-    A message is kept until the peer has heard it, so that it can be said again on another stream.
+    A message is kept until the peer has heard it, so that it can be sent again on another stream.
 
     Example::
 
@@ -64,18 +65,18 @@ class Messages:
 
     @property
     def unheard(self) -> int:
-        """How many messages the peer has not heard."""
+        """The number of messages that the peer has not heard."""
         return len(self._flying) + len(self._waiting)
 
     @property
     def is_due(self) -> bool:
-        """Whether the peer should be told what was heard, as its window fills."""
+        """Whether the peer should receive an acknowledgement, as its window fills."""
         return (
             self._heard_bytes > WINDOW_BYTES // 4 or self.heard - self._told > WINDOW_MESSAGES // 4
         )
 
     def add(self, message: bytes) -> None:
-        """Says a message, behind all others.
+        """Adds a message, behind all others.
 
         Raises:
             ValueError: it has more than ``MOST_BYTES``.
@@ -106,12 +107,12 @@ class Messages:
         return size <= WINDOW_BYTES and len(self._flying) < WINDOW_MESSAGES
 
     def told(self) -> int:
-        """``heard``, for a frame that leaves now."""
+        """The value of ``heard`` for a frame that leaves now."""
         self._told, self._heard_bytes = self.heard, 0
         return self.heard
 
     def was_heard(self, number: int) -> None:
-        """The peer has heard all messages up to this number.
+        """Drops messages up to this number, which the peer has heard.
 
         Raises:
             CorruptFrame: there are not so many.
@@ -128,7 +129,7 @@ class Messages:
                 self._waiting.popleft()
 
     def hear(self, first: int, messages: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of a frame's messages that are new.
+        """Takes a frame's messages; returns the new ones.
 
         Args:
             first: the number of the first.
@@ -144,7 +145,7 @@ class Messages:
         return fresh
 
     def begin_again(self) -> None:
-        """Another stream takes the place of the one before: what was not heard leaves again."""
+        """Begins anew on another stream: unheard messages leave again."""
         self._waiting.extendleft(reversed(self._flying))
         self._flying.clear()
         self._flying_bytes = 0
@@ -160,7 +161,7 @@ ASK_SECONDS = 0.02  # between two questions whether the peer has heard all
 
 
 class LinkEnd:
-    """One end of a link.  Any thread may say something; one thread for each stream receives.
+    """One end of a link.  Any thread may send; one thread for each stream receives.
 
     Args:
         kind: of its frames: STAGED or RECORD.
@@ -193,10 +194,10 @@ class LinkEnd:
     # ---- streams ----
 
     def attach(self, stream: SequencedStream, number: int) -> None:
-        """The link's stream from here on, in place of an earlier one, which breaks.
+        """Attaches a stream in place of an earlier one, which breaks.
 
         Raises:
-            Unreachable: a later one is there already, or the link has ended.
+            Unreachable: a later one is attached already, or the link has ended.
         """
         with self._changed:
             if self._ended:
@@ -212,7 +213,7 @@ class LinkEnd:
         self._send()
 
     def detach(self, stream: SequencedStream) -> None:
-        """This stream has ended; messages wait for the next."""
+        """Detaches a stream that has ended; messages wait for the next."""
         with self._changed:
             if self._stream is stream:
                 self._stream = None
@@ -227,15 +228,15 @@ class LinkEnd:
             stream.cancel()
 
     def end(self) -> None:
-        """No stream counts any more, and what is said is dropped.  It does not wait for a message
-        that is being handed out: :meth:`wait_handed_out` does.
+        """Ends the link: no stream counts any more, and further messages are dropped.  It does not
+        wait for a message that is being handed out: :meth:`wait_handed_out` does.
         """
         with self._changed:
             self._ended = True
         self.cancel()
 
     def wait_handed_out(self) -> None:
-        """After :meth:`end`: from here on ``received`` is not running, and is not called again.
+        """Waits, after :meth:`end`, until ``received`` is not running; it is not called again.
 
         The caller holds no lock that ``received`` takes.
         """
@@ -245,7 +246,7 @@ class LinkEnd:
     # ---- messages ----
 
     def say(self, message: bytes) -> None:
-        """Says a message: it leaves now, or on the next stream; after the end it is dropped.
+        """Sends a message, now or on the next stream; after the end it is dropped.
 
         Raises:
             ValueError: it is too large.
@@ -278,7 +279,7 @@ class LinkEnd:
                     self._sending = False
 
     def probe(self) -> None:
-        """Sends PROBE, which tells what was heard, and which a coordinator answers."""
+        """Sends PROBE, which acknowledges messages, and which a coordinator answers."""
         with self._changed:
             stream, heard = self._stream, self._messages.told()
         if stream is not None:
@@ -286,7 +287,7 @@ class LinkEnd:
                 stream.send(Frame(kind=Kind.PROBE, log_heard=heard))
 
     def say_bye(self) -> None:
-        """Tells the peer that the link ends, and ends this side of the stream."""
+        """Sends BYE, and ends this side of the stream."""
         with self._changed:
             stream = self._stream
         if stream is not None:
@@ -295,7 +296,7 @@ class LinkEnd:
                 stream.close()
 
     def wait_heard(self, timeout_seconds: float) -> bool:
-        """Asks until the peer has heard all messages, or the stream has broken.
+        """Waits until the peer has heard all messages, or the stream has broken.
 
         Returns:
             Whether it has.
@@ -318,7 +319,7 @@ class LinkEnd:
 
         Raises:
             Unreachable: it broke.
-            GarbledStream: what came is no frame.
+            GarbledStream: the received bytes are not a frame.
         """
         try:
             received = stream.receive()
@@ -327,7 +328,7 @@ class LinkEnd:
         return None if received is None else received[0]
 
     def take(self, stream: SequencedStream, header: Frame) -> None:
-        """Takes a frame of a stream, and hands out its messages.
+        """Takes a frame of a stream, and hands its messages to ``received``.
 
         Raises:
             Unreachable: another stream has taken the place of this one.

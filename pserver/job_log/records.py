@@ -46,11 +46,11 @@ Consumed = tuple[tuple[int, int, int], ...]  # samples: epoch, start, stop
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step is on a server, whole and checked, and waits for its record.
+    """A step that is on a server, whole and checked, and waits for its record.
 
     Attributes:
         rows: of tables that it changes on this server.
-        consumed: which leased samples; server 0, which has leased them, says it.
+        consumed: the leased samples; from server 0, which has leased them.
     """
 
     lane: int
@@ -61,10 +61,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A server has not heard a trainer for the heartbeat timeout.
+    """The silence of a trainer for the heartbeat timeout, as a server has seen it.
 
     Attributes:
-        text: a sentence that says so.
+        text: a sentence about it.
     """
 
     process: Process
@@ -94,7 +94,7 @@ Notice = Staged | Silence | Call
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A trainer takes part.
+    """A trainer joins.
 
     Attributes:
         steps: by lane, the last one that counts as applied.
@@ -106,7 +106,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A trainer is fenced: what it has staged and is not decided never counts.
+    """A trainer is fenced: its staged steps that are not decided never count.
 
     Attributes:
         text: why; a sentence.
@@ -123,7 +123,7 @@ class Decided:
     Attributes:
         steps: in the order of the trainers: one, where each trainer's step is an update of its own;
             those of a whole round otherwise.
-        consumed: by each of them, which leased samples; empty where no step has any.
+        consumed: the leased samples of each step; empty where no step has any.
     """
 
     lane: int
@@ -191,7 +191,7 @@ def records_bytes(records: Iterable[Record], resumes: bool = False) -> bytes:
     """Records, as they travel and as files have them.
 
     Args:
-        resumes: a server that follows again gets all behind the last one that it has.
+        resumes: a server that follows again gets all after the last one that it has.
     """
     found = message.Records(resumes=resumes)
     for record in records:
@@ -240,7 +240,7 @@ def records_of(data: bytes) -> list[Record]:
 
 
 def resumes(data: bytes) -> bool:
-    """Whether records go on from the last one that a server has.
+    """Whether records continue from the last one that a server has.
 
     Raises:
         ValueError: they are none.
@@ -329,7 +329,7 @@ class ProcessStanding:
 
     @property
     def present(self) -> bool:
-        """Whether it takes part."""
+        """Whether it is live."""
         return not (self.lost or self.left)
 
 
@@ -346,7 +346,7 @@ class Standing:
     processes: tuple[ProcessStanding, ...]
 
     def to_bytes(self) -> bytes:
-        """As it travels: in the place of records."""
+        """The bytes of the state, which travel in the place of records."""
         found = message.Records()
         found.standing.last = self.last
         for each in self.processes:
@@ -406,7 +406,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Decided steps of one trainer that a server has not.
+    """Decided steps of one trainer that a server does not have.
 
     Attributes:
         steps: how many, over all lanes.
@@ -417,12 +417,12 @@ class Loss:
     rows: int = 0
 
     def plus(self, other: Loss) -> Loss:
-        """Both together."""
+        """The sum of both."""
         return Loss(self.steps + other.steps, self.rows + other.rows)
 
 
 def losses(standing: Standing, saved: Mapping[Process, Sequence[Applied]]) -> dict[int, Loss]:
-    """The losses on a server that goes on from a save, by trainer.
+    """The losses on a server that resumes from a save, by trainer.
 
     Args:
         saved: of each process in the save, by lane.

@@ -1,12 +1,13 @@
-"""Steps with a NaN, an infinity, or a norm far beyond its history: what a lane does with them.
+"""Gradient validation: a lane's handling of steps with a NaN, an infinity, or a norm far beyond its
+history.
 
 [Note: NaN]  A gradient that is not finite ruins every parameter that it is applied to, and with the
 parameters every trainer.  So a server looks at each gradient as it arrives, and decides by the
 lane's ``nonfinite`` before anything of the step is applied:
 
 - *refuse*: nothing of the step is applied.  Its watermark moves, so that it counts as taken.  In a
-  sync round nobody's step is applied, as after an overflow; in diloco the round goes on without the
-  parameters of that trainer.
+  sync round no trainer's step is applied, as after an overflow; in diloco the round continues
+  without the parameters of that trainer.
 - *apply*: the step is applied.
 - *stop*: the job fails.
 
@@ -18,8 +19,8 @@ finite and ruins the parameters all the same.  So where a lane's ``outlier_push`
 compares each norm of a step with the history of the same trainer and variable, before anything of
 the step is applied, and treats the step as one with a NaN (see [Note: NaN] in judge.py):
 
-- *refuse*: nothing of the step is applied, of nobody's in a sync round; in diloco the round goes on
-  without the parameters of that trainer.
+- *refuse*: nothing of the step is applied, and in a sync round no trainer's step is; in diloco the
+round continues without the parameters of that trainer.
 - *apply*: the step is applied.
 - *stop*: the job fails.
 
@@ -56,12 +57,12 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Decides what becomes of such steps in one lane.  The caller holds the job's lock.
+    """Decides about such steps in one lane.  The caller holds the job's lock.
 
     Args:
-        lane: says what.
+        lane: has the setting.
         job: fails where it is to stop.
-        count: told the trainer of each such step.
+        count: called with the trainer of each such step.
 
     Attributes:
         refused: how many were.
@@ -78,7 +79,7 @@ class NonFiniteSteps:
 
     @onlooker("values that are not finite", where=lambda steps: steps._action == "apply")
     def judge(self, contribution: Contribution) -> None:
-        """Refuses a trainer's step, or lets it pass; a warning says so.  All finite ones pass.
+        """Refuses a trainer's step, or lets it pass, with a warning.  All finite ones pass.
 
         Raises:
             NonFinite: the job is to stop, and has failed.
@@ -104,12 +105,12 @@ class NonFiniteSteps:
 
 
 class OutlierPushes:
-    """Decides what becomes of such steps in one lane.  The caller holds the job's lock.
+    """Decides about such steps in one lane.  The caller holds the job's lock.
 
     Args:
-        lane: says what.
+        lane: has the setting.
         job: fails where it is to stop.
-        count: told the trainer of each such step.
+        count: called with the trainer of each such step.
 
     Attributes:
         refused: how many were.
@@ -132,11 +133,11 @@ class OutlierPushes:
         contribution: Contribution,
         histories: dict[str, NormHistory],
     ) -> None:
-        """Refuses a trainer's step, or lets it pass; a warning says so.
+        """Refuses a trainer's step, or lets it pass, with a warning.
 
         Args:
-            trainer, step: whose, and its number in the lane.
-            contribution: it; gets ``outliers`` and ``refused``.
+            trainer, step: the trainer, and the step's number in the lane.
+            contribution: the step's; gets ``outliers`` and ``refused``.
             histories: of this trainer in this lane, by parameter and table; they learn.
 
         Raises:

@@ -90,7 +90,7 @@ class AppliedRounds:
         index: of the lane.
         members: the job's trainers.
         leases: of the samples that steps consume.
-        steps: what is measured of the lane's.
+        steps: the lane's measurements.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AppliedRounds:
         self._clipped: Clipping | None = None
 
     def add(self, current: SyncRound) -> None:
-        """A round has been applied: moves the watermark of every trainer in it."""
+        """Moves the watermark of every trainer in an applied round."""
         for trainer, contribution in current.contributions.items():
             member = self._members.by_trainer[trainer]
             refuses = current.refuses(trainer)
@@ -113,7 +113,7 @@ class AppliedRounds:
         self._clipped = Clipping(done, current.norms, scaled=True) if current.norms else None
 
     def again(self, member: Member, step: int) -> UpdateTask | Clipping:
-        """For a trainer whose step has been applied, and comes again."""
+        """The answer to a repeated step, which has been applied."""
         self._steps.repeated()
         clipped, this = self._clipped, ProcessStep(process_of(member), step)
         return clipped if clipped is not None and this in clipped.round.steps else UpdateTask()
@@ -138,11 +138,11 @@ class Taken:
 
     @property
     def record(self) -> int:
-        """That decides them."""
+        """The record that decides them."""
         return self.steps.record
 
     def begins(self) -> None:
-        """Their update begins; the caller holds the job's lock."""
+        """Notes that their update begins; the caller holds the job's lock."""
         self.recording.applied(self.kept, self.steps.coefficients)
 
 
@@ -179,7 +179,7 @@ class LaneUpdates:
         self._recording = recording
 
     def new_round(self) -> SyncRound:
-        """A round of the lane, before anything of it has come."""
+        """A new round of the lane."""
         return SyncRound(self._lane.kind.outer_optimizer, self._lane.averages)
 
     def take_round(self, lane: int, current: SyncRound) -> Taken:
@@ -199,7 +199,8 @@ class LaneUpdates:
         return Taken(steps, self._recording, self._recording.kept(steps))
 
     def takes_nothing(self, own: Contribution) -> bool:
-        """Whether one trainer's step has all that its update reads: no values are copied."""
+        """Whether one trainer's step has all that its update reads, so that no values are
+        copied."""
         reads = own.buffers or own.row_gradients or self._one_by_one.compensates
         return not reads and self._recording.recorder is None
 
@@ -219,7 +220,7 @@ class LaneUpdates:
                 own.rows_before[name] = before
 
     def update(self, steps: DecidedSteps, batch: Batch) -> None:
-        """One trainer's step, of these slices and tables."""
+        """Applies one trainer's step to these slices and tables."""
         own = steps.own
         for name in batch:
             if name in steps.buffers:
@@ -231,7 +232,7 @@ class LaneUpdates:
                 self._tables[name].update(rows, own.hparams, {}, steps.time, before)
 
     def update_round(self, current: SyncRound, steps: DecidedSteps, batch: Batch) -> None:
-        """A round of which the gradients of these slices and tables are merged."""
+        """Applies a round, whose gradients are merged, to these slices and tables."""
         with self._writing(batch):
             for name in current.assignments.keys() & batch:
                 with self._locks[name]:
@@ -297,8 +298,8 @@ class LaneWaits:
         return min(steps, default=2**63)
 
     def wait_for_slowest(self, member: Member, step: int, staleness: int) -> None:
-        """Waits until no trainer is more steps behind than that; the log says for whom when that
-        takes long.
+        """Waits until no trainer is more steps behind than that; a long wait is logged with the
+        awaited trainers.
 
         Raises:
             PServerError: what ended the job meanwhile.
@@ -314,7 +315,7 @@ class LaneWaits:
         self._wait(member, step, lambda: self.slowest() >= least, missing, self._nearer)
 
     def took(self, step: int) -> None:
-        """A trainer has taken a step: perhaps it was the slowest one."""
+        """Notes that a trainer has taken a step: it may have been the slowest one."""
         if self._nearer.standing and self.slowest() >= step:
             self._nearer.tell()
 
@@ -367,7 +368,7 @@ class LaneWaits:
 
 
 def count_decided(members: Membership, lane: int, decided: Mapping[int, Contribution]) -> None:
-    """The record of these steps of a lane stands.
+    """Counts the steps of a lane that a record decides.
 
     Args:
         decided: by trainer.
@@ -378,8 +379,8 @@ def count_decided(members: Membership, lane: int, decided: Mapping[int, Contribu
 
 
 def partial_steps(watermarks: Mapping[int, Watermark], lanes: Sequence[Lane]) -> int:
-    """How many steps of a trainer's script are decided in a lane, and not in another one of the
-    same optimizer.
+    """The number of steps of a trainer's script that are decided in one lane and not in another of
+    the same optimizer.
 
     Args:
         watermarks: of the trainer, by lane, when its staged steps were dropped.
@@ -400,7 +401,7 @@ def partial_steps(watermarks: Mapping[int, Watermark], lanes: Sequence[Lane]) ->
 
 @dataclass(slots=True)
 class StagedStep:
-    """One trainer's step that has come whole.
+    """One trainer's step that has arrived whole.
 
     Attributes:
         event: that its turn has come, or it is applied.
@@ -420,7 +421,7 @@ class StagedStep:
     dropped: bool = False
 
     def decided(self, lane: int) -> DecidedSteps:
-        """It and its record, as an update of its own."""
+        """The step with its record, as an update of its own."""
         process = Process(self.member.trainer, self.member.incarnation)
         return DecidedSteps(
             lane,
@@ -462,7 +463,7 @@ class StagedSteps:
             raise TrainerLost(member.fenced)
 
     def add(self, member: Member, step: int, contribution: Contribution) -> StagedStep:
-        """A step has come; before its record can."""
+        """Adds a step, before its record can arrive."""
         staged = StagedStep(member, step, contribution, self._job.waits.event())
         self._waiting[member.trainer] = staged
         return staged
@@ -470,10 +471,10 @@ class StagedSteps:
     def decide(
         self, steps: Iterable[ProcessStep], time: float, record: int
     ) -> dict[int, Contribution]:
-        """The record of these steps stands.
+        """Takes the record of these steps.
 
         Returns:
-            Them, by trainer.
+            The steps, by trainer.
         """
         found = {}
         for step in steps:
@@ -505,12 +506,12 @@ class StagedSteps:
         return all(each.record > record for each in self._deciding.values())
 
     def applied(self, staged: StagedStep) -> None:
-        """A step has been applied."""
+        """Removes a step, which has been applied."""
         del self._deciding[staged.member.trainer]
         staged.event.tell()
 
     def drop(self, member: Member) -> bool:
-        """A trainer is lost; what it has staged never counts.
+        """Drops the staged steps of a lost trainer.
 
         Returns:
             Whether it had staged a step.
@@ -548,8 +549,8 @@ class StagedSteps:
     def wait_for_place(
         self, member: Member, watermark: Watermark, again: bool, done: Callable[[], bool]
     ) -> None:
-        """Waits until a step may be staged: one who has just joined may be here before the round of
-        the others is applied.
+        """Waits until a step may be staged: the step of a trainer that has just joined may arrive
+        before the others' round is applied.
 
         Args:
             watermark: of the trainer, in this lane.
@@ -594,14 +595,15 @@ class StagedSteps:
         self._job.waits.wait(event, done, check=check)
 
     def begin(self) -> None:
-        """The update whose turn it is has begun."""
+        """Notes that the update whose turn it is has begun."""
         del self._turns[self._begun]
         self._begun += 1
         self._tell_next()
 
 
 def waiting(current: SyncRound, members: Membership, lane: int) -> list[tuple[Member, int, int]]:
-    """What :attr:`StagedSteps.waiting` is in other lanes, of a round of all trainers' steps."""
+    """The staged steps of a round of all trainers, as :attr:`StagedSteps.waiting` in other
+    lanes."""
     found = {} if current.time else current.contributions
     staged = [(members.by_trainer[trainer], each.rows) for trainer, each in found.items()]
     return [(member, member.watermark(lane).taking, rows) for member, rows in staged]
@@ -618,7 +620,7 @@ class StepChecks:
     Args:
         lane: whose steps they are.
         updates: how the lane's slices are updated, by slice name.
-        variables: what a step may assign: those slices, and the ones that nobody updates.
+        variables: what a step may assign: those slices, and the ones that are never updated.
         tables: of the lane, by name.
     """
 
@@ -644,8 +646,8 @@ class StepChecks:
 
         Raises:
             Unprepared: it writes a slice that is not here.
-            Refused: hyper-parameters or norms are missing, or what it writes has another form than
-                the lane takes.
+            Refused: hyper-parameters or norms are missing, or its external writes have another form
+                than the lane takes.
         """
         who = f"step {step} of trainer {trainer}"
         missing = self._groups - contribution.hparams.keys()
@@ -655,7 +657,7 @@ class StepChecks:
         self._check_norms(who, contribution)
 
     def _check_norms(self, who: str, contribution: Contribution) -> None:
-        """A step says how large everything is that it brings, where its lane decides by that."""
+        """Checks that a step has all of its norms, where its lane validates them."""
         if self._lane.outlier_push in ("off", "apply") or contribution.overflow:
             return
         brought = {self._updates[name].parameter for name in contribution.gradients}
@@ -667,8 +669,8 @@ class StepChecks:
             )
 
     def _check_written(self, who: str, contribution: Contribution) -> None:
-        """What a step says of its script's writing is of the form that its lane takes: where
-        trainers wait for one another with its checksum, otherwise without.
+        """Checks the form of a step's external writes: with checksums in a lane whose trainers wait
+        for one another, without them otherwise.
         """
         unknown = contribution.written.keys() - self._known
         if unknown:
@@ -702,7 +704,7 @@ class UpdateTasks:
         job: for its lock, and its end where an update fails.
         quiesce: keeps steps from changing values during a save or a load.
         workers: the threads that update large steps.
-        steps: what is measured of the lane's.
+        steps: the lane's measurements.
 
     Attributes:
         running: updates that have begun and not ended; the job's lock guards it.
@@ -807,7 +809,7 @@ class LaneExecutor:
         held: the memory of the slices that servers hold and never update, by name: a step of any
             lane may assign them.
         writing: marks slices whose values change while it lasts.
-        steps: what is measured of the job's.
+        steps: the job's measurements.
         recording: of the job's log.
 
     Attributes:
@@ -870,8 +872,8 @@ class LaneExecutor:
     def commit(
         self, member: Member, step: int, contribution: Contribution
     ) -> UpdateTask | Clipping:
-        """Takes a trainer's step; in sync mode waits for the others'.  A step is applied once,
-        however often it arrives.
+        """Takes a trainer's step; in sync mode waits for the others' steps.  A step is applied
+        once, however often it arrives.
 
         Returns:
             Its update, for :meth:`updated_slices` and :meth:`outcome`; or, where norms clip, the
@@ -916,7 +918,7 @@ class LaneExecutor:
     # ---- the job's log: see membership/decisions.py; the caller holds the job's lock ----
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
-        """The record of these steps stands: they are applied."""
+        """Takes the record of these steps, which are applied now."""
         if self.lane.kind.waits_for_all:
             contributions = self._round.decide(steps, time, record)
             if not self._staging:
@@ -940,7 +942,7 @@ class LaneExecutor:
         return self._round.has_applied(record) and self._staged.have_applied(record)
 
     def drop(self, member: Member) -> None:
-        """A trainer is lost; what it has staged never counts."""
+        """Drops the staged steps of a lost trainer."""
         if self._staged.drop(member) or self._round.drop(member.trainer):
             watermark = member.watermark(self.index)
             watermark.taking = watermark.applied
@@ -1005,7 +1007,7 @@ class LaneExecutor:
             return task
 
     def _applied_one(self, staged: StagedStep, began: float) -> None:
-        """Ends one trainer's step.  The caller holds the job's lock."""
+        """Ends one trainer's step, which has been applied.  The caller holds the job's lock."""
         member, contribution = staged.member, staged.contribution
         watermark = member.watermark(self.index)
         if watermark.version:
@@ -1054,7 +1056,7 @@ class LaneExecutor:
     def _stage(
         self, current: SyncRound, member: Member, step: int, contribution: Contribution
     ) -> StagedStep | None:
-        """Gives the step, where it is an update of its own."""
+        """Stages a step; returns it, where it is an update of its own."""
         staged = None
         if self.lane.kind.waits_for_all:
             self._add(current, member, contribution)
@@ -1151,13 +1153,13 @@ class LaneExecutor:
 
     @property
     def undecided(self) -> int:
-        """Steps that have come and have no record."""
+        """The number of steps that have arrived and have no record."""
         with self._job.lock:
             return len(self.staged)
 
     @property
     def queued(self) -> int:
-        """Steps that have come and are not applied."""
+        """The number of steps that have arrived and are not applied."""
         with self._job.lock:
             return len(self._round.contributions) + len(self._staged) + self._tasks.running
 

@@ -1,6 +1,6 @@
-"""The lease table of a job, under the job's lock: server 0 has it.
+"""The lease table of a job on server 0, under the job's lock.
 
-A process takes part from its first request on.  One that has left the job, or is lost, has no
+A process is in the table from its first request on.  One that has left the job, or is lost, has no
 leases any more, once no step of it is being applied: such a step will count.
 """
 
@@ -40,10 +40,10 @@ class JobLeases:
         wait_seconds: the longest that a request for a lease waits.
 
     Attributes:
-        catches_up: one who joins late is waited for from a later step on than the one at which it
-            was let in: it gives up what it has missed when it asks for the first time.
-        write: called with each change, as JSON can hold it, before anybody hears of it: what
-            :meth:`take` takes.  None: nothing is written down.
+        catches_up: a late trainer is awaited from a later step on than the one at which it was
+            admitted: it gives up what it has missed when it asks for the first time.
+        write: called with each change, as JSON can hold it, before any trainer receives it: an
+            entry for :meth:`take`.  None: nothing is written down.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class JobLeases:
         """Answers a request; where there is nothing now, waits up to a second for others' steps.
 
         Raises:
-            Refused: it is none that this trainer can make now.
+            Refused: this trainer cannot make it now.
             PServerError: what has ended the job.
         """
         with self._job.condition:
@@ -89,7 +89,7 @@ class JobLeases:
         """The samples that a trainer gets now.
 
         Args:
-            again: it has asked for the same before, in vain.
+            again: it has asked for the same before, without result.
         """
         self._follow_members()
         reply = self._answer(member, asked)
@@ -99,7 +99,7 @@ class JobLeases:
 
     def _wait(self, member: Member, asked: LeaseAsked, held: Held) -> Lease:
         """The answer to a trainer that has nothing left; it waits for others' steps.  Where others
-        wait for it in a save, it hears that there is nothing at once, so that it comes.
+        wait for it in a save, it receives an empty answer at once, so that it joins them.
         """
         end, waits = time.monotonic() + self._wait_seconds, self._members.waits
         reply = self._dealt_now(member, asked)
@@ -133,19 +133,19 @@ class JobLeases:
         self._told.tell()
 
     def _goes_on(self, member: Member, since: int, held: Held) -> bool:
-        """Whether there may be something for one who waits: samples, or a save."""
+        """Whether there may be something for a waiting trainer: samples, or a save."""
         self._follow_members()
         return self._changes != since or self._members.waits.save_for(member.trainer) > held.told
 
     def _replace(self, member: Member) -> None:
-        """A process asks; one that had its number before has no leases any more."""
+        """Enters a process that asks; an earlier one of its number has no leases any more."""
         before = self._asking.get(member.trainer)
         if before is not None and before is not member:
             self._job.wait(self._told, lambda: not _is_applied(before))
         self._asking[member.trainer] = member
 
     def let_in(self, trainer: int, unapplied: Mapping[int, Contribution]) -> bool:
-        """A process is to be let in while others train.  The caller holds the job's lock.
+        """Prepares the admission of a process while others train.  The caller holds the job's lock.
 
         Args:
             unapplied: by trainer, the step that is decided and not applied.
@@ -162,7 +162,7 @@ class JobLeases:
         return admitted
 
     def _follow_members(self) -> None:
-        """Those who take no more part have no leases; whose place is kept is waited for."""
+        """Removes the leases of trainers that are not live; awaits those whose place is kept."""
         for trainer, incarnation in self._table.present.items():
             member = self._asking.get(trainer) or self._members.by_trainer.get(trainer)
             process = Process(trainer, incarnation)
@@ -180,15 +180,15 @@ class JobLeases:
                 self._set_gone(trainer, trainer not in self._table.present)
 
     def _set_gone(self, trainer: int, gone: bool) -> None:
-        """Whether a process of a number is to come."""
+        """Sets whether a process of this number is expected."""
         if gone != (trainer in self._table.gone):
             change = "give_up" if gone else "wait_for"
             getattr(self._table, change)(trainer)
             self._wrote(change, trainer)
 
     def remove(self, trainer: int, incarnation: str) -> None:
-        """A process has left, or is lost: what it had leased, and no decided step has consumed, is
-        dealt out again.
+        """Removes a process that has left or is lost: its leased samples that no decided step has
+        consumed are dealt out again.
         """
         with self._job.condition:
             self._table.remove(trainer, incarnation)
@@ -211,7 +211,7 @@ class JobLeases:
             raise Refused(f"leases: {error}") from error
 
     def decided(self, trainer: int, incarnation: str, ranges: Sequence[EpochRange]) -> None:
-        """A step of a trainer counts, and has consumed these."""
+        """Counts the samples that a decided step of a trainer has consumed."""
         if ranges:
             self._table.decided(trainer, incarnation, ranges)
             self._wrote("decided", trainer, incarnation, ranges)
@@ -233,10 +233,10 @@ class JobLeases:
         return self._table.plain()
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on where a checkpoint was; a job that has dealt out leases goes on as it is.
+        """Restores a checkpoint's table; a job that has dealt out leases keeps its own.
 
         Raises:
-            ValueError: it is no lease table.
+            ValueError: it is not a lease table.
         """
         with self._job.condition:
             if self._dealt or not plain:
@@ -251,7 +251,7 @@ class JobLeases:
     # ---- see [Note: a coordinator that comes back] in pserver/job_log/coordinator.py ----
 
     def entries(self) -> list[list[Any]]:
-        """All that it knows, and that who takes its place is to :meth:`take`."""
+        """All of its state, for its replacement to :meth:`take`."""
         return [["leases", self._dealt, self._table.whole()]]
 
     def take(self, kind: str, *what: Any) -> None:
@@ -273,7 +273,7 @@ class JobLeases:
             self.write("lease", change, *arguments)
 
     def _kept(self, restored: str) -> wire.LeaseReply:
-        """Trainer 0's, at a checkpoint."""
+        """Restores a checkpoint's lease table, or gives the present one for a checkpoint."""
         if restored:
             try:
                 self.restore(bounded_json.loads(restored))

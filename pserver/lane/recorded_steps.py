@@ -25,8 +25,8 @@ Named = tuple[Array, torch.Tensor]
 class StepEntries:
     """Makes entries of steps.  Any thread may call it.
 
-    [Note: layouts]  Most steps of a trainer have gradients of the same slices.  What an entry says
-    of them is serialized once.
+    [Note: layouts]  Most steps of a trainer have gradients of the same slices.  The entry's
+    description of them is serialized once.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def arrays_of(entry: Entry, payload: memoryview) -> Iterator[Named]:
     """The arrays of an entry, each in memory of its own.
 
     Raises:
-        Damaged: they are others than it says.
+        Damaged: they do not match its description.
     """
     begin = 0
     for array in entry.arrays:
@@ -228,7 +228,8 @@ def _buffers(
     found: Mapping[tuple[int, int], Mapping[str, torch.Tensor]],
     contributions: Mapping[int, Contribution],
 ) -> dict[str, dict[int, torch.Tensor | None]]:
-    """By slice and trainer; a trainer of the step that has sent none has what the server has."""
+    """The buffers, by slice and trainer; a trainer of the step that has sent none has the
+    server's."""
     buffers: dict[str, dict[int, torch.Tensor | None]] = {}
     for (trainer, kind), named in found.items():
         for name, value in named.items() if kind == Array.BUFFER else ():

@@ -3,7 +3,7 @@
 [Note: what a recording may cost]  A step's arrays are copied, and a thread writes them while the
 job goes on.  Copies that are not written take up to ``MOST_BYTES``; then steps wait until there is
 room.  Where a file cannot be written any more, as on a full disk, nothing more is recorded: an
-error says so, the file ends with the last whole entry, and the job goes on.
+error is logged, the file ends with the last whole entry, and the job continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_BYTES = 2**28  # of copies that are not written
 
 @dataclass(slots=True)
 class Kept:
-    """An entry that is to be written: nobody changes it any more.
+    """An entry that is to be written: it does not change any more.
 
     Attributes:
         entry: its message.
@@ -52,7 +52,7 @@ class Recorder:
     Args:
         folder: where the file is; it is made.
         server: this one's place in the plan.
-        log: is told when nothing more can be recorded.
+        log: notified when nothing more can be recorded.
         most_bytes: see [Note: what a recording may cost].
 
     Attributes:
@@ -101,7 +101,7 @@ class Recorder:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """The job is over.  Returns at once; :meth:`wait` waits for what is not written."""
+        """Ends the recording.  Returns at once; :meth:`wait` waits for unwritten entries."""
         self.append(kept_of(Entry(closing=Closing())))
         with self._condition:
             self._closed = True
@@ -163,7 +163,7 @@ class Recorder:
         )
 
     def _cut(self, descriptor: int) -> None:
-        """Leaves whole entries, of which the last says why there are no more."""
+        """Cuts the file to whole entries, and appends one with the reason why there are no more."""
         message = Entry(closing=Closing(failure=self.failure)).SerializeToString()
         begin = b"" if self._end else MAGIC
         closing = [memoryview(begin + head_of(self._written + 1, message, ()) + message)]

@@ -34,7 +34,7 @@ class Recording:
         self._steps = StepEntries()
 
     def begin(self, recorder: Recorder, program: Program) -> None:
-        """From here on all is recorded.
+        """Begins the recording.
 
         Args:
             program: of this server, without values.
@@ -45,7 +45,7 @@ class Recording:
         self.recorder = recorder
 
     def close(self) -> None:
-        """The job is over."""
+        """Ends the recording: the job is over."""
         if self.recorder is not None:
             self.recorder.close()
 
@@ -59,14 +59,15 @@ class Recording:
     # ---- records and steps ----
 
     def record(self, record: Record) -> None:
-        """A record takes effect."""
+        """Records that a record of the log takes effect."""
         if self.recorder is not None:
             self.recorder.append(
                 kept_of(Entry(records=Records.FromString(records_bytes([record]))))
             )
 
     def stands(self, standing: Standing) -> None:
-        """This server has come back, and has loaded its save; records go on from here."""
+        """Records that this server has come back, and has loaded its save; records continue from
+        here."""
         if self.recorder is not None:
             records = Records.FromString(standing.to_bytes())
             self.recorder.append(kept_of(Entry(records=records)))
@@ -80,7 +81,7 @@ class Recording:
         return self._steps.entry(steps)
 
     def applied(self, kept: Kept | None, coefficients: Mapping[str, float] | None = None) -> None:
-        """The update of steps begins.
+        """Records that the update of steps begins.
 
         Args:
             kept: what :meth:`kept` gave.
@@ -93,13 +94,13 @@ class Recording:
 
     @property
     def on(self) -> bool:
-        """Whether something is recorded."""
+        """Whether a recording is running."""
         return self.recorder is not None
 
     # ---- what takes the place of what is held; the caller keeps steps from changing anything ----
 
     def values(self, slices: SliceStore, versions: Sequence[int], hparams: Hparams) -> None:
-        """Slices and states have been loaded.
+        """Records that slices and states have been loaded.
 
         Args:
             slices: as they are now.
@@ -119,7 +120,7 @@ class Recording:
     def rows(
         self, table: str, chunk: Mapping[str, np.ndarray], metadata: str | None = None
     ) -> None:
-        """Rows have been loaded into a table.
+        """Records that rows have been loaded into a table.
 
         Args:
             metadata: in place of all that it had; None: beside the other rows.
@@ -131,7 +132,7 @@ class Recording:
     def shrunk(
         self, table: str, time: float, days: float, threshold: float | None, number: int
     ) -> None:
-        """A table is shrunk.
+        """Records that a table is shrunk.
 
         Args:
             time: in seconds since 1970.

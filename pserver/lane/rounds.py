@@ -1,8 +1,8 @@
-"""The rounds of a sync lane: what trainers have sent of a step, and what its record decides.
+"""The rounds of a sync lane: the trainers' contributions to a step, and its record's decision.
 Pure state, no waiting.
 
 [Note: whose buffers]  A training forward changes buffers by itself, on each trainer by what it has
-seen.  By the lane's ``buffers`` one of two things is what all trainers have, or neither:
+seen.  The lane's ``buffers`` says whether all trainers have one of two values, or each its own:
 
 ::
 
@@ -54,15 +54,15 @@ Gathered = Mapping[str, Mapping[int, Tensor | None]]
 
 
 class SharedBuffers:
-    """Assigns buffers in one lane's steps, and knows which of them answers bring.  Any thread may
-    call it.  See [Note: whose buffers].
+    """Assigns synced buffers in one lane's steps, and knows which of them answers bring.  Any
+    thread may call it.  See [Note: whose buffers].
 
     Args:
         whose: the lane's ``buffers``.
         of_step: a mean is over the trainers of the step alone.
         variables: the memory of the slices that servers hold and never update, by name.
         locks: one for each of them.
-        first: gives trainer 0, or who stands in for it.
+        first: gives the leader.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SharedBuffers:
         """Returns if a trainer's step may bring these buffers.
 
         Raises:
-            Refused: one is updated by steps, or is not this trainer's to say.
+            Refused: one is updated by steps, or this trainer may not set it.
         """
         who = f"step {step} of trainer {trainer}"
         for name in buffers:
@@ -100,11 +100,12 @@ class SharedBuffers:
         return self._whose == "mean" and (dtype.is_floating_point or dtype.is_complex)
 
     def gathered(self, sent: Mapping[str, Mapping[int, Tensor | None]]) -> Gathered:
-        """What :meth:`assign` is given for a step: where a mean is over the last value that each
-        trainer has sent, those of the others, too.  In the order of the steps, each once.
+        """The values for :meth:`assign` of a step: where a mean is over the last value that each
+        trainer has sent, those of the others, too.  Called in the order of the steps, once for
+        each.
 
         Args:
-            sent: by slice, and by trainer that takes part in the step: its value; None: it has what
+            sent: by slice, and by trainer of the step: its value; None: it has what
                 the server has.
         """
         if self._of_step:
@@ -195,7 +196,7 @@ class Contribution:
         hparams: the hyper-parameters of every parameter group at this step.
         overflow: the trainer saw a gradient that is not finite.
         row_gradients: by table name; a table that the step does not touch is missing.
-        assignments: what its script has written, by slice name.
+        assignments: its script's external writes, by slice name.
         written: the checksums of that, by slice name, where all trainers must have written the
             same; and of rows that it has loaded, by table name.
         nonfinite: the step itself, where values are not finite.
@@ -260,7 +261,7 @@ class SyncRound:
         merged_rows: merged gradients by table.
         assignments: what trainers have written, by slice: all of them the same.
         task: the update, from APPLYING on.
-        began: when the first contribution came, as metrics measure it.
+        began: when the first contribution arrived, as metrics measure it.
         time: of its record, in seconds since 1970; 0.0: it has none.
         record: the record's number.
         steps: that it decides.
@@ -306,7 +307,7 @@ class SyncRound:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a thread that waits in the round may go on: to lead it, or to answer."""
+        """Whether a thread that waits in the round may continue: to lead it, or to answer."""
         match self.phase:
             case Phase.COLLECTING:
                 return bool(self.time) and not self.led
@@ -319,7 +320,7 @@ class SyncRound:
 
     @property
     def answers(self) -> bool:
-        """Whether something of its update may be there, or nothing ever will be."""
+        """Whether a part of its update may be done, or none ever will be."""
         task = self.task
         if task is None or self.phase is Phase.APPLIED:
             return task is not None
@@ -339,10 +340,10 @@ class SyncRound:
     def decide(
         self, steps: Sequence[ProcessStep], time: float, record: int
     ) -> dict[int, Contribution]:
-        """The round's record stands: these steps are in it.
+        """Takes the round's record: these steps are in it.
 
         Returns:
-            Them, by trainer.
+            The steps, by trainer.
         """
         trainers = [step.process.trainer for step in steps]
         self.contributions = {trainer: self.contributions[trainer] for trainer in trainers}
@@ -355,11 +356,11 @@ class SyncRound:
         return self.contributions if self.time else {}
 
     def has_applied(self, record: int) -> bool:
-        """Whether nothing is left to be applied of a record that stands before this one."""
+        """Whether nothing of an earlier record is left to be applied."""
         return not self.time or self.record > record
 
     def drop(self, trainer: int) -> bool:
-        """A trainer was lost; what is decided stays.
+        """Drops the contribution of a lost trainer; what is decided stays.
 
         Returns:
             Whether it had a contribution.
@@ -386,8 +387,8 @@ class SyncRound:
         return tuple(found for each in in_order for found in each.outliers)
 
     def agree(self, variables: Mapping[str, torch.Tensor], tables: Collection[str] = ()) -> None:
-        """Finds what is to be assigned before the step: trainer 0's values, where all trainers
-        have written the same.
+        """Finds the external writes to assign before the step: trainer 0's values, where all
+        trainers have written the same.
 
         A slice whose checksum is that of the server's own values counts as not written.  Rows of
         tables are on the server already.
@@ -499,7 +500,7 @@ class SyncRound:
 
 
 def _disagreement(name: str, said: Mapping[int, int], before: int) -> str:
-    """In words, which trainers have written what into a slice."""
+    """The disagreement of trainers about a slice's external writes, in words."""
     groups: dict[int, list[int]] = {}
     for trainer, checksum_ in said.items():
         groups.setdefault(checksum_, []).append(trainer)
@@ -515,7 +516,7 @@ def _disagreement(name: str, said: Mapping[int, int], before: int) -> str:
 
 
 def _loads_differ(name: str, loaded: Mapping[int, int | None]) -> str:
-    """In words, which trainers have loaded what into a table."""
+    """The disagreement of trainers about a table's loaded rows, in words."""
     groups: dict[int | None, list[int]] = {}
     for trainer, checksum_ in loaded.items():
         groups.setdefault(checksum_, []).append(trainer)
@@ -593,6 +594,6 @@ class DecidedSteps:
 
     @property
     def own(self) -> Contribution:
-        """The one contribution, where each trainer's step is an update of its own."""
+        """The only contribution, where each trainer's step is an update of its own."""
         (contribution,) = self.contributions.values()
         return contribution

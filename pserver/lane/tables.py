@@ -75,7 +75,7 @@ class LockedCut:
         self._rests_until = 0.0
 
     def make_room(self) -> None:
-        """A step comes: waits for an instant where too much is copied.  The caller holds the
+        """Waits for an instant before a step, where too much is copied.  The caller holds the
         table's lock.
         """
         self._stepped = True
@@ -114,7 +114,7 @@ class LockedCut:
             time.sleep(min(left, LONGEST_REST_SECONDS))
 
     def close(self) -> None:
-        """It is not read any more."""
+        """Closes the cut, which is not read any more."""
         with self._read:
             self._cut.close()
             self._read.notify_all()
@@ -201,7 +201,7 @@ class LockedTable:
 
         Args:
             ids: int64[n].
-            trainer: who reads; delay compensation remembers what it has read.
+            trainer: the reader; delay compensation remembers what it has read.
 
         Returns:
             [n, dim], of the table's dtype, in the order of the ids.

@@ -3,7 +3,7 @@
 [Note: going on]  Where updates come one by one, each waits for the one before.  If each ran in the
 thread of its own trainer, every one would begin by waking a thread, which first has to find a free
 processor: with many trainers that takes longer than a small update.  So a thread that has ended an
-update goes on with those behind it, for an instant, and tells their threads in the end: a thread
+update goes on with those behind it, for an instant, and notifies their threads in the end: a thread
 that wakes wants a processor.  It does so before it answers its own trainer, which is why it takes
 ``GO_ON_SECONDS`` at most: none that is as large as that.
 
@@ -53,7 +53,7 @@ class UpdateTask:
         finished: every batch is updated, and ``on_end`` has returned.
         failure: what the first batch that failed raised.
         in_workers: threads of their own update it; otherwise those do that wait for it.
-        early: something of it may be there long before all is.
+        early: a part of it may be done long before all is.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class UpdateTask:
         """Gives also the update behind this one, where the batch was the last one of this.
 
         Args:
-            ended: is given those that end here, of which nobody is told; None: all are told.
+            ended: collects those that end here, whose threads are not notified; None: all are
+                notified.
         """
         with self._lock:
             if not self._may_begin(limit):
@@ -131,7 +132,7 @@ class UpdateTask:
         return bool(self._left) and self._running < limit and self._after is None
 
     def _go_on(self, seconds: float) -> None:
-        """The update before has ended in this thread.
+        """Continues with this update in the thread that has ended the one before.
 
         Args:
             seconds: that it has taken.
@@ -214,7 +215,7 @@ class UpdateTask:
         return not self.in_workers and task._may_begin(helpers if task is self else ALL)
 
     def _wait(self, name: str, helpers: int) -> None:
-        """Until it is there, or this thread may update something."""
+        """Waits until it is updated, or this thread may update something."""
         event = self._events.get(name)
         if event is None:
             event = self._events[name] = self._waits.event()
@@ -253,8 +254,8 @@ class UpdateTask:
         return behind
 
     def _fail(self, failure: BaseException) -> None:
-        """A batch has failed, or an update before this one: nothing that is left is ever updated,
-        nor anything behind it.
+        """Fails the update, as a batch or an earlier update has failed: nothing that is left is
+        ever updated, nor any later update.
         """
         task: UpdateTask | None = self
         while task is not None:
@@ -267,8 +268,8 @@ class UpdateTask:
             task = task._behind
 
     def _end(self, failure: BaseException | None) -> BaseException | None:
-        """Calls ``on_end``, once; gives the failure, or what was raised in there: who waits for the
-        step is told.
+        """Calls ``on_end``, once; returns the failure, or what ``on_end`` raised, for the threads
+        that wait for the step.
         """
         on_end, self._on_end = self._on_end, lambda failure: None
         try:
@@ -278,8 +279,8 @@ class UpdateTask:
         return failure
 
     def _tell(self, batch: Batch) -> None:
-        """A batch has ended, and was not the last one: tells those that wait for something in it;
-        or, where batches are left and nobody is told, a thread that may help.
+        """Notifies, after a batch that was not the last one, the threads that wait for something in
+        it; or, where batches are left and no thread is notified, one that may help.
         """
         stand = {name: event for name, event in self._events.items() if event.standing}
         told = [stand[name] for name in batch if name in stand]
@@ -293,7 +294,8 @@ class UpdateTask:
             event.tell()
 
     def _tell_one(self) -> None:
-        """A thread may help: one that waits for this update, or else for one behind it."""
+        """Notifies a thread that may help: one that waits for this update, or else for a later
+        one."""
         task: UpdateTask | None = self
         while task is not None:
             for event in task._events.values():
@@ -351,7 +353,7 @@ class UpdateBatches:
         return sum(self.sizes) >= LARGE_BYTES
 
     def with_held(self, assigned: Iterable[str]) -> list[Batch]:
-        """The batches of a step that assigns these slices: those that nobody updates are one."""
+        """The batches of a step that assigns these slices: those that are never updated are one."""
         held = tuple(name for name in assigned if name not in self._updates)
         return [*self._batches, held] if held or not self._batches else self._batches
 
@@ -396,8 +398,8 @@ class Workers:
 
 
 def _use_one_thread(others: int) -> None:
-    """From here on torch does not divide the operations of this thread; new threads begin with
-    ``others``, as they did.
+    """Makes torch not divide the operations of this thread; new threads begin with ``others``, as
+    before.
     """
     # a thread's first call takes over the process's number: so read it before setting it
     torch.get_num_threads()

@@ -4,8 +4,8 @@ one.
 [Note: reading beside an update]  torch's optimizers update a slice in its own memory.  So readers
 get a copy.  Between two updates one copy is made, by the thread that needs it first, and all
 readers share it.  While the next update runs they get that copy: where slices are read after every
-update, nobody waits for one.  Where nobody has read since the last update, nothing is copied before
-the next, and a reader that comes meanwhile waits for that one.
+update, no reader waits for one.  Where none has read since the last update, nothing is copied
+before the next, and a reader that arrives meanwhile waits for that one.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AsyncSlices:
         self._last_read: dict[tuple[int, str], torch.Tensor] = {}
 
     def last_read(self, trainer: int, names: Collection[str]) -> dict[str, torch.Tensor]:
-        """These slices as a trainer has read them last, where delays are compensated."""
+        """Slices as a trainer has read them last, where delays are compensated."""
         if not self.compensates:
             return {}
         found = {name: self._last_read.get((trainer, name)) for name in names}
@@ -140,7 +140,7 @@ class AsyncSlices:
 
     def read(self, trainer: int, name: str, in_place: bool = False) -> torch.Tensor:
         """A copy of a slice between two updates, shared with other readers; the memory itself where
-        the reader notices that it changes, and nobody need know what was read.
+        the reader notices that it changes, and reads need not be remembered.
         """
         if in_place and not self.compensates:
             return self._updates[name].value

@@ -58,7 +58,7 @@ def tell(
         try:
             _announce(control, words, unreplaced)
         except PServerError as error:
-            print(f"could not tell {error}", file=sys.stderr)
+            print(f"could not report ended trainers: {error}", file=sys.stderr)
         finally:
             control.close()
 
@@ -154,7 +154,7 @@ class Said:
 
 def ask(questions: Sequence[Question], seconds: float) -> Said:
     """Asks servers until all is known, or one has said no, or the time is over."""
-    waited = "waiting for servers to say how the job goes on"
+    waited = "waiting for servers to report whether the job continues"
     for _ in poll(log, lambda: waited, seconds, PAUSE_SECONDS):
         for question in questions:
             if not question.answered:

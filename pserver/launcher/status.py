@@ -272,12 +272,12 @@ def trainer_line(trainer: TrainerStatus) -> str:
         text += f", slow: {trainer.compute_seconds:.3g} s of its own a step, "
         text += f"{trainer.behind:.1f} times the others'"
     # what it says of itself lags behind the step that is applied: two numbers, so a name for each
-    return text + (f"; last said: {trainer.activity}" if trainer.activity else "")
+    return text + (f"; last reported: {trainer.activity}" if trainer.activity else "")
 
 
 def wait_line(wait: WaitStatus) -> str:
     """The waits, with those that they are for and their seconds, in one line."""
-    whom = ", ".join(map(str, wait.for_whom)) or "nobody any more"
+    whom = ", ".join(map(str, wait.for_whom)) or "(none)"
     what = f"trainer {wait.trainer_id} waits at {wait.what} for trainer {whom}"
     return f"{what}, for {wait.seconds:.1f} s (wait {wait.number})"
 
@@ -294,7 +294,7 @@ def table_line(table: TableStatus) -> str:
 
 def epoch_line(epoch: EpochStatus) -> str:
     """The progress of an epoch's samples, in one line."""
-    total = f"{epoch.samples} {epoch.unit}" if epoch.samples else f"{epoch.unit}, no end met"
+    total = f"{epoch.samples} {epoch.unit}" if epoch.samples else f"{epoch.unit}, length unknown"
     text = f"epoch {epoch.number}{', over' if epoch.over else ''}: {total}, {epoch.decided} decided"
     text += f", {epoch.leased} leased, {epoch.skipped} skipped, {epoch.handed_back} handed back"
     return text + (f", {epoch.left_out} left out" if epoch.left_out else "")

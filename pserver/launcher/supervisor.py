@@ -295,7 +295,7 @@ def sentences(
             continue
         status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
         if process.told and (suspended or process is not failed[0]):
-            yield f"{status}, told by others: {process.told} (see {process.log})"
+            yield f"{status}, reported by others: {process.told} (see {process.log})"
             continue
         log = f"the last lines of {process.log}:" if process.tail else f"{process.log} is empty"
         yield f"{status}; {log}"
@@ -340,8 +340,8 @@ def unanswered(process: Process, seconds: float) -> str:
         seconds: for how long they were asked.
     """
     return (
-        f"the servers have not said within {seconds:g} s whether the job goes on without "
-        f"{process.name}: the processes that run are believed"
+        f"the servers have not reported within {seconds:g} s whether the job goes on without "
+        f"{process.name}: deciding by the processes that still run"
     )
 
 
@@ -409,7 +409,7 @@ def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) 
 
 
 LOST_SERVER = (sys.executable, "-m", "pserver.launcher.lost_server")
-UNKNOWN = "the other servers do not say how the job goes on"
+UNKNOWN = "the other servers do not report whether the job continues"
 
 
 def ask_for_reload(
@@ -672,7 +672,7 @@ class Supervisor:
         if number is not None and self._came_late(process):
             why = "has ended when the job was done"
             if self.started.away(process):
-                why = "came too late: the job is done without it"
+                why = "started too late: the job is done without it"
             elif process.told:
                 why = f"was lost, and the job is done without it; see {process.log}"
             self._does_without(process, why)
@@ -822,7 +822,7 @@ class Supervisor:
         path = str(said.get("path", ""))
         if not path:
             reason = said.get("reason", UNKNOWN)
-            self.say(f"{server.name} does not come back alone: {reason}")
+            self.say(f"{server.name} cannot be restarted alone: {reason}")
             return False
         what = self.policy.after(Ended(None, server.lived_seconds, True))
         assert what is Next.ALONE, "a restart is left"
@@ -846,7 +846,7 @@ class Supervisor:
         while not over():
             self._until(lambda: over() or bool(untold() or self._late()), None)
             for trainer in self._late():
-                self.say(f"{trainer.name} came too late: the job is done without it")
+                self.say(f"{trainer.name} started too late: the job is done without it")
                 trainer.stop(signal.SIGTERM)
             if not self._until(lambda: over() or bool(self._late()), LEAVE_SECONDS):
                 news = untold()

@@ -53,7 +53,7 @@ class Intervals:
         at = bisect_right(self._starts, start)
         before = at > 0 and self._stops[at - 1] > start
         if before or (at < len(self._starts) and self._starts[at] < stop):
-            raise ValueError(f"a number from {start} to {stop} is there already")
+            raise ValueError(f"a number from {start} to {stop} is already present")
         joins = at > 0 and self._stops[at - 1] == start
         meets = at < len(self._starts) and self._starts[at] == stop
         if joins and meets:
@@ -80,7 +80,7 @@ class Intervals:
             ValueError: one is not.
         """
         if not self.covers(start, stop):
-            raise ValueError(f"expected {start} to {stop} to be there")
+            raise ValueError(f"expected {start} to {stop} to be present")
         at = bisect_right(self._starts, start) - 1
         first, last = self._starts[at], self._stops[at]
         left = [(a, b) for a, b in ((first, start), (stop, last)) if a < b]
@@ -936,7 +936,7 @@ def _gone_on(own: Epoch, epoch: Epoch, read: bool) -> Epoch:
     if own.segments and epoch.stripes != own.stripes:
         raise ValueError(
             f"epoch {epoch.number}: expected {own.stripes} trainers that step together, as "
-            f"when its pass began, got {epoch.stripes}: data whose end nobody knows is divided "
+            f"when its pass began, got {epoch.stripes}: data of unknown length is divided "
             "among as many as before"
         )
     if same != own:

@@ -153,7 +153,7 @@ class Announcements:
             if silence > timeout:
                 del self._announced[incarnation]
                 reason = (
-                    f"it has shown no heartbeat for {silence:.1f} s (heartbeat timeout {timeout:g} "
+                    f"it has sent no heartbeat for {silence:.1f} s (heartbeat timeout {timeout:g} "
                     "s)"
                 )
                 self._end(known.trainer, reason, now)
@@ -701,9 +701,9 @@ class Membership:
             if silence > timeout:
                 doing = member.waiting or member.activity
                 text = (
-                    f"trainer {member.trainer} has shown no heartbeat for {silence:.1f} s "
+                    f"trainer {member.trainer} has sent no heartbeat for {silence:.1f} s "
                     f"(heartbeat timeout {timeout:g} s)"
-                    + (f", last heard at {doing}" if doing else "")
+                    + (f", last known activity: {doing}" if doing else "")
                 )
                 found.append((member, text))
         return found

@@ -102,7 +102,7 @@ class Wait:
     for_whom: frozenset[int]
 
     def __str__(self) -> str:
-        names = ", ".join(map(str, sorted(self.for_whom))) or "nobody any more"
+        names = ", ".join(map(str, sorted(self.for_whom))) or "(none)"
         return f"trainer {self.trainer} waits at {self.what} for trainer {names}"
 
 

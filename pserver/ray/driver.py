@@ -70,8 +70,8 @@ class Failure:
         """One sentence, without the last lines."""
         where = f"{self.name} on node {self.node}" if self.node else self.name
         if self.status is None:
-            return f"{where} is gone with its actor: {self.gone}"
-        said = f", told by others: {self.told}" if self.told else ""
+            return f"{where} was lost with its actor: {self.gone}"
+        said = f", reported by others: {self.told}" if self.told else ""
         return f"{where} failed with status {self.status}{_killer(self.status)}{said}"
 
 

@@ -127,7 +127,7 @@ class Enrolment:
             if self._done.is_set():
                 return
             if self._wrong >= WRONG_CODES and not self._has_counted():
-                raise Refused(f"{self._wrong} wrong codes came: this one counts no more")
+                raise Refused(f"received {self._wrong} wrong codes: this one is no longer valid")
             self._socket.settimeout(min(left, WAKE_SECONDS))
             with suppress(OSError):
                 connection, _ = self._socket.accept()
@@ -138,7 +138,7 @@ class Enrolment:
                 threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
         if self._has_counted():
             return
-        raise TimedOut(f"no host came with the code within {seconds:g} s; it counts no more")
+        raise TimedOut(f"no host used the code within {seconds:g} s; it is no longer valid")
 
     def _has_counted(self) -> bool:
         """Whether the host has its keys; from here on the code counts no more."""
@@ -175,7 +175,7 @@ class Enrolment:
         requests = {role: _requested(asked, role) for role in self._roles}
         with self._once:
             if self._done.is_set():
-                raise OSError("the code has counted")
+                raise OSError("the code has been used")
             files = {
                 f"{role}.pem": self._folder.sign(self._host, role, key).decode()
                 for role, key in requests.items()
@@ -221,7 +221,7 @@ def redeem(code: str, directory: Path, timeout_seconds: float = 20.0) -> str:
             answer = _receive(secured)
     except OSError as error:
         raise Unreachable(
-            f"{host}:{port} does not answer ({error.strerror or error}): a code counts once, and "
+            f"{host}:{port} does not answer ({error.strerror or error}): a code can be used once, "
             "for a time"
         ) from error
     if "error" in answer:

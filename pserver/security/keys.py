@@ -623,10 +623,10 @@ class Keys:
                 if stamp not in (self._read.stamp, self._failed):
                     self._failed = stamp
                     self._read = _load(self._files, stamp)
-                    log.info("%s: the keys have changed, and count from now on", self.directory)
+                    log.info("%s: the keys have changed; using the new ones", self.directory)
             except (OSError, ValueError) as error:
                 # one of several files is new, or some are gone: once for each state
-                log.warning("%s: the keys from before count on: %s", self.directory, _why(error))
+                log.warning("%s: still using the previous keys: %s", self.directory, _why(error))
             return self._read
 
     @property
@@ -673,7 +673,7 @@ class Keys:
             raise Untrusted(f"the certificate of {bearer} has expired ({bearer.until:%Y-%m-%d})")
         if now < bearer.since:
             raise Untrusted(
-                f"the certificate of {bearer} counts from {bearer.since:%Y-%m-%d %H:%M} UTC on, "
+                f"the certificate of {bearer} is valid from {bearer.since:%Y-%m-%d %H:%M} UTC on, "
                 f"and here it is {now:%Y-%m-%d %H:%M} UTC: are the hosts' clocks right?"
             )
         if bearer.role not in roles:
@@ -702,7 +702,7 @@ def _load(files: Sequence[Path], stamp: Stamp) -> _Read:
     try:
         loaded.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
     except InvalidSignature:
-        raise ValueError(f"{files[2]} and {files[0]} are of two authorities") from None
+        raise ValueError(f"{files[2]} and {files[0]} are from different authorities") from None
     contexts = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(protocol)
@@ -737,7 +737,7 @@ HELLO = b"\x16\x03"  # how a TLS client begins
 
 # what OpenSSL says of the peer's word, in ours
 SAID = {
-    "CERTIFICATE_REQUIRED": "it wants a certificate",
+    "CERTIFICATE_REQUIRED": "it requires a certificate",
     "UNKNOWN_CA": "it does not know the authority of this certificate",
     "CERTIFICATE_EXPIRED": "it says that this certificate has expired",
     "BAD_CERTIFICATE": "it does not take this certificate",
@@ -830,7 +830,7 @@ def reason_of(error: ssl.SSLError) -> str:
         text = (error.verify_message or str(error)).rstrip(".")
         if "issuer certificate" in text or "self-signed" in text or "signature" in text:
             return "its certificate is of another authority"
-        return f"its certificate does not count: {text}"
+        return f"its certificate is not valid: {text}"
     word = error.reason or ""
     for name, text in SAID.items():
         if word.endswith(f"ALERT_{name}"):

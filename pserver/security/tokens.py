@@ -314,9 +314,9 @@ class Nonces:
         """
         beginning, code = nonce[: _BEGINNING.size], nonce[_BEGINNING.size :]
         if not hmac.compare_digest(self._code(beginning), code):
-            raise Stale("the challenge is none of this server's: ask for another")
+            raise Stale("this server did not issue the challenge: ask for another")
         if _BEGINNING.unpack(beginning)[0] < self._clock():
-            raise Stale("the challenge has ended: ask for another")
+            raise Stale("the challenge has expired: ask for another")
 
     def use(self, nonce: bytes) -> None:
         """Uses up a challenge that has been checked, and answered well.

@@ -510,7 +510,7 @@ def _signals(asked: _Asked) -> Iterator[None]:
     def first(number: int, frame: FrameType | None) -> None:
         asked.number = number
         asked.event.set()
-        log.info("%s: draining; once more to end at once", signal.Signals(number).name)
+        log.info("%s: draining; send it again to end at once", signal.Signals(number).name)
         for each in before:
             signal.signal(each, signal.SIG_DFL)
 
@@ -525,7 +525,7 @@ def _signals(asked: _Asked) -> Iterator[None]:
 def _warn_if_open(host: str, endpoint: str) -> None:
     if not is_loopback(host):
         log.warning(
-            "%s is open to the network, without encryption: who reaches it can read and change "
-            "models",
+            "%s is open to the network, without encryption: anyone who reaches it can read and "
+            "change models",
             endpoint,
         )

@@ -174,7 +174,7 @@ def _of_lanes(installed: InstalledProgram) -> Iterator[Metric]:
     )
     yield current(
         "pserver_queue_steps",
-        "Steps that have come and are not applied yet.",
+        "Steps that have arrived and are not applied yet.",
         {(str(lane.index),): float(lane.queued) for lane in lanes},
         "lane",
     )

@@ -213,7 +213,7 @@ class JobSteps(Collector):
         )
         self._wait = in_seconds(
             "pserver_wait_seconds",
-            "Who holds up whom: for how long a step's first trainer waited for this one.",
+            "How long a step's first trainer waited for this one: which trainers delay others.",
             *("lane", "peer"),
         )
         self._update = in_seconds(

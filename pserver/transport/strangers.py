@@ -392,7 +392,7 @@ class TcpProxy:
         """
         try:
             if not client.front.recv(1, socket.MSG_PEEK):
-                raise ConnectionAbortedError("it ended before it had said anything")
+                raise ConnectionAbortedError("it ended before it had sent anything")
             back, client.name = self._private.connect()
         except BlockingIOError:  # so many connections wait for the server; the next one may not
             return None

@@ -518,7 +518,7 @@ def _healthy(facts: Facts) -> tuple[str, str]:
         t.number for t in facts.trainers if t.state == "joined" and t.silence > SILENT_SECONDS
     ]
     if silent:
-        return "warn", f"Perhaps not: nothing is heard of {_trainers(silent, verb=False)}"
+        return "warn", f"Perhaps not: no message from {_trainers(silent, verb=False)}"
     if slow := [t.number for t in facts.trainers if t.behind]:
         return "warn", f"Yes, but {_trainers(slow)} slower than the others"
     if refused := sum(r.steps_refused_nonfinite for r in facts.sighting.replies.values()):

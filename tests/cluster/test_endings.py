@@ -147,7 +147,7 @@ def test_the_servers_heartbeat_timeout_holds_among_trainers_too(processes: Proce
 
     assert other.status() == 1, other
     silent = f"{processes.scaled(3):g}"
-    lost = f"is lost .silent for {silent} s|has shown no heartbeat for {silent}"
+    lost = f"is lost .silent for {silent} s|has sent no heartbeat for {silent}"
     other.said(f"TrainerLost.*trainer 1 ({lost})")
     assert cluster.statuses() == [1]
 
@@ -257,7 +257,7 @@ def test_a_trainer_that_is_killed_before_it_joins_is_known(
     dead.send(signal.SIGKILL)
 
     assert other.status() == 1, other
-    other.said(f"TrainerLost: .*trainer {number} ended before it joined: it has shown no heartbeat")
+    other.said(f"TrainerLost: .*trainer {number} ended before it joined: it has sent no heartbeat")
     if number == 1:
         assert cluster.statuses() == [1]
 

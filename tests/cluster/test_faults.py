@@ -118,9 +118,9 @@ def test_a_killed_trainer_is_named_by_everybody(
 
     at = fault_time(killed)
     assert killed.status() == -signal.SIGKILL
-    assert_knows(other, at, "TrainerLost", "trainer 1 has shown no heartbeat")
+    assert_knows(other, at, "TrainerLost", "trainer 1 has sent no heartbeat")
     for (server, _), first in zip(survivors, begin, strict=True):
-        server.said("the job failed: .*trainer 1 has shown no heartbeat", first)
+        server.said("the job failed: .*trainer 1 has sent no heartbeat", first)
 
 
 @pytest.mark.long
@@ -132,10 +132,10 @@ def test_a_stopped_trainer_is_named_and_is_told_when_it_goes_on(
     """
     other, stopped = start(processes, survivors, script, FOREVER, "sync", "SIGSTOP")
 
-    assert_knows(other, fault_time(stopped), "TrainerLost", "trainer 1 has shown no heartbeat")
+    assert_knows(other, fault_time(stopped), "TrainerLost", "trainer 1 has sent no heartbeat")
     woken = time.monotonic()
     stopped.send(signal.SIGCONT)
-    assert_knows(stopped, woken, "(TrainerLost|JobFailed)", "trainer 1 has shown no heartbeat")
+    assert_knows(stopped, woken, "(TrainerLost|JobFailed)", "trainer 1 has sent no heartbeat")
 
 
 def test_a_trainer_that_raises_ends_the_job_for_the_others_at_once(
@@ -192,7 +192,7 @@ def test_a_stopped_server_is_named_by_every_trainer(processes: Processes, script
     for trainer in trainers:
         assert_knows(trainer, at, "(ServerLost|JobFailed)", f"server 1 at {endpoint}")
     victim.send(signal.SIGCONT)
-    silent = "trainer . has shown no heartbeat|the coordinator at .* has not been heard"
+    silent = "trainer . has sent no heartbeat|the coordinator at .* has not been heard"
     victim.said(f"the job failed: (trainer . ended|{silent})")
     assert_serves_another_job(processes, servers, script)
 

@@ -90,4 +90,4 @@ def test_a_job_that_stops_without_a_trainer_has_no_places_to_join(processes: Pro
     first = launched(processes, free_port(), "127.0.0.1", "1:3", "stop")
 
     assert first.status() == 1, first
-    assert "expected a job that does without a trainer" in "\n".join(first.lines), first
+    assert "min_trainers=1 needs an elastic job" in "\n".join(first.lines), first

@@ -124,4 +124,4 @@ def test_trainers_that_take_the_steps_together_let_nobody_in(
     assert other.status() == 0, f"{processes.all}"
     other.said(rf"^finished {STEPS} \[\[{STEPS}.0\], \[{STEPS}.0\]\]")
     assert another.status() != 0, f"{processes.all}"
-    another.said("Refused: .*trainer 1 comes late: .* let nobody in while they train")
+    another.said("Refused: .*trainer 1 cannot join: .* after training has started")

@@ -288,5 +288,5 @@ def test_other_jobs_go_back_as_a_whole(processes: Processes, mode: str, reason: 
     (processes.path / "killed-0").touch()
 
     assert launch.status(patience=200) == 0, launch
-    said(launch, f"server 1 does not come back alone: .*{reason}", 1)
+    said(launch, f"server 1 cannot be restarted alone: .*{reason}", 1)
     said(launch, "starts the job again \\(restart 1 of 1\\)", 1)

@@ -238,7 +238,9 @@ def test_the_others_go_on_without_it_when_nobody_comes(
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
     seconds = f"{processes.scaled(15):g} s"
-    waited = f"nobody takes trainer 1's place within {seconds}" in "\n".join(servers[0][0].lines)
+    waited = f"no process takes trainer 1's place within {seconds}" in "\n".join(
+        servers[0][0].lines
+    )
     assert waited == (policy == "wait"), servers[0][0]
 
 

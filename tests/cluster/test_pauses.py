@@ -105,13 +105,13 @@ def test_a_trainer_that_wakes_says_that_it_was_away(processes: Processes, path: 
     """When the others have lost it meanwhile; not that a server was."""
     trainers = begun(processes, path, "async", "apart")
     trainers[1].send(signal.SIGSTOP)
-    processes.all[0].said("trainer 1 has shown no heartbeat")
+    processes.all[0].said("trainer 1 has sent no heartbeat")
     trainers[1].send(signal.SIGCONT)
     told = trainers[1].said(r"^pserver\.errors\.(\w+): (.*)")
     trainers[0].tell("enough")
 
     assert told[1] == "TrainerLost", told[0]
-    assert "did not run for" in told[2] or "trainer 1 has shown no heartbeat" in told[2]
+    assert "did not run for" in told[2] or "trainer 1 has sent no heartbeat" in told[2]
     assert [trainer.status() for trainer in trainers] == [0, 1], processes.all
     assert not [line for line in trainers[1].lines if "ServerLost" in line]
 

@@ -126,4 +126,4 @@ def test_a_trainer_that_comes_when_the_job_is_done_is_not_awaited(
     text = "\n".join(lines)
 
     assert status == 0, text
-    assert "trainer 1 came too late: the job is done without it" in text
+    assert "trainer 1 started too late: the job is done without it" in text

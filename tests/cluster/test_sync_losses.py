@@ -110,7 +110,7 @@ def test_they_go_on_without_it_when_nobody_comes(
     assert moved(other) == [2.0 * in_step(where) + STEPS - in_step(where)], f"{other}"
     for server, _ in servers:
         assert server.status() == 0, f"{server}"
-    words = f"nobody takes trainer 1's place within {processes.scaled(NOBODY_COMES):g} s"
+    words = f"no process takes trainer 1's place within {processes.scaled(NOBODY_COMES):g} s"
     waited = words in "\n".join(servers[0][0].lines)
     assert waited == (policy == "wait"), servers[0][0]
 
@@ -142,4 +142,4 @@ def test_launch_starts_it_again_or_says_that_nobody_comes(
     ends = {float(each) for each in re.findall(r"finished \[(\S+)\]", text)}
     alone = 2.0 * (FAULT_STEP - 1) + STEPS - (FAULT_STEP - 1)
     assert ends == {2.0 * STEPS if restarts else alone}, launch
-    assert ("nobody takes trainer 1's place again" in text) == (not restarts), launch
+    assert ("no process takes trainer 1's place again" in text) == (not restarts), launch

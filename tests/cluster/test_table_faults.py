@@ -129,10 +129,10 @@ def test_a_trainer_killed_between_its_rows_and_their_commit_is_named_by_everybod
     other, killed = start(processes, survivors, script, FOREVER, "in a step", "")
 
     at = float(killed.said(r"fault at (\S+)")[1])
-    assert_knows(other, at, "TrainerLost", "trainer 1 has shown no heartbeat")
+    assert_knows(other, at, "TrainerLost", "trainer 1 has sent no heartbeat")
     assert killed.status() == -signal.SIGKILL
     for (server, _), first in zip(survivors, begin, strict=True):
-        server.said("the job failed: .*trainer 1 has shown no heartbeat", first)
+        server.said("the job failed: .*trainer 1 has sent no heartbeat", first)
 
 
 @pytest.mark.long

@@ -139,7 +139,7 @@ def test_the_job_goes_on_after(
     status = 143
     if job.victim is not None:
         at = struck(job)
-        gone = "preempted after step" if number == "SIGTERM" else "has shown no heartbeat"
+        gone = "preempted after step" if number == "SIGTERM" else "has sent no heartbeat"
         said = f"(left|{gone})" if done else gone
         told = said_at(job.servers[0][0], f"trainer {VICTIM} .*{said}") - at
     else:

@@ -39,8 +39,8 @@ def refuse_credentials(arguments: Sequence[str]) -> None:
         if named or URL.search(argument):
             what = flag if named else "a URL with a password"
             raise ValueError(
-                f"{what}: expected no secret among the script's arguments, as everybody who reads "
-                "the manifest reads them; give it to the script by a file or a variable"
+                f"{what}: expected no secret among the script's arguments, as everyone who can "
+                "read the manifest reads them; give it to the script by a file or a variable"
             )
 
 

@@ -529,7 +529,7 @@
       const answer = await fetch(`/data?since=${tick}`);
       if (answer.status === 403) {
         $("status").className = "lost";
-        say($("status"), "This address counts no more: open the one that pserver web has printed last.");
+        say($("status"), "This address is no longer valid: open the one that pserver web printed last.");
         return;
       }
       const found = await answer.json();

@@ -78,7 +78,7 @@ def test_the_wait_is_said_once_and_again_after_a_return(
         server.awaits(Unreachable("refused"), 3.0, 20.0)
 
     waits = "waits for server 1, which does not answer, for up to 320 s: refused"
-    back = "server 1 has come back: joined it again, and sends again what it has not answered"
+    back = "server 1 has come back: joined it again, resending what it has not answered"
     assert [each.getMessage() for each in caplog.records] == [waits, back, waits]
     assert server.count == 1
 

@@ -84,9 +84,9 @@ def test_a_trainer_that_does_not_say_success_fails_the_job(served: Served, failu
     finish(job, first)
     leave(job, second, failure=failure)
 
-    with pytest.raises(JobFailed, match=failure or "without saying that it has finished"):
+    with pytest.raises(JobFailed, match=failure or "without reporting that it had finished"):
         finish(job, first)
-    assert (failure or "without saying") in leave(job, first, success=True)
+    assert (failure or "without reporting") in leave(job, first, success=True)
     assert job.ended.is_set() and not job.lifecycle.succeeded
     assert state(job) == "failed"
 
@@ -179,7 +179,7 @@ def test_an_announced_trainer_that_falls_silent_fails_the_job(served: Served, cl
     job.tick()
 
     assert isinstance(job.failure, TrainerLost)
-    assert "trainer 1 ended before it joined: it has shown no heartbeat" in str(job.failure)
+    assert "trainer 1 ended before it joined: it has sent no heartbeat" in str(job.failure)
 
 
 def test_trainers_that_wait_for_trainer_0_hear_of_its_end(served: Served, clock: Clock) -> None:

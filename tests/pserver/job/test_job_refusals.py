@@ -169,7 +169,7 @@ def test_a_frame_that_contradicts_the_plan_is_refused_and_nothing_changes(
 
 
 def test_a_silent_trainer_fails_the_job_for_all_and_is_named(served, clock: Clock) -> None:
-    """A wait ends when the peer that it waits for has shown no heartbeat for the deadline, where
+    """A wait ends when the peer that it waits for has sent no heartbeat for the deadline, where
     the job is to stop then.
     """
     job, listener = served
@@ -184,7 +184,7 @@ def test_a_silent_trainer_fails_the_job_for_all_and_is_named(served, clock: Cloc
         job.heartbeat(HeartbeatRequest(session=first.session))
         job.tick()
 
-        with pytest.raises(TrainerLost, match="trainer 1 has shown no heartbeat for 21.0 s"):
+        with pytest.raises(TrainerLost, match="trainer 1 has sent no heartbeat for 21.0 s"):
             step.result(timeout=20)
 
 

@@ -71,7 +71,7 @@ def test_the_others_go_on_without_a_lost_trainer(served: Served, clock: Clock, m
 
     assert job.failure is None and states(job) == {0: "joined", 1: "joined", 2: "lost"}
     lines = [each.text for each in job.status(StatusRequest()).events if each.kind == "lost"]
-    assert len(lines) == 1 and "trainer 2 has shown no heartbeat for 21.0 s" in lines[0]
+    assert len(lines) == 1 and "trainer 2 has sent no heartbeat for 21.0 s" in lines[0]
     first.step(2, **ONES)
     second.step(2, **ONES)
     assert job.installed().version == 5
@@ -161,7 +161,7 @@ def test_a_step_that_comes_after_its_trainers_loss_leaves_nothing(
     lane, member = job.installed().lanes[0], job.member(zombie.session)
     lose(job, clock, zombie, first)
 
-    with pytest.raises(TrainerLost, match="trainer 1 has shown no heartbeat"):
+    with pytest.raises(TrainerLost, match="trainer 1 has sent no heartbeat"):
         lane.commit(member, 2, Contribution({}, {0: {"lr": 0.1}}, overflow=False))
 
     assert not member.steps_under_way and not lane.undecided
@@ -187,7 +187,7 @@ def test_another_process_takes_the_place_of_a_lost_trainer(served: Served, clock
     """
     job, listener = served
     first, second, lost = begun(served)
-    with pytest.raises(Busy, match="trainer 2 takes part"):
+    with pytest.raises(Busy, match="trainer 2 has already joined"):
         Again(job, listener, lost.plan, 2)
     for step in (1, 2):
         first.step(step, **ONES)
@@ -354,7 +354,7 @@ def test_the_wait_ends_with_the_start_timeout(served: Served, clock: Clock) -> N
 
         assert committed(step) == 1
     events = [each.text for each in job.status(StatusRequest()).events]
-    assert any("nobody takes trainer 1's place within 300 s" in each for each in events)
+    assert any("no process takes trainer 1's place within 300 s" in each for each in events)
 
 
 def test_the_wait_ends_where_nobody_will_start_it_again(served: Served, clock: Clock) -> None:

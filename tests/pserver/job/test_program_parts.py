@@ -68,7 +68,7 @@ def test_a_short_program_is_one_message() -> None:
         (b"", 1, 1, "expected a program in up to 32 parts .--max-program. of up to 2097152 bytes"),
         (b"", 0, 33, "got part 0 of 33 of 0 bytes"),
         (b"x" * (2**21 + 1), 0, 1, "got part 0 of 1 of 2097153 bytes"),
-        (b"\xff\xff", 0, 1, "the parts are of no program"),
+        (b"\xff\xff", 0, 1, "the parts do not form a program"),
     ],
 )
 def test_what_is_no_part_is_refused(part: bytes, number: int, parts: int, message: str) -> None:

@@ -140,7 +140,7 @@ def test_a_number_joins_again_with_another_incarnation_once_it_was_lost() -> Non
     job = Job()
     assert whats(job.coordinator.join(FIRST, (0, 0), 1.0)) == [Joined(FIRST, (0, 0))]
     assert not job.coordinator.join(FIRST, (0, 0), 1.0)
-    with pytest.raises(ValueError, match="trainer 0 takes part already"):
+    with pytest.raises(ValueError, match="trainer 0 has already joined"):
         job.coordinator.join(AGAIN, (4, 7), 1.0)
     job.coordinator.lose(FIRST, "", 1.0)
     with pytest.raises(ValueError, match="trainer 0 was lost"):
@@ -162,7 +162,7 @@ def test_a_number_joins_again_once_its_process_has_left() -> None:
 
     job.coordinator.leave(FIRST)
 
-    with pytest.raises(ValueError, match="trainer 0 takes part already"):
+    with pytest.raises(ValueError, match="trainer 0 has already joined"):
         job.coordinator.join(FIRST, (4, 7), 1.0)
 
 
@@ -228,7 +228,7 @@ def test_a_coordinator_that_takes_the_place_of_another_knows_what_it_knew(seed: 
     assert other.since(coordinator.last + 1) is None
     for each in (coordinator, other):
         for process in there.values():
-            with pytest.raises(ValueError, match="takes part already"):
+            with pytest.raises(ValueError, match="has already joined"):
                 each.join(Process(process.trainer, "another"), (0, 0), 99.0)
             each.lose(process, "gone", 99.0)
         each.join(Process(0, "another"), (0, 0), 99.0)

@@ -147,7 +147,7 @@ def test_a_server_alone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("path", "trainer", "restarts", "said"),
     [
-        ("", None, 1, ["server 1 does not come back alone: it is a test"]),
+        ("", None, 1, ["server 1 cannot be restarted alone: it is a test"]),
         ("there", 0, 1, []),  # the trainers have ended
         ("there", None, 0, []),
     ],

@@ -84,7 +84,8 @@ def test_the_cause_comes_first_with_its_traceback(run: type[Run]) -> None:
     at = lines.index("    RuntimeError: no such column")
     assert "    During handling of the above exception, another exception occurred:" in lines[:at]
     assert lines[at + 1].startswith(
-        "trainer 0 failed with status 1, told by others: pserver.errors.JobFailed: trainer 1 ended"
+        "trainer 0 failed with status 1, reported by others: pserver.errors.JobFailed: "
+        "trainer 1 ended"
     )
     assert err.count("Traceback") == 2 and "the stream of trainer 1 broke" not in err
 
@@ -115,7 +116,7 @@ sys.exit("pserver.errors.TrainerLost: trainer 1 has sent no heartbeat for 5 s")
 
     assert status == 1 and gone(pid)
     assert "trainer 1 was suspended (by SIGSTOP, or in a debugger)" in lines[0]
-    assert "trainer 0 failed with status 1, told by others: pserver.errors.TrainerL" in lines[1]
+    assert "trainer 0 failed with status 1, reported by others: pserver.errors.TrainerL" in lines[1]
     assert len(lines) == 2
 
 

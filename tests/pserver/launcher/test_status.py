@@ -54,7 +54,7 @@ def test_a_trainers_line_tells_what_is_applied_from_what_it_said() -> None:
     trainer = wire_pb2.TrainerStatus(
         trainer_id=1, state="joined", step=9, transport="shm", activity="step 7"
     )
-    expected = "trainer 1 joined, step 9, shm, silent for 0.0 s; last said: step 7"
+    expected = "trainer 1 joined, step 9, shm, silent for 0.0 s; last reported: step 7"
     assert status.trainer_line(trainer) == expected
 
 
@@ -66,7 +66,9 @@ def test_an_epochs_line_says_what_has_become_of_its_samples() -> None:
     counted = "60 decided, 24 leased, 2 skipped, 8 handed back"
     assert status.epoch_line(epoch) == f"epoch 3: 100 samples, {counted}"
     epoch.samples, epoch.unit, epoch.over, epoch.left_out = 0, "batches", True, 1
-    assert status.epoch_line(epoch) == f"epoch 3, over: batches, no end met, {counted}, 1 left out"
+    assert (
+        status.epoch_line(epoch) == f"epoch 3, over: batches, length unknown, {counted}, 1 left out"
+    )
 
 
 def test_steps_that_some_lanes_have_only_are_said() -> None:

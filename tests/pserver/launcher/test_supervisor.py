@@ -278,7 +278,7 @@ def test_no_answer_is_no_no(
     watched._follow(cast(Any, lost))
 
     assert begun == [1] * restarts and watched.lost == [lost] * (not restarts)
-    assert lines[0].startswith("the servers have not said") == (server.status is None)
+    assert lines[0].startswith("the servers have not reported") == (server.status is None)
     assert "the others go on" in lines[-1]
 
 

@@ -219,7 +219,7 @@ def test_the_cause_comes_first() -> None:
         "trainer 1 on node b failed with status 3; its last lines:",
         "    Traceback",
         "    ValueError: no",
-        "trainer 0 on node a failed with status 1, told by others: pserver.errors.TrainerLost: "
+        "trainer 0 on node a failed with status 1, reported by others: pserver.errors.TrainerLost: "
         "trainer 1",
         "the job was started 3 times",
     ]

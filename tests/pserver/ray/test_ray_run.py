@@ -265,7 +265,7 @@ def test_a_job_goes_on_without_a_node(tmp_path: Path) -> None:
 
         found = result(driver)
         assert found == {"values": [None, None], "restarts": 1, "status": 0}
-        driver.said(r"is gone with its actor: .*the job starts again \(1 of 1\)")
+        driver.said(r"was lost with its actor: .*the job starts again \(1 of 1\)")
         driver.said("from 3 to 6 of 2")
         assert len(re.findall(f"ready at {node}", repr(driver))) == 1
         check_model(tmp_path, 6)

@@ -108,7 +108,7 @@ def test_a_silent_trainer() -> None:
         return made
 
     said = after(3, silent, silent)
-    assert said["healthy"] == ("warn", "Perhaps not: nothing is heard of trainer 1")
+    assert said["healthy"] == ("warn", "Perhaps not: no message from trainer 1")
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,8 @@ def test_a_running_job(tmp_path: Path) -> None:
             until(lambda before=before: text(driver, "#lists tbody") != before, 2.0)  # type: ignore[misc]
         pid = int((tmp_path / "logs" / "trainer-1.log").read_text().split()[-1])
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: "nothing is heard of trainer 1" in text(driver, "#answers"))
-        until(lambda: "lost: trainer 1 has shown no heartbeat" in text(driver, "#happened"))
+        until(lambda: "no message from trainer 1" in text(driver, "#answers"))
+        until(lambda: "lost: trainer 1 has sent no heartbeat" in text(driver, "#happened"))
         assert "lost" in text(driver, "#lists")
         assert complaints(driver) == []
 
