@@ -38,10 +38,10 @@ class Limits:
     Attributes:
         trainers: of a job.  Each wait for all of them looks at each.
         connections: that are open on one port.  Each of a tensor stream has a thread or two.
-        strangers: of them, those whose peers have not said who they are; where one more comes, an
-            earlier one ends.
-        hello_seconds: for a peer to say who it is.
-        hello_bytes: of a frame by which it says that.
+        strangers: of them, those whose peers have not identified themselves; when the number is
+            reached, a new one ends an earlier one.
+        hello_seconds: for a peer to identify itself.
+        hello_bytes: of a frame by which it does so.
         memory_bytes: that the slices of a program take, the states of its optimizers, and the rows
             of its tables; and of one request for rows.
         program_bytes: of the message of a program.

@@ -74,7 +74,7 @@ def onlooker(
 
 
 def look_again(looks: object) -> None:
-    """An object that has failed looks again: what it looked at is over, and another one begins."""
+    """Makes a failed onlooker look again: its old subject is over, and a new one begins."""
     vars(looks).pop(OFF, None)
 
 

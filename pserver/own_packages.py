@@ -1,7 +1,7 @@
 """The other packages of this distribution, also where a module of the script's hides them.
 
 Many repositories have a ``trainer.py`` beside the script, and Python finds it before our package
-of that name.  So this module looks once, when ``pserver`` is imported, whether ``import trainer``
+of that name.  So this module checks once, when ``pserver`` is imported, whether ``import trainer``
 and ``import transpiler`` find ours.  Where they do, nothing else happens.  Otherwise ours is loaded
 from its place beside this package, under the name ``pserver.trainer``; the script's own keeps the
 short name.
@@ -41,7 +41,7 @@ def own(name: str) -> ModuleType:
 
 
 def install() -> None:
-    """Looks which packages are hidden, and has them found below ``pserver``."""
+    """Finds the hidden packages, and makes them importable below ``pserver``."""
     global _hidden
     _hidden = frozenset(name for name in PACKAGES if not _is_ours(name))
     if _hidden:

@@ -32,8 +32,8 @@ def poll(
 
     Args:
         log: the logger of the module that waits.
-        text: gives the warning that is logged when the wait has lasted ``NOTICE_SECONDS``: it says
-            for whom.
+        text: gives the warning that is logged when the wait has lasted ``NOTICE_SECONDS``: it names
+            the awaited processes.
         pause_seconds: the longest pause between two tries; pauses begin with 5 ms and grow by
             half.  0: the loop's body waits by itself.
 

@@ -1,26 +1,26 @@
 """The clock by which a process measures the silence of others: it counts the time in which this
-process has run itself.
+process has run.
 
 [Note: one's own pause]  A process may not run for a while: SIGSTOP, a debugger, a laptop's lid, a
 virtual machine that is moved, a host that swaps, or a library that keeps the interpreter's lock.
-What others have said meanwhile lies unheard, and they may have been stopped with it.  So whoever
+Messages of others wait unread meanwhile, and they may have been stopped with it.  So a process that
 measures silence measures its own: a thread here ticks a few times a second, and where two ticks are
-more than ``PAUSE_SECONDS`` apart this process was away between them::
+more than ``PAUSE_SECONDS`` apart this process did not run between them::
 
     the system's clock   ....tick.tick.tick.............(away)............tick.tick.tick.tick
     this clock           ....0.2..0.2..0.2...........................1....0....0....0.2..0.2
                                                                           (stands still)
 
-What others need to be heard again is time too, as they may run again one after the other.  So the
-clock stands still behind a pause for as long as that was, up to ``STILL_SECONDS``.
+Others need time, too, to send again, as they may resume one after the other.  So the clock stands
+still after a pause for as long as the pause was, up to ``STILL_SECONDS``.
 
 Both are capped, so that a server which hardly ever runs still loses a trainer that is dead: a pause
 counts as ``COUNTED_SECONDS``, and the clock does not stand still for longer than it has counted
 since the pause before.
 
-It is a clock for the silence of others.  Who holds a lease for a time, and is away, may have lost
-it: the system's clock decides that (``time.monotonic``), never this one.  And a message is due by
-the system's clock: who was away says at once that it is there again.
+It is a clock for the silence of others.  A process that holds a lease for a time, and does not run,
+may have lost it: the system's clock decides that (``time.monotonic``), never this one.  And a
+message is due by the system's clock: after a pause a process sends at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _State(NamedTuple):
 
     Attributes:
         ticked: when that was, by the system's clock.
-        still: until when the clock stands still, by the system's.
+        still: the end of the time in which the clock stands still, by the system's.
         away: seconds that do not count.
         began: what this clock showed at the end of the last pause.
     """
@@ -61,8 +61,8 @@ class _State(NamedTuple):
 class RunningClock:
     """Seconds in which this process has run; they never go back.  Any thread may ask.
 
-    See [Note: one's own pause].  It sees pauses while somebody measures silence by it
-    (:meth:`ticking`); otherwise it goes as the system's clock.
+    See [Note: one's own pause].  It sees pauses while silence is measured by it (:meth:`ticking`);
+    otherwise it runs as the system's clock.
 
     Args:
         system: the system's monotonic clock, in seconds.  Another one than ``time.monotonic`` needs
@@ -115,7 +115,7 @@ class RunningClock:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """While it lasts pauses are seen."""
+        """Measures pauses while the block runs."""
         with self._lock:
             self._holders += 1
             ended = self._ended

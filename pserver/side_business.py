@@ -1,9 +1,9 @@
-"""Side business of a thread: it files a line, shows it, says something of itself.
+"""The side business of a thread: filing a line, showing it, reporting its state.
 
-[Note: side business]  A thread that drains a pipe, ticks, listens or sends heartbeats is what
-others stand on: where it ends, a job stands still, in a ``print`` whose pipe is full.  What it does
+[Note: side business]  Others depend on a thread that drains a pipe, ticks, listens or sends
+heartbeats: where it ends, a job stands still, in a ``print`` whose pipe is full.  What it does
 beside that may fail: a disk is full, a terminal has gone, descriptors are short.  That is one
-warning, and the thread goes on; the next time is tried again, and a line says when it works again.
+warning, and the thread continues; it tries again the next time, and logs when it works again.
 
 An onlooker (``pserver/onlookers.py``) is off after its first error, whatever that is; a side
 business fails by the system's errors alone, which may pass.
@@ -22,16 +22,16 @@ R = TypeVar("R")
 
 
 class SideBusiness:
-    """Something that a thread does beside its work.  Any thread may use it.
+    """An activity of a thread beside its work.  Any thread may use it.
 
     See [Note: side business].
 
     Args:
-        what: it is, for the warning: "the log logs/server-0.log".
-        say: tells a sentence; None: a warning of this module.
+        what: its name, for the warning: "the log logs/server-0.log".
+        say: called with a sentence; None: a warning of this module.
 
     Attributes:
-        failures: how often it has failed since it worked last.
+        failures: how often it has failed since it last worked.
 
     Example:
         >>> from pserver.side_business import SideBusiness
@@ -53,7 +53,7 @@ class SideBusiness:
         self.failures = 0
 
     def do(self, call: Callable[[], R]) -> R | None:
-        """The result of the call; None where the system lets it fail."""
+        """Calls the function; returns its result, or None where the system makes it fail."""
         try:
             found = call()
         except OSError as error:

@@ -1238,7 +1238,7 @@ class Job:
         member.pace.heard(member.report)
 
     def roll(self) -> wire.Roll:
-        """Which trainers are there."""
+        """The roll of the trainers, for a reply."""
         with self.condition:
             return roll(self._members)
 

@@ -8,11 +8,12 @@ message for that; with several a step costs one small message each way.
 
 In reading order::
 
-    records records of the log, and servers' notices to the coordinator; the state of the log, for a
-    server that comes back, and its losses coordinator appends records: a state machine, without
-    clock and without network files the form of a recorded log, as a file; the file with server 0's
-    own state link one end: messages leave on the present stream, and again on the next; the numbers
-    of unheard messages; pure
+    records      the log's records, and servers' notices to the coordinator; the log's state, for a
+                 server that comes back, and its losses
+    coordinator  appends records: a state machine, without clock and without network
+    files        the form of a recorded log, as a file; the file with server 0's own state
+    link         one end: messages leave on the present stream, and again on the next; the numbers
+                 of unheard messages; pure
     follower     the end that dials: servers 1, 2, ...
     leader       the end that accepts: server 0
 

@@ -3,13 +3,14 @@
 In reading order::
 
     lane            takes the committed steps of one lane and applies each once
-    rounds one step that all trainers of a sync job take together; decided steps, with all that
-    their update reads; a model's synced buffers tasks a committed step's update, in batches; what
-    of a lane one call updates; the
+    rounds          one step that all trainers of a sync job take together; decided steps, with all
+                    that their update reads; a model's synced buffers
+    tasks           a committed step's update, in batches; what of a lane one call updates; the
                     threads that run the batches of large steps
     leases          the lease table, under the job's lock
-    judge gradient validation: steps with a norm far beyond its history, with a NaN or an infinity
-    values slices that are read while another trainer's step updates them; a slice as it is
+    judge           gradient validation: steps with a norm far beyond its history, with a NaN or an
+                    infinity
+    values          slices that are read while another trainer's step updates them; a slice as it is
                     between two updates
     tables          a sparse table with its lock and its clock; a table of one moment, read beside
                     the steps that change it

@@ -2,7 +2,7 @@
 
 In reading order::
 
-    cluster             which processes a launch starts, and their settings
+    cluster             the processes that a launch starts, and their settings
     supervisor          waits for the processes of an attempt, and ends them
     launch              one attempt at the job after another; ``pserver launch``
     started_processes   starts them
@@ -15,8 +15,8 @@ In reading order::
     panel               the live panel on a terminal
     watch               asks servers for it
     question            asks a job's servers something, by another process
-    last_word           tell servers of trainers that died here, and ask whether the job goes on
-    lost_server         what a server that died here goes on from, while its job goes on
+    last_word           report to servers that trainers died here, and ask whether the job continues
+    lost_server         the save from which a server that died here resumes, while its job continues
     planning            predicts the step of a job from a probe of its script
     status              ``pserver status``
     readiness           the same with --ready: a health check, without torch

@@ -74,7 +74,7 @@ ASIDE = ".old"  # a page shows the files *.log
 
 
 def set_aside(folder: Path, written: Collection[str]) -> list[str]:
-    """Renames such logs, so that they are not mistaken for this job's; removes nothing.
+    """Renames an earlier job's logs, so that they are not mistaken for this job's; removes nothing.
 
     Args:
         folder: of the logs; it need not be there.
@@ -122,9 +122,9 @@ class Cluster:
             failed.
         grace_seconds: for how long a trainer that gets SIGTERM may go on with its step, to leave in
             order, or its script's own handler with what it does; 0: it ends at once.
-        least_trainers: with how many trainers the job begins, and may go on; 0: with all.  With
-            servers so many are started, on the host of the first one, and ``trainers`` are as many
-            places as there may be.
+        least_trainers: the number of trainers with which the job begins, and may continue; 0: all.
+            With servers so many are started, on the host of the first one, and ``trainers`` are as
+            many places as there may be.
         joins: the place of the one trainer that this host starts, in a job that is under way; None:
             it is not such a host, or has no place yet.
         straggler_factor: as ``pserver serve`` has it; None: its own choice.
@@ -320,7 +320,7 @@ def elastic_endpoints(
     servers: str, most_trainers: str, host: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The endpoints that ``--servers``, ``--trainers MIN:MAX`` and ``--host`` ask for: trainers are
-    places then, which hosts come to take.
+    places then, which hosts take later.
 
     Args:
         servers: a list of HOST:PORT.
@@ -575,7 +575,7 @@ class ProcessEnvironments:
         }
 
     def _threads(self) -> dict[str, str]:
-        """How many threads a process may use: its share of the cores, or what the user has set."""
+        """The number of threads of a process: its share of the cores, or the user's setting."""
         if "OMP_NUM_THREADS" in self._inherits:
             return {}
         cores = (
@@ -660,7 +660,7 @@ class JobTokens:
         return str(self._own / name)
 
     def publish(self, endpoints: Iterable[str]) -> None:
-        """Leaves the operator's file where the commands of this user find it by a server's port.
+        """Publishes the operator's file, so that this user's commands find it by a server's port.
 
         Args:
             endpoints: of the servers of a local job.

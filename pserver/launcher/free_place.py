@@ -1,12 +1,12 @@
-"""Which places are free in a job under way: a launch that joins one asks the first server.  It runs
-this as a process, because it imports gRPC, and ``launch`` does not::
+"""The free places of a job under way: a launch that joins one asks the first server.  It runs this
+as a process, because it imports gRPC, and ``launch`` does not::
 
     python -m pserver.launcher.free_place TOKEN KEYS ENDPOINT LEAST SECONDS
 
 It prints one line of JSON: ``{"free": [3, 4], "reason": ""}``.  TOKEN is the path of the job's
 token file, KEYS the folder of this host's keys, each or "".  The first LEAST places belong to the
-host that has begun the job.  SECONDS is for how long a server that is not there yet, or has no job
-yet, is waited for.
+host that has begun the job.  SECONDS is the longest wait for a server that is not up yet, or has no
+job yet.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def wait_for_places(access: Access, endpoint: str, least: int, seconds: float) -
     """The free places of a server's job, when there is one.
 
     Args:
-        access: anybody's that may ask for a status.
-        seconds: for how long a job is waited for.
+        access: with any role that may ask for a status.
+        seconds: the longest wait for a job.
 
     Raises:
         PServerError: the server cannot be reached, or refuses.

@@ -1,4 +1,4 @@
-"""How a launch that joins a job under way finds a place there."""
+"""Finds a place for a launch that joins a job under way."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MORE_SECONDS = 30.0  # for the process that asks to begin and to end
 
 
 def find_place(cluster: Cluster, token: str, environment: Mapping[str, str]) -> int:
-    """A free place.  Two launches that ask at once may get the same one, rarely,
-    as each draws among all; the server then refuses the second.
+    """A free place.  Two launches that ask at once may rarely get the same one, as each draws among
+    all; the server then refuses the second.
 
     Args:
         cluster: which it joins.
@@ -26,7 +26,7 @@ def find_place(cluster: Cluster, token: str, environment: Mapping[str, str]) -> 
         environment: the variables of ``launch``; PSERVER_KEYS counts.
 
     Raises:
-        Refused: there is none, or no server to ask.
+        Refused: there is no place, or no server to ask.
     """
     seconds = cluster.start_timeout_seconds or START_TIMEOUT_SECONDS
     keys, least = environment.get("PSERVER_KEYS", ""), str(cluster.least_trainers)

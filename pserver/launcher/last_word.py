@@ -6,20 +6,20 @@ process, because it imports gRPC, and ``launch`` does not.
     python -m pserver.launcher.last_word TOKEN KEYS ENDPOINTS "1=its process ended with status 3"
 
 TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
-With keys it must have an operator's: others do not speak for a process that has ended.
+With keys it must have an operator's: no other role may report for a process that has ended.
 
-A trainer tells its end itself if it can; this is for one that cannot.
+A trainer reports its own end if it can; this is for one that cannot.
 
-With ``--unreplaced`` nobody will start them again, so that the others need not wait for it.
+With ``--unreplaced`` they will not be started again, so that the others need not wait for it.
 
-With ``--ask SECONDS`` it asks besides what becomes of the job, and prints one line of JSON::
+With ``--ask SECONDS`` it also asks whether the job continues, and prints one line of JSON::
 
     {"took_part": true, "done": false, "goes_on": null, "reason": "..."}
 
-They took part where no server had seen them leave; they had left where all had, or said that they
-take no further step; the job goes on where every server serves it without them, or says that it is
-done.  A server that does not answer has not said no: it is asked again, until that time is over.
-What is not known then is null.
+``took_part``: no server had seen them leave; ``done``: every server had, or they take no further
+step; ``goes_on``: every server serves the job without them, or reports that it is done.  A server
+that does not answer has not refused: it is asked again, until that time is over.  Unknown values
+are null.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 def tell(
     access: Access, endpoints: Sequence[str], words: Sequence[str], unreplaced: bool = False
 ) -> None:
-    """Tells every server that can be reached.
+    """Reports the ended trainers to every reachable server.
 
     Args:
         access: an operator's.
         words: "NUMBER=REASON" of each trainer.
-        unreplaced: nobody will start them again.
+        unreplaced: they will not be started again.
     """
     for endpoint in endpoints:
         control = ControlClient(endpoint, CALL_SECONDS, access=access)
@@ -72,19 +72,19 @@ def _announce(control: ControlClient, words: Sequence[str], unreplaced: bool) ->
 
 
 class Question:
-    """One server's answers about trainers that have ended: first what they were, then whether it
-    goes on without them.
+    """One server's answers about trainers that have ended: first their states, then whether the job
+    continues without them.
 
     Args:
         access: an operator's.
         words: "NUMBER=REASON" of each trainer.
-        unreplaced: nobody will start them again.
+        unreplaced: they will not be started again.
 
     Attributes:
-        were: by trainer, the word for what it was when the server answered first; None: it has not
+        were: by trainer, the word for its state when the server answered first; None: it has not
             answered.
-        told: it has heard of their ends.
-        obstacle: why the job does not go on there; "": it does; None: not known.
+        told: the server knows of their ends.
+        obstacle: why the job does not continue there; "": it does; None: not known.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Question:
         return self.told and self.obstacle is not None
 
     def ask(self) -> None:
-        """Asks, and tells, once; a server that does not answer leaves all as it is."""
+        """Asks the server, and reports to it, once; nothing changes where it does not answer."""
         control = ControlClient(self._endpoint, CALL_SECONDS, access=self._access)
         try:
             status = control.status()
@@ -127,7 +127,7 @@ class Said:
     Attributes:
         took_part: no server had seen them leave; None: not known.
         done: every server had; None: not known.
-        goes_on: every server goes on without them, or its job is done; None: not known.
+        goes_on: every server continues without them, or its job is done; None: not known.
         reason: why it does not.
     """
 
@@ -153,7 +153,7 @@ class Said:
 
 
 def ask(questions: Sequence[Question], seconds: float) -> Said:
-    """Asks servers until all is known, or one has said no, or the time is over."""
+    """Asks servers until all answers are known, or one has refused, or the time is over."""
     waited = "waiting for servers to report whether the job continues"
     for _ in poll(log, lambda: waited, seconds, PAUSE_SECONDS):
         for question in questions:
@@ -184,7 +184,7 @@ def is_done(status: StatusReply) -> bool:
 
 
 def obstacle(status: StatusReply, trainers: Collection[int]) -> str | None:
-    """Why a job does not go on without trainers; "" if it does; None while they take part.
+    """Why a job does not continue without trainers; "" if it does; None while they are live.
 
     Args:
         status: of a server.

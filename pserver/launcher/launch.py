@@ -9,8 +9,8 @@
                        `--> wait for reasons --> SIGTERM --> SIGKILL --> report --> its status
 
 With ``--max-restarts`` a job that has failed is started again from the beginning of this picture;
-its logs go on in the same files.  Without servers it may then go on with the trainers that are
-left; see supervisor.py.
+its logs continue in the same files.  Without servers it may then continue with the remaining
+trainers; see supervisor.py.
 
 Servers of a local cluster bind port 0 and print the port in their readiness line, so that two
 launches never use the same one.  In the collective mode there are no servers, and trainers get
@@ -99,7 +99,7 @@ def _attempt(
     policy: RestartPolicy,
     attempt: int,
 ) -> tuple[int, Supervisor]:
-    """Runs the cluster once; gives the status, and what is to follow."""
+    """Runs the cluster once; returns the status, and the next action."""
     with ExitStack() as stack:
         tokens = stack.enter_context(JobTokens(cluster, environment))
         if cluster.joining:
@@ -130,7 +130,7 @@ def _attempt(
 
 
 def _tell(terminal: Terminal, text: str) -> None:
-    """Says something to whoever has started the job; above the panel, where there is one."""
+    """Prints a line for the user; above the panel, where there is one."""
     if terminal.panel:
         terminal.line("launch", text)
     else:

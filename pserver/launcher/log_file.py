@@ -19,8 +19,8 @@ class LogFile:
 
     Args:
         path: of the file.
-        anew: what is there is dropped.
-        say: tells that lines cannot be written, and that they can again.
+        anew: existing contents are dropped.
+        say: reports that lines cannot be written, and that they can again.
 
     Raises:
         OSError: it cannot be opened; it names the path.
@@ -39,7 +39,7 @@ class LogFile:
             self._missing += 1
 
     def close(self) -> None:
-        """No line comes any more."""
+        """Closes the file."""
         with suppress(OSError):
             os.close(self._descriptor)
 

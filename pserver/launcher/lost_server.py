@@ -7,12 +7,12 @@ because it imports gRPC and torch, and ``launch`` does not.
 
 TOKEN is the path of the operator's token file, KEYS the folder of this host's keys, each or "".
 ENDPOINTS are those of the other servers of the job, INDEX is the dead one's number, FOLDER is where
-the job saves, LOG the file to which server 0 writes what it alone knows, SECONDS for how long a
-server that does not answer is asked again.
+the job saves, LOG the file to which server 0 writes its own state, SECONDS for how long a server
+that does not answer is asked again.
 
 It prints one line of JSON: ``{"path": "saved/step-000120/server-1", "reason": ""}``.  The path is
 that of the part that the server has written of the newest whole checkpoint; "", with a reason,
-where the job does not go on from it: another server does not wait, server 0 is the dead one and
+where the job does not resume from it: another server does not wait, server 0 is the dead one and
 has written no log, there is no checkpoint yet, or none of this job's servers.
 """
 
@@ -107,7 +107,7 @@ def status_of(access: Access, endpoint: str, seconds: float) -> StatusReply:
     """A server's status; one that does not answer is asked again for so long.
 
     Raises:
-        PServerError: it has said no, or has not answered by then.
+        PServerError: it has refused, or has not answered by then.
     """
     control = ControlClient(endpoint, CALL_SECONDS, access=access)
     unanswered: PServerError = TimedOut(f"{endpoint} does not answer")

@@ -6,7 +6,7 @@ state and memory of each process.
     watch.py, a process --a line of JSON a second--> Feed --View--> panel_rows --> Terminal.show
                                                                four times a second, in a thread
 
-``launch`` itself only says which processes there are; it waits for nothing here.
+``launch`` itself only gives the list of processes; it waits for nothing here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Progress:
 
     Attributes:
         number: of the pass, from 1.
-        batch: that it has been given.
+        batch: the one that it has been given.
         batches: of the pass; 0: not known.
         seconds_left: of the pass; None: not known yet.
     """
@@ -95,7 +95,7 @@ class View:
 class Feed:
     """The successive states of a job's servers.
 
-    One thread calls :meth:`take`; what another reads meanwhile is of before or after.
+    One thread calls :meth:`take`; another that reads meanwhile gets the earlier or the later state.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Feed:
         return int(self._servers[number]["version"])
 
     def trainer(self, number: int) -> tuple[str, int | None]:
-        """A trainer's state in some words, "" where no server knows it, and its step."""
+        """A trainer's state in words, "" where no server knows it, and its step."""
         known = self._trainers().get(number)
         if known is None:
             return "running" if number in self._seen else "", None
@@ -151,7 +151,7 @@ class Feed:
         return state, int(known["step"])
 
     def _trainers(self) -> dict[int, Mapping[str, Any]]:
-        """Each trainer by number, as the first server says that knows it."""
+        """Each trainer by number, as the first server that knows it reports it."""
         found: dict[int, Mapping[str, Any]] = {}
         for server in self._servers:
             for trainer in server["trainers"]:
@@ -268,7 +268,7 @@ def _values(view: View, width: int) -> list[Text]:
 
 
 def _processes(processes: Sequence[ProcessLine], width: int) -> Iterator[Text]:
-    """A row for each: its name, state, step and memory."""
+    """A row for each process: its name, state, step and memory."""
     names = max((len(each.name) for each in processes), default=0)
     steps = max((len(_step(each)) for each in processes), default=0)
     sizes = max((len(_memory(each)) for each in processes), default=0)
@@ -335,7 +335,7 @@ class Panel:
         terminal: where it stands.
         group: which the asking process joins.
         environ: the variables of ``launch``; NO_COLOR counts.
-        processes: those that have been started, so far.
+        processes: those that have been started so far.
         token: the path of the job's token file, or ""; None: the job has no servers to ask.
     """
 
@@ -369,7 +369,7 @@ class Panel:
 
     @onlooker("the panel", end=lambda panel: panel.leave())
     def watch(self, endpoints: Sequence[str]) -> None:
-        """Asks servers how the job goes, from now on.
+        """Begins to ask servers for the job's progress.
 
         Args:
             endpoints: of all servers, by number.

@@ -240,12 +240,13 @@ class Process:
         name: "trainer 0".
         log: the file that holds its output.
         tail: its last lines; from its last traceback on, where there is one.
-        told: the line in which it says that another process has ended it; "" where there is none.
+        told: its line about the error by which another process has ended it; "" where there is
+            none.
         status: None while it runs; then its exit status, or 128 + the signal that killed it.
-        stopped: ``launch`` asked it to end, so that its status says nothing about the job.
-        killed: it did not, and ``launch`` killed it.
-        preempted_after: the last step that it has taken, where it has left in order, because
-            somebody asked it to; None: it has not.
+        stopped: ``launch`` asked it to end, so that its status does not count for the job.
+        killed: it did not end, and ``launch`` killed it.
+        preempted_after: the last step that it has taken, where it has left in order after a
+            request; None: it has not.
     """
 
     def __init__(
@@ -297,20 +298,21 @@ class Process:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal has ended it, and not the script: also where a handler has answered with
-        the status of that signal, as ours does with SIGTERM's.  One that has left in order was not
-        ended.
+        """Whether a signal has ended it, and not the script: also where a handler has exited with
+        the status of that signal, as ours does with SIGTERM's.  A process that has left in order
+        was not ended by a signal.
         """
         return killer(self.status) is not None and self.preempted_after is None
 
     @property
     def blameless(self) -> bool:
-        """Whether a signal has ended it, or the job has dropped it, as it says: not its script."""
+        """Whether a signal has ended it, or its job has lost it, as its output says: not a fault of
+        its script."""
         return self.signalled or bool(_DROPPED.search(self.told))
 
     @property
     def lived_seconds(self) -> float:
-        """For how long it ran; 0 while it runs."""
+        """The seconds for which it ran; 0 while it runs."""
         return self._over - self._began
 
     @property
@@ -320,7 +322,7 @@ class Process:
 
     @property
     def suspended(self) -> bool:
-        """Whether it runs no more, but has not ended: a SIGSTOP, or a debugger."""
+        """Whether it is stopped but has not ended: by SIGSTOP, or a debugger."""
         try:
             stat = Path(f"/proc/{self._popen.pid}/stat").read_text(encoding="utf-8")
         except OSError:  # it has ended, or the system has no such files

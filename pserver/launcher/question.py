@@ -2,9 +2,9 @@
 and ``launch`` does not.
 
 [Note: no answer is no answer]  That process may take long to begin, on a busy host or a cold disk,
-and a server may be too busy to answer.  Neither says anything of the job.  So a server that does
-not answer is asked again, until the heartbeat timeout has passed twice; and what is not known then
-is told as unknown, and not as no.  ``launch`` goes on meanwhile: it takes signals, and the ends of
+and a server may be too busy to answer.  Neither tells the state of the job.  So a server that does
+not answer is asked again, until the heartbeat timeout has passed twice; a missing answer then
+counts as unknown, and not as no.  ``launch`` continues meanwhile: it takes signals, and the ends of
 its processes.
 """
 
@@ -23,10 +23,10 @@ BEGIN_SECONDS = 120.0  # for the process that asks to begin: imports, from a col
 
 
 def patience(heartbeat_timeout_seconds: float | None) -> float:
-    """For how many seconds servers are asked that do not answer.
+    """The seconds for which servers that do not answer are asked again.
 
     Args:
-        heartbeat_timeout_seconds: of the job; None: as it is unless said otherwise.
+        heartbeat_timeout_seconds: of the job; None: the default.
     """
     timeout = heartbeat_timeout_seconds
     return 2 * (HEARTBEAT_TIMEOUT_SECONDS if timeout is None else timeout)

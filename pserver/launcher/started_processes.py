@@ -1,5 +1,5 @@
-"""The processes of this host that a launch has started: servers first, then the trainers that are
-told where those are.
+"""The processes of this host that a launch has started: servers first, then the trainers, which get
+the servers' endpoints.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class StartedProcesses:
         trainers: by number, the one that was started last.
         endpoints: by server, the endpoint that its readiness line names.
         events: what happens, in order: a process (a server that is ready, or a process that has
-            ended), a signal's number, or None: something else is to be looked at.  ``put`` is safe
+            ended), a signal's number, or None: something else has changed.  ``put`` is safe
             in a signal handler.
-        marks: the folder where trainers without servers say that they have finished.
+        marks: the folder where trainers without servers leave a mark when they have finished.
     """
 
     cluster: Cluster
@@ -94,7 +94,7 @@ class StartedProcesses:
         """Starts the servers.
 
         Args:
-            keep_failed_seconds: for how long they keep what a failed job has left.
+            keep_failed_seconds: for how long they keep a failed job's values.
         """
         cluster, directory = self.cluster, Path(self.cluster.log_dir)
         directory.mkdir(parents=True, exist_ok=True)
@@ -119,10 +119,10 @@ class StartedProcesses:
             self.servers.append(self._start_server(number, place, self._flags, self.attempt))
 
     def start_server_again(self, server: Process, path: str) -> None:
-        """Starts a server that has ended, at its endpoint; its log goes on.
+        """Starts a server that has ended again, at its endpoint; its log continues.
 
         Args:
-            path: of the save that it goes on from.
+            path: of the save from which it resumes.
         """
         place, number = self.servers.index(server), self.index_of(server)
         flags = [*self._flags, "--reload", path]
@@ -140,7 +140,7 @@ class StartedProcesses:
         """Starts the trainers, when all servers are ready.
 
         Args:
-            shown: there is a panel, which servers tell how far the trainers are.
+            shown: there is a panel, which shows the trainers' progress as servers report it.
         """
         cluster = self.cluster
         if cluster.collective:
@@ -168,18 +168,19 @@ class StartedProcesses:
         return Path(self.marks) / f"trainer-{number}"
 
     def finished(self, *numbers: int) -> bool:
-        """Whether these trainers of a job without servers have said that they have finished it."""
+        """Whether these trainers of a job without servers have left the mark that they have
+        finished it."""
         return all(self._mark(number).exists() for number in numbers)
 
     def start_again(self, number: int) -> None:
-        """Starts a trainer that has ended: the same command, with the same number; its log goes
-        on.
+        """Starts a trainer that has ended: the same command, with the same number; its log
+        continues.
         """
         self._away.add(number)
         self._start_trainer(number, 1)
 
     def late(self) -> list[Process]:
-        """Trainers that were started again, and had not joined when all servers had ended."""
+        """The trainers that were started again, and had not joined when all servers had ended."""
         if any(server.status is None for server in self.servers):
             return []
         return [self.trainers[number] for number in sorted(self._away)]
@@ -214,7 +215,7 @@ class StartedProcesses:
         )
 
     def _see(self, process: Process, line: str) -> None:
-        """A server says something."""
+        """Reads a line of a server."""
         if process not in self.endpoints and (match := READY.search(line)):
             self.endpoints[process] = match[1]
             self.events.put(process)

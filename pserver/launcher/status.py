@@ -1,4 +1,4 @@
-"""The output of ``pserver status``: which servers are up, their contents, and their transports."""
+"""The output of ``pserver status``: the running servers, their contents, and their transports."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Answer:
 
     Attributes:
         reply: None: it did not answer, or refused to.
-        error: what is wrong with the server or its job; empty where nothing is.
-        warnings: what will be wrong.
+        error: the error of the server or its job; "" where there is none.
+        warnings: of errors to come.
     """
 
     endpoint: str
@@ -112,7 +112,7 @@ def show(answers: Iterable[Answer], console: Console) -> int:
 
 def show_json(answers: Iterable[Answer], console: Console) -> int:
     """Prints one line: ``{"servers": [...]}``, an object for each server with its endpoint, the
-    fields of ``StatusReply``, what is wrong ("error"), and what will be ("warnings").
+    fields of ``StatusReply``, its error ("error"), and coming errors ("warnings").
 
     Returns:
         As :func:`show`.
@@ -159,7 +159,7 @@ def watch(
     show: Callable[[Iterable[Answer], Console], int],
     console: Console,
 ) -> int:
-    """Shows the same again and again, on a terminal in one place, until it is interrupted.
+    """Shows the answers repeatedly, on a terminal in one place, until it is interrupted.
 
     Args:
         seconds: between two times.
@@ -276,7 +276,7 @@ def trainer_line(trainer: TrainerStatus) -> str:
 
 
 def wait_line(wait: WaitStatus) -> str:
-    """The waits, with those that they are for and their seconds, in one line."""
+    """A wait, with the awaited trainers and its seconds, in one line."""
     whom = ", ".join(map(str, wait.for_whom)) or "(none)"
     what = f"trainer {wait.trainer_id} waits at {wait.what} for trainer {whom}"
     return f"{what}, for {wait.seconds:.1f} s (wait {wait.number})"

@@ -1,9 +1,9 @@
-"""Supervises the processes of one attempt at a job: waits for what happens to them, and ends them.
+"""Supervises the processes of one attempt at a job: waits for their events, and ends them.
 
 After a failure the other processes first have time to end by themselves, because one of them may
 know the reason better.  The report begins with the cause: a process that was killed, that is
-suspended, or that failed without being told of another's end, with its traceback.  Of each process
-that was told there is one line.
+suspended, or that failed without a report of another's end, with its traceback.  Each process that
+failed because of another one has one line.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ TELL_SECONDS = 10.0  # for other hosts' servers to be told
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The servers' answers about a trainer that has ended; None: they have not said it.
+    """The servers' answers about a trainer that has ended; None: not known.
 
     Attributes:
         took_part: no server had seen it leave.
-        done: every server had, or had heard that it takes no further step.
-        goes_on: every server serves the job without it, or says that the job is done.
+        done: every server had, or knew that it takes no further step.
+        goes_on: every server serves the job without it, or reports that the job is done.
     """
 
     took_part: bool | None = None
@@ -60,7 +60,7 @@ class Answer:
 
 
 class EndedTrainers:
-    """Tells the servers of trainers that have ended here.
+    """Reports to the servers the trainers that have ended here.
 
     Args:
         started: the processes of this host.
@@ -71,7 +71,7 @@ class EndedTrainers:
         self._started, self._environment = started, environment
 
     def tell(self, ended: Sequence[Process]) -> None:
-        """Tells the servers: for them these trainers are lost, unless they have left."""
+        """Reports trainers to the servers, which count them as lost, unless they have left."""
         if command := self._command(ended):
             # local servers may have ended with their job, while a trainer still evaluates
             quiet = subprocess.DEVNULL if self._started.cluster.host is None else None
@@ -79,14 +79,14 @@ class EndedTrainers:
                 subprocess.run(command, timeout=TELL_SECONDS, check=False, stderr=quiet)
 
     def ask(self, ended: Process, replaced: bool) -> Question | None:
-        """Tells the servers of one, and asks whether the job goes on.
+        """Reports one trainer to the servers, and asks whether the job continues.
 
         Args:
-            replaced: it is to be started again, if the job goes on.
+            replaced: it is to be started again, if the job continues.
 
         Returns:
-            The question; ``started.events`` gets None when it is answered.  None: there is nobody
-            to ask.
+            The question; ``started.events`` gets None when it is answered.  None: there is no
+            server to ask.
         """
         command = self._command([ended])
         if not command:
@@ -97,11 +97,11 @@ class EndedTrainers:
 
     @property
     def patience_seconds(self) -> float:
-        """For how long servers are asked that do not answer."""
+        """The seconds for which servers that do not answer are asked again."""
         return patience(self._started.cluster.heartbeat_timeout_seconds)
 
     def _command(self, ended: Sequence[Process]) -> list[str]:
-        """The command that tells the servers; none without servers or ended trainers."""
+        """The command that reports to the servers; none without servers or ended trainers."""
         words = [
             f"{number}=its process ended with status {trainer.status}"
             for number, trainer in self._started.trainers.items()
@@ -158,10 +158,10 @@ class Ended:
 
     Attributes:
         trainer: its number; None: a server.
-        lived_seconds: for how long it ran.
-        goes_on: all servers say that the job goes on without it; of a server: that they wait for
-            it to go on from its last save.
-        preempted: it has left in order, because somebody asked it to.
+        lived_seconds: the seconds for which it ran.
+        goes_on: all servers report that the job continues without it; of a server: that they wait
+            for it to resume from its last save.
+        preempted: it has left in order after a request.
     """
 
     trainer: int | None
@@ -177,8 +177,8 @@ class RestartPolicy:
     Attributes:
         most: how many restarts there may be, of single trainers and of the job.
         whole: this launch has started all processes of the job, and so can start them again.
-        least: without servers: with how many trainers the job may go on as soon as it has lost one;
-            0: it goes on with fewer where one has died at its start twice in a row.
+        least: without servers: the number of trainers with which the job may continue as soon as it
+            has lost one; 0: it continues with fewer where one has died at its start twice in a row.
         used: restarts until now.
 
     Example:
@@ -197,17 +197,17 @@ class RestartPolicy:
 
     @property
     def left(self) -> int:
-        """How many restarts are left."""
+        """The number of restarts that are left."""
         return self.most - self.used
 
     @property
     def replaces(self) -> bool:
-        """Whether a trainer without which the job goes on is started again."""
+        """Whether a trainer without which the job continues is started again."""
         return self.left > 0
 
     @property
     def counted(self) -> str:
-        """Which restart the last one was, in words."""
+        """The number of the last restart, in words."""
         return f"restart {self.used} of {self.most}"
 
     def after(self, ended: Ended) -> Next:
@@ -228,7 +228,7 @@ class RestartPolicy:
         """The next action in a job without servers.
 
         Args:
-            trainers: with how many the job was started last.
+            trainers: the number with which the job was started last.
         """
         early = ended.trainer if ended.lived_seconds < EARLY_SECONDS else None
         again = early is not None and early == self._early
@@ -255,7 +255,7 @@ class RestartPolicy:
 
 def by_cause(ended: Sequence[Process], servers: Collection[Process]) -> list[Process]:
     """The processes that failed by themselves, the likeliest cause first: those that a signal
-    killed, those that nobody told of another's end, then the others; of each trainers, then
+    killed, those that received no report of another's end, then the others; of each trainers, then
     servers, in the order in which they ended.
 
     Args:
@@ -282,7 +282,7 @@ def sentences(
     Args:
         failed: by cause; see :func:`by_cause`.
         suspended: neither ran nor ended when another process failed.
-        killed: had not ended ``grace_seconds`` after they were told to.
+        killed: had not ended ``grace_seconds`` after the request to end.
     """
     for process in suspended:
         yield (
@@ -308,12 +308,12 @@ def sentences(
 
 
 def preemption(process: Process) -> str:
-    """That a trainer has left in order, because somebody asked it to."""
+    """The message about a trainer that has left in order after a request."""
     return f"{process.name} was preempted after step {process.preempted_after}"
 
 
 def lost(process: Process, what: Next, counted: str) -> str:
-    """The message about a trainer without which its job goes on.
+    """The message about a trainer without which its job continues.
 
     Args:
         what: ALONE or WITHOUT.
@@ -334,10 +334,11 @@ def ended_after_job(process: Process) -> str:
 
 
 def unanswered(process: Process, seconds: float) -> str:
-    """The line for a trainer of which no server says whether the job goes on without a trainer.
+    """The line for a trainer about which no server has reported whether the job continues without
+    it.
 
     Args:
-        seconds: for how long they were asked.
+        seconds: the time for which they were asked.
     """
     return (
         f"the servers have not reported within {seconds:g} s whether the job goes on without "
@@ -346,10 +347,10 @@ def unanswered(process: Process, seconds: float) -> str:
 
 
 def reloads(process: Process, path: str, counted: str) -> str:
-    """The message about a server that is started again while its job goes on.
+    """The message about a server that is started again while its job continues.
 
     Args:
-        path: of the save that it goes on from.
+        path: of the save from which it resumes.
         counted: which restart it is, in words.
     """
     status = f"{process.name} failed with status {process.status}{_killer(process.status)}"
@@ -381,7 +382,7 @@ def rescue(endpoints: Sequence[str], data_dir: str, environ: Mapping[str, str]) 
         environ: the command's variables, with the operator's key.
 
     Returns:
-        What became of it, as a sentence.
+        The outcome, as a sentence.
     """
     path = Path(data_dir) / time.strftime("failed-%Y%m%d-%H%M%S")
     command = [*SAVE, ",".join(endpoints), str(path)]
@@ -415,8 +416,8 @@ UNKNOWN = "the other servers do not report whether the job continues"
 def ask_for_reload(
     started: StartedProcesses, ended: Process, environment: Mapping[str, str]
 ) -> Question:
-    """Asks for the ``path`` of what a dead server has saved, if its job goes on with that;
-    otherwise "", and the ``reason``.
+    """Asks for the ``path`` of a dead server's save, if its job can resume from it; otherwise "",
+    and the ``reason``.
 
     Args:
         started: the processes of this host; ``events`` gets None when the question is answered.
@@ -446,7 +447,7 @@ SAYS = "pserver web at "
 
 
 class WebPage:
-    """The process; a context manager, which ends it.  Whatever becomes of it, the job goes on.
+    """The process; a context manager, which ends it.  Its end does not affect the job.
 
     Args:
         port: of the page; 0 is any free one.
@@ -472,7 +473,7 @@ class WebPage:
 
     @onlooker("the job's page")
     def begin(self, endpoints: Sequence[str]) -> None:
-        """The servers are there; without a port there is no page."""
+        """Starts the page when the servers are up; without a port there is none."""
         if self._port is None:
             return
         flags = ["--port", str(self._port), "--log-dir", self._log_dir]
@@ -543,16 +544,16 @@ class Supervisor:
 
     Attributes:
         started: the processes, which it starts.
-        policy: says what follows when one of them has failed.
+        policy: decides about the next action when one of them has failed.
         environment: the variables that every process gets.
         page: with --web, the process that shows the job.
-        say: tells something to the user.
+        say: prints a line for the user.
         interrupted: a signal has asked ``launch`` to end.
-        next: what is to follow this attempt.
-        cause: the trainer of which the job has died; None: a server, or none has.
+        next: the action after this attempt.
+        cause: the trainer whose failure has ended the job; None: a server's, or none.
         panel: on a terminal.
         ended: the processes that have ended, in this order.
-        lost: trainers that have failed, and without which the others go on.
+        lost: trainers that have failed, and without which the others continue.
         suspended: those that neither ran nor ended when another failed.
     """
 
@@ -661,7 +662,7 @@ class Supervisor:
         return True
 
     def _follow(self, process: Process) -> None:
-        """Handles a failed process, if the others go on.
+        """Handles a failed process, if the others continue.
 
         Raises:
             Failed: they do not.
@@ -709,8 +710,8 @@ class Supervisor:
             self.lost.append(process)
 
     def _ask(self, process: Process) -> Answer:
-        """Asks servers about a trainer that has ended.  One that does not answer has not said no,
-        so it is asked again; meanwhile signals count, and the ends of all processes.
+        """Asks servers about a trainer that has ended.  One that does not answer has not refused,
+        so it is asked again; signals and the ends of processes are handled meanwhile.
         """
         question = self._words.ask(process, self.policy.replaces)
         if question is None:
@@ -727,10 +728,10 @@ class Supervisor:
     def _await(
         self, question: Question, seconds: float, moot: Callable[[], bool] = lambda: False
     ) -> Mapping[str, Any] | None:
-        """The answer; None: there is none in time, or it is moot.
+        """Waits for the answer; None: there is none in time, or it is moot.
 
         Args:
-            moot: says that it is, after each event.
+            moot: whether it is, called after each event.
         """
         before = list(self.ended)
 
@@ -748,8 +749,9 @@ class Supervisor:
         return question.answer
 
     def _believed(self, process: Process) -> bool:
-        """Whether the others go on, where servers have not said it: who runs is believed, unless
-        the trainer's script has failed.  A server that has failed meanwhile is looked at next.
+        """Whether the others continue, where servers have not reported it: running processes count
+        as a yes, unless the trainer's script has failed.  A server that has failed meanwhile is
+        handled next.
         """
         if (
             not process.blameless
@@ -772,17 +774,18 @@ class Supervisor:
         return bool(servers) and all(each.status == 0 and not each.stopped for each in servers)
 
     def _does_without(self, process: Process, why: str) -> None:
-        """One that has failed ends nothing, and the job is not begun again for it: says why."""
+        """Notes, with the reason, a failed trainer for which the job is neither ended nor started
+        again."""
         self.say(f"{process.name} {why}")
         self.ended = [each for each in self.ended if each is not process]
         self.lost.append(process)
 
     def _ended_after_job(self, trainer: Process, number: int) -> bool:
-        """Whether one of a job without servers was killed when it had finished the job."""
+        """Whether a trainer of a job without servers was killed when it had finished the job."""
         return self.cluster.collective and trainer.signalled and self.started.finished(number)
 
     def _is_done(self, answer: Answer, alone: bool) -> bool:
-        """Whether a trainer had done its part: servers say so, or none misses it and they end
+        """Whether a trainer had done its part: servers report it, or none misses it and they end
         well.
         """
         if self._job_is_done or answer.done:
@@ -812,7 +815,7 @@ class Supervisor:
         return bool(servers) and all(server.status == 0 for server in servers)
 
     def _server_returns(self, server: Process) -> bool:
-        """Whether a server that has failed is started again, while the job goes on."""
+        """Starts a failed server again while the job continues; returns whether it does."""
         started = self.started
         trains = any(each.status is None for each in self._trainers)
         if not (trains and started.checkpoint and self.policy.left) or started.reloading(server):
@@ -832,8 +835,8 @@ class Supervisor:
         return True
 
     def _wait_for_trainers(self) -> None:
-        """Tells the servers of trainers that have ended while others go on: they would wait until
-        the start timeout for one that ended well and had not joined.
+        """Reports to the servers the trainers that have ended while others run: servers would wait
+        until the start timeout for one that ended well and had not joined.
         """
         told: list[Process] = []
 
@@ -857,8 +860,8 @@ class Supervisor:
         return [each for each in self.started.late() if not each.stopped]
 
     def _wait_for_servers(self) -> None:
-        """A local cluster's servers end now; those of a larger one go on for other hosts'
-        trainers.
+        """Waits for the servers: a local cluster's end now; those of a larger one keep serving
+        other hosts' trainers.
         """
 
         def left() -> bool:
@@ -900,8 +903,9 @@ class Supervisor:
             self._say(f"the job is done without {', '.join(without)}")
 
     def _well(self) -> int:
-        """The job has ended well for this host: says who was preempted, and gives the status; where
-        all trainers here were, theirs; where a script has failed after its part, that one's.
+        """Reports preempted trainers after the job's good end on this host, and returns the status;
+        where all trainers here were preempted, theirs; where a script has failed after its part,
+        that one's.
         """
         gone = [each for each in self._trainers if each.preempted_after is not None]
         for process in gone:
@@ -939,7 +943,7 @@ class Supervisor:
             self._until(self._all_ended, REASON_SECONDS, failures=False)
 
     def _report(self) -> int:
-        """Says of every process that failed why; returns the status of the first one's."""
+        """Reports why each process failed; returns the status of the first one."""
         failed = by_cause(self.ended, self.started.servers)
         killed = [each for each in self._processes() if each.killed and each not in self.suspended]
         waited = GRACE_SECONDS + (self.cluster.grace_seconds or 0.0)
@@ -969,7 +973,8 @@ class Supervisor:
             self.next = self.policy.after(ended)
 
     def _end_panel(self) -> None:
-        """From here on ``launch`` itself has something to say, or nothing moves any more."""
+        """Ends the panel: ``launch`` itself prints lines from now on, or nothing changes any
+        more."""
         if self.panel is not None:
             self.panel.close()
 
@@ -981,12 +986,12 @@ class Supervisor:
         return (*self._trainers, *self.started.servers)
 
     def _all_ended(self) -> bool:
-        """Whether all have ended, and the events that say so have been taken."""
+        """Whether all have ended, and their events have been taken."""
         return all(each in self.ended or each in self.lost for each in self._processes())
 
     def _stop(self, number: int, *parties: Sequence[Process]) -> None:
-        """Asks processes to end, one party after the other; kills those that do not within their
-        grace, or all of them when the user asks again.
+        """Asks processes to end, one group after the other; kills those that do not end within
+        their grace, or all of them when the user asks again.
 
         Trainers have the grace of the job, and time to end: a handler of the script's own saves
         then, or a step ends.

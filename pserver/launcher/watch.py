@@ -1,5 +1,5 @@
-"""Asks a job's servers how it goes, again and again: ``launch`` runs it as a process, because it
-imports gRPC and torch, and ``launch`` does not; nothing that it waits for delays ``launch``.
+"""Asks a job's servers for its progress, again and again: ``launch`` runs it as a process, because
+it imports gRPC and torch, and ``launch`` does not; its waits do not delay ``launch``.
 
 ::
 
@@ -7,8 +7,8 @@ imports gRPC and torch, and ``launch`` does not; nothing that it waits for delay
 
 TOKEN is the path of the job's token file, KEYS the folder of this host's keys, each or "".  The
 servers' endpoints are a line on standard input: its imports take seconds, which it spends while the
-servers start.  It prints a line of JSON about once a second: a list with what each server says, in
-order.  It ends when it is ended, or when nobody reads.
+servers start.  It prints a line of JSON about once a second: a list with each server's answer, in
+order.  It ends when ``launch`` ends it, or when its reader is gone.
 """
 
 from __future__ import annotations

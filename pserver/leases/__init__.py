@@ -1,8 +1,8 @@
-"""The lease table of a job: which trainer has which samples.  No clock, thread or socket.
+"""The lease table of a job: the samples that each trainer holds.  No clock, thread or socket.
 
 In reading order::
 
-    epoch  what an epoch is; a lease; what has become of an epoch; sets of positions, kept as
+    epoch  an epoch; a lease; the account of an epoch; sets of positions, kept as
            disjoint intervals; the order in which trainers that step together divide an epoch
     table  the epochs of a job, and its trainers
 
@@ -10,9 +10,9 @@ An epoch is a sequence that every trainer has alike: a permutation of a data set
 from the epoch's seed; the batches that a sampler of the script's draws, or an iterable gives; or
 the samples of files.  The table deals out positions of it; it never sees a sample.
 
-[Note: epochs of unknown length]  Of iterable data, and of files, nobody knows the end before it was
-met.  Positions then lie in segments (:mod:`~pserver.leases.epoch`), which are dealt out as if
-they had no end.  The first trainer that meets an end says it with its next request; what was
+[Note: epochs of unknown length]  The end of iterable data, and of files, is unknown until a trainer
+meets it.  Positions then lie in segments (:mod:`~pserver.leases.epoch`), which are dealt out as if
+they had no end.  The first trainer that meets an end reports it with its next request; what was
 leased, or kept for a trainer, behind it vanishes, as it was never there.  A trainer that meets
 another end is refused.  While the end is not known a lease has at most as large a part of what was
 dealt already as it would otherwise have of what is left.

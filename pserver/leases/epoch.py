@@ -43,10 +43,10 @@ class Intervals:
         return len(self._starts)
 
     def add(self, start: int, stop: int) -> None:
-        """Adds numbers that are not there.
+        """Adds numbers that are not in the set.
 
         Raises:
-            ValueError: one is, or there are none.
+            ValueError: one is in the set, or there are none.
         """
         if not 0 <= start < stop:
             raise ValueError(f"expected a range, got {start} to {stop}")
@@ -69,12 +69,12 @@ class Intervals:
         self.size += stop - start
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether all of these numbers are there."""
+        """Whether all of these numbers are in the set."""
         at = bisect_right(self._starts, start) - 1
         return at >= 0 and start < stop <= self._stops[at]
 
     def remove(self, start: int, stop: int) -> None:
-        """Removes numbers that are there.
+        """Removes numbers that are in the set.
 
         Raises:
             ValueError: one is not.
@@ -89,7 +89,7 @@ class Intervals:
         self.size -= stop - start
 
     def discard(self, start: int, stop: int) -> None:
-        """Removes those of these numbers that are there."""
+        """Removes those of these numbers that are in the set."""
         at = bisect_right(self._stops, start)
         while at < len(self._starts) and self._starts[at] < stop:
             self.remove(max(start, self._starts[at]), min(stop, self._stops[at]))
@@ -126,7 +126,7 @@ class Intervals:
         return taken
 
     def overlaps(self, start: int, stop: int) -> bool:
-        """Whether one of these numbers is there."""
+        """Whether one of these numbers is in the set."""
         at = bisect_left(self._stops, start + 1)
         return at < len(self._starts) and self._starts[at] < stop
 
@@ -182,13 +182,13 @@ class Segments:
         return segment * WIDTH, (segment + 1) * WIDTH - 1
 
     def decided(self, start: int, stop: int) -> None:
-        """These positions exist: a step has consumed them."""
+        """Notes that these positions exist: a step has consumed them."""
         segment = start // WIDTH
         length = stop - segment * WIDTH
         self._furthest[segment] = max(length, self._furthest.get(segment, 0))
 
     def end(self, segment: int, length: int) -> Iterator[Range]:
-        """A trainer has met an end: gives the positions that do not exist.
+        """Takes an end that a trainer has met; returns the positions that do not exist.
 
         Raises:
             ValueError: there is no such segment, or no data ends there; another trainer has got
@@ -243,7 +243,7 @@ class Segments:
 
 
 def place_of(position: int, stripes: int) -> int:
-    """Which batch of an iterable a position is.
+    """The number of the batch of an iterable at a position.
 
     Args:
         stripes: trainers that step together; 0 or 1: leases are dealt on demand.
@@ -348,7 +348,7 @@ class Epoch:
         number: among the passes of the job.
         loader: which data it is over.
         seed: of its permutation, in words.
-        samples: of the data set; 0: nobody knows, and there are ``segments``.
+        samples: of the data set; 0: unknown, and there are ``segments``.
         batch_size: of one trainer, in positions.
         stripes: 0: leases are dealt on demand; otherwise how many trainers step together.
         drop_last: the last samples that fill no batch are left out.
@@ -377,7 +377,7 @@ class Epoch:
     uneven: bool = False
 
     def check(self) -> None:
-        """Returns if there can be such an epoch.
+        """Returns if the epoch's values are valid.
 
         Raises:
             ValueError: a number, or the unit, is none that a trainer has.
@@ -407,7 +407,7 @@ class Epoch:
                 )
 
     def divided(self) -> Stripes:
-        """How it is divided.
+        """The stripes into which it is divided.
 
         Raises:
             ValueError: there are too few samples.
@@ -428,7 +428,7 @@ class Lease:
         ranges: in order; none: there is nothing now.
         batches: in how many batches; the last one has what is left, the others ``batch_size``.
         over: there will be nothing more.
-        left: batches that nobody has leased.
+        left: batches that no trainer has leased.
         stripes: of the epoch, in the order of which the positions are.
     """
 
@@ -460,7 +460,7 @@ class LeasedBatches:
         return sum(batches for _, batches in self._leases)
 
     def add(self, lease: Lease) -> None:
-        """One lease more."""
+        """Adds a lease."""
         if lease.ranges:
             self._leases.append((deque(lease.ranges), lease.batches))
 
@@ -504,7 +504,7 @@ class Account:
     """The account of an epoch's samples.
 
     Attributes:
-        samples: of the data set; 0: nobody has met its end yet.
+        samples: of the data set; 0: no trainer has met its end yet.
         decided: in decided steps.
         skipped: handed out and never stepped on, or left by scripts that broke off.
         left_out: by ``drop_last``, or too few for each of the trainers to have one.
@@ -584,12 +584,12 @@ class EpochLeases:
                 self._segments.decided(start, begun)
 
     def go_on_as(self, epoch: Epoch) -> None:
-        """Trainers of another number, or of another mode, go on with an epoch that was saved.  The
+        """Continues a saved epoch with another number of trainers, or in another mode.  The
         stripes, of which their leases name positions, stay.
 
         Raises:
             ValueError: it is another epoch, or has no known end, which only as many trainers as
-                before can go on with.
+                before can continue.
         """
         self.epoch, self._read = _gone_on(self.epoch, epoch, self._read), False
         if epoch.stripes != self._stripes:
@@ -603,14 +603,14 @@ class EpochLeases:
     def lease(
         self, trainer: int, most: int, awaited: Collection[int], unstepped: int | None
     ) -> Lease:
-        """What a trainer gets.
+        """Leases batches to a trainer.
 
         Args:
             most: batches.
-            awaited: the trainers that take part, or will.
+            awaited: the trainers that are live, or will be.
             unstepped: None: the trainer has batches that it has not given to its script.
-                Otherwise it waits, and of so many of its samples no step that it has closed has
-                made use.
+                Otherwise it waits, and so many of its samples are in none of the steps that it has
+                closed.
         """
         if self.over or trainer in self.quit:
             return Lease(over=True)
@@ -633,7 +633,7 @@ class EpochLeases:
         return self._free_batches(most, max(1, trainers))
 
     def _own_batches(self, trainer: int, most: int) -> Lease:
-        """Of the trainer's stripe; the last batch has what is left."""
+        """Batches of the trainer's stripe; the last one has the rest."""
         own = self._own.get(trainer)
         if own is None or not own.size:
             return Lease()
@@ -643,7 +643,7 @@ class EpochLeases:
         return self._as_lease(own.take(size), count, batches - count)
 
     def _free_batches(self, most: int, trainers: int) -> Lease:
-        """Of what is free: fewer batches as it gets less, so that all end at about one time."""
+        """Free batches: fewer as less is left, so that all trainers end at about one time."""
         if not self._free.size:
             return Lease()
         if self.epoch.segments > 1 or (self._segments and not self.epoch.whole):
@@ -657,7 +657,8 @@ class EpochLeases:
 
     @property
     def _dealt(self) -> int:
-        """Positions that were ever leased: where nobody knows the end, as many may be left."""
+        """The number of positions that were ever leased: where the end is unknown, as many may be
+        left."""
         return self._decided + self._skipped + sum(_finite(each) for each in self._leased.values())
 
     def _as_lease(self, ranges: list[Range], batches: int, left: int) -> Lease:
@@ -679,9 +680,9 @@ class EpochLeases:
             self.over = True
 
     def waits_for(self, awaited: Collection[int]) -> set[int]:
-        """The trainers for which those wait that have nothing left: a step of theirs is not
-        decided, or they have batches left; and where they step together, those that have not come
-        to the end.
+        """The trainers for which those that have nothing left wait: a step of theirs is not
+        decided, or they have batches left; and where they step together, those that have not
+        reached the end.
         """
         found = {t for t, each in self._leased.items() if each.size > self._idle.get(t, 0)}
         if self._stripes:
@@ -716,7 +717,7 @@ class EpochLeases:
 
     @property
     def _left(self) -> int:
-        """Positions that nobody has leased."""
+        """The number of positions that no trainer has leased."""
         return self._free.size + sum(own.size for own in self._own.values())
 
     # ---- what becomes of leases ----
@@ -727,7 +728,7 @@ class EpochLeases:
         return all(leased.covers(start, stop) for start, stop in ranges)
 
     def decided(self, trainer: int, ranges: Iterable[Range]) -> None:
-        """A decided step has consumed these.
+        """Counts positions that a decided step has consumed.
 
         Raises:
             ValueError: one is not leased to the trainer.
@@ -742,8 +743,8 @@ class EpochLeases:
             self._idle[trainer] = min(self._idle[trainer], leased)
 
     def give_back(self, trainer: int) -> None:
-        """A process has gone: all that is leased to it is dealt out again, or counts as skipped,
-        where the epoch is over.  Another one of its number may take of the epoch again.
+        """Takes back a process's leases: they are dealt out again, or count as skipped, where the
+        epoch is over.  Another process of its number may lease again.
         """
         self._idle.pop(trainer, None)
         self.quit.discard(trainer)
@@ -760,7 +761,7 @@ class EpochLeases:
             self._own.get(trainer, self._free).add(start, stop)
 
     def end(self, segment: int, length: int) -> None:
-        """A trainer has met the end of a segment: what lies behind it does not exist.
+        """Takes the end of a segment that a trainer has met: positions behind it do not exist.
 
         Raises:
             ValueError: see :meth:`Segments.end`.
@@ -783,8 +784,8 @@ class EpochLeases:
         taken as many without it.  Below 0: they divide what was its stripe already.
 
         Args:
-            others: those who take part, each with the positions in steps of it that are decided and
-                that :meth:`decided` does not know yet.
+            others: the other live trainers, each with the positions in its decided steps that
+                :meth:`decided` does not know yet.
         """
         left = [self._batches_of(t, count) for t, count in others.items() if t not in self.quit]
         # what is leased yet is no step of its own; and nobody waits for steps that are uneven
@@ -793,7 +794,7 @@ class EpochLeases:
         return self._batches_of(trainer) - max(left)
 
     def rejoin(self, trainer: int, others: Mapping[int, int]) -> None:
-        """A trainer comes back to its stripe: it gives up what it has missed.
+        """Returns a trainer to its stripe: it gives up what it has missed.
 
         Args:
             others: as for :meth:`missed`.
@@ -810,7 +811,7 @@ class EpochLeases:
         return self._batches(size, self._extra.get(trainer, 0))
 
     def hand_back(self, trainer: int, ranges: Iterable[Range]) -> None:
-        """The trainer's script will not take these.
+        """Takes back positions that the trainer's script will not use.
 
         Raises:
             ValueError: one is not leased to the trainer.
@@ -821,7 +822,7 @@ class EpochLeases:
         self._return(trainer, ranges)
 
     def skip(self, trainer: int, ranges: Iterable[Range]) -> None:
-        """No step will consume these.
+        """Counts positions as skipped: no step will consume them.
 
         Raises:
             ValueError: one is not leased to the trainer.
@@ -831,7 +832,8 @@ class EpochLeases:
             self._skipped += stop - start
 
     def stop(self, trainer: int, awaited: Collection[int]) -> None:
-        """A trainer takes nothing more of the epoch, which ends where no other one does."""
+        """Notes that a trainer leases nothing more of the epoch, which ends when no other one
+        does."""
         self.quit.add(trainer)
         self._idle.pop(trainer, None)
         if not self.over and set(awaited) <= self.quit:
@@ -883,7 +885,7 @@ class EpochLeases:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> EpochLeases:
-        """What :meth:`plain` gave, with what trainers have leased; see :func:`begun_again`.
+        """Restores from :meth:`plain`, with the trainers' leases; see :func:`begun_again`.
 
         Raises:
             ValueError, KeyError, TypeError: it is none.
@@ -904,8 +906,8 @@ class EpochLeases:
 
 
 def begun_again(leases: EpochLeases) -> EpochLeases:
-    """For trainers that all start again: nothing is leased, and they have as many batches each.
-    Where one was gone, they have other numbers left, and these are divided anew.
+    """The leases for trainers that all start again: nothing is leased, and each has as many
+    batches.  Where one was gone, their rests differ, and are divided anew.
     """
     leases._read = True
     leases._idle.clear()
@@ -920,12 +922,12 @@ def begun_again(leases: EpochLeases) -> EpochLeases:
 
 
 def _gone_on(own: Epoch, epoch: Epoch, read: bool) -> Epoch:
-    """What an epoch is for trainers that go on with it.
+    """The epoch with which trainers continue a saved one.
 
     Args:
         own: the epoch as it began.
-        epoch: as they say it.
-        read: it is of a checkpoint, and nobody has asked yet.
+        epoch: as the trainers name it.
+        read: it is of a checkpoint, and no trainer has asked yet.
 
     Raises:
         ValueError: see :meth:`EpochLeases.go_on_as`.
@@ -949,7 +951,7 @@ def _gone_on(own: Epoch, epoch: Epoch, read: bool) -> Epoch:
 
 
 def _behind_begun(start: int, stop: int, begun: int, extra: int) -> int:
-    """Where a stripe goes on behind what steps have consumed of it already.
+    """The position at which a stripe continues after what steps have consumed of it.
 
     Args:
         begun: positions that they have consumed.
@@ -960,5 +962,5 @@ def _behind_begun(start: int, stop: int, begun: int, extra: int) -> int:
 
 
 def _finite(ranges: Iterable[Range]) -> int:
-    """How many positions there are, without ranges that have no known end."""
+    """The number of positions, without ranges that have no known end."""
     return sum(stop - start for start, stop in ranges if stop - start < OPEN)

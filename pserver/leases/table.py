@@ -1,8 +1,8 @@
-"""The lease table of a job: its epochs, and the processes that take part.
+"""The lease table of a job: its epochs and its live processes.
 
 [Note: calls that come twice]  A trainer numbers its requests.  One that is repeated, because its
-reply was lost, gets the same reply; one that was told that there is nothing now may get something.
-A process that was declared lost has no leases any more: what it asks or commits is refused.
+reply was lost, gets the same reply; one that got nothing may get something.  A process that was
+declared lost has no leases any more: its requests and commits are refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LeaseAsked:
         most: batches that it wants at most.
         unstepped: None: it has batches that its script has not taken.  Otherwise it has none left,
             and so many samples that its script has taken are in no step yet.
-        unused: what its script will not take: dealt out again.
-        skipped: what no step will consume.
-        stopped: epochs of which it takes nothing more.
+        unused: positions that its script will not use: dealt out again.
+        skipped: positions that no step will consume.
+        stopped: epochs of which it leases nothing more.
         ended: ends that it has met: the epoch's number, the segment, its length.
     """
 
@@ -59,7 +59,7 @@ class LeaseTable:
     """The leases of all trainers.  One thread at a time calls it.
 
     Args:
-        trainers: how many numbers the job has; each is awaited until it is said to be gone.
+        trainers: the number of the job's ranks; each is awaited until it is known to be gone.
 
     Example::
 
@@ -83,22 +83,22 @@ class LeaseTable:
 
     @property
     def awaited(self) -> set[int]:
-        """The trainers that take part, or have not come yet."""
+        """The trainers that are live, or have not arrived yet."""
         return (set(range(self._trainers)) - self._gone) | set(self._incarnations)
 
     @property
     def present(self) -> dict[int, str]:
-        """The processes that take part now, by number: their incarnations."""
+        """The incarnations of the live processes, by number."""
         return dict(self._incarnations)
 
     @property
     def gone(self) -> Set[int]:
-        """The numbers of which nobody takes part, or comes."""
+        """The numbers that have no live process, and expect none."""
         return self._gone
 
     def expect(self, trainer: int, consumed: Mapping[int, Sequence[EpochRange]]) -> None:
-        """A process is let in, to step on from the last decided step of the slowest trainer: it is
-        awaited from here on, and has as many batches left as that one.
+        """Admits a process, which steps on from the last decided step of the slowest trainer: it is
+        awaited from now on, and has as many batches left as that one.
 
         Args:
             consumed: by trainer, what its steps consume that are decided and not in
@@ -123,14 +123,14 @@ class LeaseTable:
     def _others(
         self, trainer: int, number: int, consumed: Mapping[int, Sequence[EpochRange]]
     ) -> dict[int, int]:
-        """What is consumed of an epoch, by each of the other trainers that take part."""
+        """The number of consumed positions of an epoch, by each of the other live trainers."""
         return {
             each: sum(b - a for epoch, a, b in consumed.get(each, ()) if epoch == number)
             for each in self.awaited - {trainer}
         }
 
     def join(self, trainer: int, incarnation: str, again: bool = False) -> None:
-        """A process takes a number; an earlier one of this number is lost.
+        """Enters a process under its number; an earlier one of this number is lost.
 
         Args:
             again: the others have stepped on since :meth:`expect`, and wait for it now.
@@ -144,17 +144,17 @@ class LeaseTable:
             leases.rejoin(trainer, self._others(trainer, number, {}))
 
     def wait_for(self, trainer: int) -> None:
-        """A process of this number is to come: what is its own is not divided meanwhile."""
+        """Awaits a process of this number: its own positions are not divided meanwhile."""
         self._gone.discard(trainer)
 
     def give_up(self, trainer: int) -> None:
-        """Nobody of this number comes."""
+        """Stops awaiting a process of this number."""
         if trainer not in self._incarnations:
             self._gone.add(trainer)
 
     def remove(self, trainer: int, incarnation: str) -> None:
-        """A process is lost, or has left: what it had leased, and no decided step has consumed, is
-        dealt out again.  Nothing for one that another has replaced.
+        """Removes a process that is lost or has left: its leased positions that no decided step has
+        consumed are dealt out again.  Does nothing for one that another has replaced.
         """
         if self._incarnations.get(trainer) != incarnation:
             return
@@ -201,7 +201,7 @@ class LeaseTable:
         return reply
 
     def waits_for(self, epoch: int) -> set[int]:
-        """The trainers for which those wait that have nothing left of an epoch."""
+        """The trainers for which those that have nothing left of an epoch wait."""
         leases = self._epochs.get(epoch)
         return set() if leases is None else leases.waits_for(self.awaited)
 
@@ -223,7 +223,7 @@ class LeaseTable:
         """The leases of an epoch; None where it is closed.
 
         Raises:
-            ValueError: it is none that the trainers of this job can have.
+            ValueError: the trainers of this job cannot have such an epoch.
         """
         if epoch.stripes not in (0, self._trainers):
             raise ValueError(
@@ -259,7 +259,7 @@ class LeaseTable:
                 )
 
     def decided(self, trainer: int, incarnation: str, ranges: Iterable[EpochRange]) -> None:
-        """A step of a trainer is decided, and has consumed these.
+        """Counts positions that a decided step of a trainer has consumed.
 
         Raises:
             ValueError: one is not leased to it.
@@ -279,9 +279,7 @@ class LeaseTable:
 
     @property
     def accounts(self) -> dict[int, Account]:
-        """The accounts of the samples, by epoch; of the last epochs that are closed, and of all
-        that are not.
-        """
+        """The accounts of the samples, by epoch: of the last closed ones, and of all open ones."""
         return self._closed | {number: each.account for number, each in self._epochs.items()}
 
     def plain(self) -> dict[str, Any]:
@@ -327,7 +325,7 @@ class LeaseTable:
     # ---- what a process has to know that takes the place of this one ----
 
     def repeat(self, change: str, arguments: Sequence[Any]) -> None:
-        """Does again what was done to the table of another process.
+        """Repeats a change that another process has made to its table.
 
         Args:
             change: the name of the method.
@@ -349,7 +347,7 @@ class LeaseTable:
                 raise ValueError(f"expected a change of a lease table, got {change!r}")
 
     def whole(self) -> dict[str, Any]:
-        """As JSON can hold it: :meth:`plain`, and what trainers have that go on."""
+        """As JSON can hold it: :meth:`plain`, and the leases of running trainers."""
         answered = [[t, n, asdict(reply)] for t, (n, reply) in sorted(self._answered.items())]
         return self.plain() | {
             "trainers": self._trainers,
@@ -377,5 +375,5 @@ class LeaseTable:
 
 
 def _tuple(each: Any) -> Any:
-    """JSON has lists where there were tuples."""
+    """Converts lists, as JSON has them, to tuples."""
     return tuple(map(_tuple, each)) if isinstance(each, list | tuple) else each

@@ -1,22 +1,21 @@
-"""One server's end of the job's log: what it stages, and what the log decides.
+"""One server's end of the job's log: its staged steps, and the log's decisions.
 
 [Note: who decides]  Server 0 has the coordinator, and appends records when all servers have staged
-a step; the others tell it, over the link between servers, and get every record.  A server that is
+a step; the others notify it, over the link between servers, and get every record.  A server that is
 alone decides at once, in the thread that stages, without a message.  Records take effect in the
-order of the log, under the job's lock; what follows from one, an update of tensors, happens
-outside it.
+order of the log, under the job's lock; what follows from one, an update of tensors, happens outside
+it.
 
 [Note: an awaited server]  Where a lost server may come back, server 0 keeps the job: nothing is
-decided while it is away, as it stages nothing.  When it follows again it is told where the log
-stands, and then of each record; trainers send it their steps again.
-Where server 0 itself is lost, the others keep what they have staged, and follow it again: they say
-which record was their last, are sent those behind it, and tell it again what is staged, and who is
-silent.
+decided while it is unreachable, as it stages nothing.  When it follows again it receives the state
+of the log, and then each record; trainers send it their steps again. Where server 0 itself is lost,
+the others keep what they have staged, and follow it again: they send the number of their last
+record, receive those after it, and report again the staged steps and the silent trainers.
 
 [Note: a call's turn]  What such a call reads or changes depends on steps, so it has a place among
 them that is the same on all servers: steps whose records stand before it are applied, and steps
 behind it wait.  The thread that brings a call waits for its turn and carries it out.  [Note: calls
-in the log] in pserver/job_log/coordinator.py says when it gets there.
+in the log] in pserver/job_log/coordinator.py says when it gets its place.
 """
 
 from __future__ import annotations
@@ -75,19 +74,19 @@ CUT_SECONDS = 600.0  # for which a load or a shrink waits for a save that is bei
 
 
 class Quiesce:
-    """Counts the steps that run, and knows of a pause that keeps new ones from beginning.
+    """Counts running steps, and holds new ones during a pause.
 
     Any thread may use it.  Both are guarded by the job's lock, which is not held while a
     step or a pause lasts.
 
     Args:
         job: for its lock.
-        paused: told the seconds that each pause has lasted.
+        paused: called with the seconds of each pause.
 
     Attributes:
         condition: the job's.
-        rested: the event that a step has ended, or that what holds steps has: for who waits until
-            none runs, or until certain ones are applied.
+        rested: the event that a step has ended, or that held steps are released: for threads that
+            wait until none runs, or until certain ones are applied.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Quiesce:
 
     @contextmanager
     def updating(self, record: int = 0) -> Iterator[None]:
-        """While it lasts a step changes tensors, and then its watermark.
+        """Marks, while the block runs, that a step changes tensors, and then its watermark.
 
         Args:
             record: of the step.
@@ -133,12 +132,12 @@ class Quiesce:
         return self._paused or (bool(self._held) and record > self._held[0])
 
     def end_step(self) -> None:
-        """A step has changed all that it changes."""
+        """Ends :meth:`begin_step`: the step has made all its changes."""
         self._running -= 1
         self.rested.tell()
 
     def hold_behind(self, record: int) -> None:
-        """Steps whose records stand behind this one wait until :meth:`let_go`."""
+        """Makes steps whose records stand behind this one wait until :meth:`let_go`."""
         self._held.append(record)
 
     @property
@@ -147,20 +146,20 @@ class Quiesce:
         return self._held[0] if self._held else 0
 
     def let_go(self, record: int) -> None:
-        """Steps do not wait behind this record any more."""
+        """Releases the steps that wait behind this record."""
         if record in self._held:
             self._held.remove(record)
             self._let_on()
 
     def _let_on(self) -> None:
-        """Tells held steps, and whoever holds them next, that they are held no more."""
+        """Notifies held steps, and the next thread that holds them, of their release."""
         self._goes_on.tell()
         self.rested.tell()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While it lasts no step changes anything, and no other pause begins: a save that is asked
-        again over another connection waits for the one under way.
+        """Keeps, while the block runs, every step from changing anything, and other pauses from
+        beginning: a repeated save over another connection waits for the one under way.
         """
         self.pause()
         try:
@@ -169,36 +168,36 @@ class Quiesce:
             self.resume()
 
     def begin_cut(self, seconds: float = 0.0) -> None:
-        """From here on until :meth:`end_cut` a cut is to be taken, and nobody begins another.
+        """Reserves a cut until :meth:`end_cut`; no other one begins meanwhile.
 
         Args:
-            seconds: for how long to wait for one that is not at its end.
+            seconds: the longest wait for a cut under way.
 
         Raises:
-            Busy: it still is not.
+            Busy: it has not ended by then.
         """
         with self._job.lock:
             self._await(lambda: self._cut, seconds)
             self._cut = True
 
     def read_cut(self) -> None:
-        """It is taken, and read from here on."""
+        """Notes that the cut is taken, and is read from now on."""
         with self._job.lock:
             self._reading = True
 
     def end_cut(self) -> None:
-        """The cut is not read any more."""
+        """Ends the cut, which is not read any more."""
         with self._job.lock:
             self._cut = self._reading = False
             self.rested.tell()
 
     def await_cut(self, seconds: float = CUT_SECONDS) -> None:
-        """Returns when no cut is read: for who changes more than a step does, of which a cut would
-        have to copy all.  One that is to be taken may stand behind that in the job's log, so it is
-        not waited for.
+        """Returns when no cut is read: for callers that change more than a step does, of which a
+        cut would have to copy all.  A reserved cut may stand behind the call in the job's log, so
+        it is not awaited.
 
         Raises:
-            Busy: one is read still, after so many seconds.
+            Busy: one is still read, after so many seconds.
         """
         with self._job.lock:
             self._await(lambda: self._reading, seconds)
@@ -212,8 +211,8 @@ class Quiesce:
         """Begins what :meth:`paused` does; :meth:`resume` ends it.
 
         Args:
-            given_up: asked while another pause lasts, under the job's lock: no more is wanted.
-                Whoever gives up tells ``rested``.
+            given_up: whether the pause is no longer wanted; called while another pause lasts, under
+                the job's lock.  A thread that gives up notifies ``rested``.
 
         Returns:
             Whether it has begun.
@@ -252,7 +251,7 @@ T = TypeVar("T")
 
 
 class Lane(Protocol):
-    """A lane, as far as calls concern it."""
+    """The part of a lane that calls use."""
 
     def has_applied(self, record: int) -> bool:
         """Whether each decided step is applied whose record stands before this one."""
@@ -266,7 +265,7 @@ class LoggedCall:
         record: its number in the log; 0: it is not there.
         given_up: why it never will be.
         done: it has been carried out, or has failed.
-        result, failure: what came of it.
+        result, failure: its outcome.
     """
 
     call: Call
@@ -286,7 +285,7 @@ class LoggedCalls:
         job: for its lock and its end.
         quiesce: keeps the steps behind a call from beginning.
         lanes: whose steps come before.
-        ready: tells the coordinator that this server is ready for a call.
+        ready: notifies the coordinator that this server is ready for a call.
     """
 
     def __init__(
@@ -339,8 +338,8 @@ class LoggedCalls:
         return result
 
     def withdraw(self, member: Member, kind: str, number: int) -> None:
-        """Another server cannot carry out a call: it is given up, unless it is in the log.  It may
-        come after that.
+        """Gives up a call that another server cannot carry out, unless it is in the log.  The call
+        may arrive after that.
 
         Raises:
             Refused: the number is that of no call of this trainer's.
@@ -360,7 +359,7 @@ class LoggedCalls:
                 self._give_up(own, TrainerLost(member.fenced))
 
     def logged(self, call: Call, record: int) -> None:
-        """The record of a call stands."""
+        """Takes the record of a call."""
         self._logged[call.process, call.kind] = call.number
         own = self._calls.get((call.process, call.kind))
         if own is not None and own.call == call and own.given_up is None:
@@ -369,17 +368,17 @@ class LoggedCalls:
             self._quiesce.rested.tell()
 
     def stands(self, process: Process, calls: Mapping[str, int]) -> None:
-        """On a server that comes back: the calls of a process that are in the log."""
+        """Takes, on a server that has come back, the calls of a process that are in the log."""
         self._logged.update({(process, kind): number for kind, number in calls.items()})
 
     @property
     def waiting(self) -> list[Call]:
-        """Those that this server is ready for, and that are not in the log."""
+        """The calls that this server is ready for, and that are not in the log."""
         waits = (each for each in self._calls.values() if not each.record and not each.given_up)
         return [each.call for each in waits]
 
     def _present(self, process: Process, kind: str, number: int) -> tuple[LoggedCall | None, int]:
-        """The same call, if it has come before; and the number of the last one in the log."""
+        """The same call, if it has arrived before; and the number of the last one in the log."""
         own, last = self._calls.get((process, kind)), self._last(process, kind)
         self._expect(kind, number, last)
         present = own if own is not None and own.call.number == number else None
@@ -391,7 +390,7 @@ class LoggedCalls:
         return max(self._logged.get((process, kind), 0), 0 if own is None else own.call.number)
 
     def _expect(self, kind: str, number: int, last: int) -> None:
-        """A number far ahead would make all that follow it older ones."""
+        """Checks a call's number: one far ahead would make all later calls old ones."""
         if not max(last, 1) <= number <= last + MOST_AHEAD:
             raise Refused(f"expected the number of a new {kind} or of the last one, got {number}")
 
@@ -408,7 +407,7 @@ class LoggedCalls:
         self._job.waits.wait(self._quiesce.rested, done, check=check)
 
     def _never_runs(self, own: LoggedCall) -> None:
-        """The thread that was to carry it out has failed before its turn: nobody waits for it."""
+        """Gives up a call whose thread has failed before its turn: no thread waits for it."""
         if own.record:
             self._quiesce.let_go(own.record)
         text = f"the {own.call.kind} with number {own.call.number} failed before its turn"
@@ -438,12 +437,12 @@ class Link(Protocol):
     """The carrier of messages between the servers of a job; see :mod:`pserver.job_log`."""
 
     def send(self, data: bytes) -> None:
-        """To the coordinator; to all other servers, where this is the coordinator.  Returns at
-        once, and keeps the order.
+        """Sends a message to the coordinator; to all other servers, where this is the coordinator.
+        Returns at once, and keeps the order.
         """
 
     def close(self) -> None:
-        """Nothing comes or goes any more."""
+        """Ends the link: no message is sent or received any more."""
 
 
 class Links(Protocol):
@@ -459,11 +458,11 @@ class Links(Protocol):
         """Serves a following server's stream until it ends."""
 
     def tick(self) -> None:
-        """The server's clock calls it a few times a second."""
+        """Loses silent servers; the server's clock calls it a few times a second."""
 
 
 class Followed(Protocol):
-    """A lane, as far as the log concerns it."""
+    """The part of a lane that the log uses."""
 
     @property
     def index(self) -> int:
@@ -478,7 +477,7 @@ class Followed(Protocol):
         """The steps that have no record: trainer, number, and rows of tables that they change."""
 
     def decided(self, steps: Sequence[ProcessStep], time: float, record: int) -> None:
-        """The record of these steps, of that number, stands."""
+        """Takes the record of these steps, with its number."""
 
     def drop(self, member: Member) -> None:
         """Drops a lost trainer's staged steps."""
@@ -488,11 +487,11 @@ class Calls(Protocol):
     """The calls that have a place in the log."""
 
     def logged(self, call: Call, record: int) -> None:
-        """The record of a call, of that number, stands."""
+        """Takes the record of a call, with its number."""
 
     @property
     def waiting(self) -> Sequence[Call]:
-        """Those that this server is ready for, and that have no record."""
+        """The calls that this server is ready for, and that have no record."""
 
 
 def process_of(member: Member) -> Process:
@@ -509,11 +508,11 @@ class Decisions:
         server: this one.
         rounds: by lane, whether all trainers' steps are one update.
         members: the job's trainers.
-        lost: told of each trainer that is lost, with a sentence.
+        lost: called with each lost trainer, and a sentence.
         job: for its lock and its end.
         clock: wall time, in seconds since 1970.
-        awaits: a server that is lost may come back.  (An attribute, too.)
-        returned: of a server that has come back: told where the log stands, before its first
+        awaits: a lost server may come back.  (An attribute, too.)
+        returned: of a server that has come back: called with the state of the log, before its first
             record.
 
     Attributes:
@@ -521,7 +520,7 @@ class Decisions:
         calls: those that have a place in the log, once there is one for them.
         joined: by process, the steps by lane at which it begins.
         last: the number of the last record that took effect.
-        recorded: told of each record that takes effect.
+        recorded: called with each record that takes effect.
         coordinator: on server 0; None on the others.
         resumes: on another server: it has lost server 0, and follows it again.
         away: servers that are lost, and are awaited; with the time from which on they are, by the
@@ -561,13 +560,13 @@ class Decisions:
         self.recorded: Callable[[Record], None] = lambda record: None
 
     def connect(self, dial: Callable[[], Link]) -> None:
-        """Messages go over a link to the other servers, which begins when a trainer joins: a server
-        that was started with its program may wait for long.
+        """Connects to the other servers by a link, which begins when a trainer joins: a server that
+        was started with its program may wait for long.
         """
         self._dial = dial
 
     def link(self) -> None:
-        """The link begins, unless it has."""
+        """Begins the link, unless it has begun."""
         if self._dial is not None and self._link is None:
             self._link, unsent = self._dial(), self._unsent
             self._unsent = []
@@ -575,7 +574,7 @@ class Decisions:
                 self._send(data)
 
     def close(self) -> None:
-        """The job is over."""
+        """Ends the link: the job is over."""
         self._closed = True
         if self._link is not None:
             self._link.close()
@@ -590,11 +589,11 @@ class Decisions:
     def staged(
         self, lane: int, member: Member, step: int, rows: int = 0, consumed: Consumed = ()
     ) -> None:
-        """All of a trainer's step is here.
+        """Notes that all of a trainer's step has arrived.
 
         Args:
             rows: of tables that it changes here.
-            consumed: which leased samples.
+            consumed: the leased samples.
         """
         if self._cut is not None:
             self._job.fail(self._cut)
@@ -605,7 +604,7 @@ class Decisions:
             self._append(self.coordinator.staged(0, notice, self._clock()))
 
     def ready(self, call: Call) -> None:
-        """This server is ready for a call."""
+        """Notes that this server is ready for a call."""
         if self._cut is not None:
             self._job.fail(self._cut)
         if self.coordinator is None:
@@ -614,7 +613,7 @@ class Decisions:
             self._append(self.coordinator.call(0, call, self._clock()))
 
     def silent(self, process: Process, text: str) -> None:
-        """A trainer has sent nothing for the heartbeat timeout."""
+        """Reports a trainer that has sent nothing for the heartbeat timeout."""
         if self.coordinator is None:
             self._silences[process] = Silence(process, text)
             self._send(notices_bytes([self._silences[process]]))
@@ -623,7 +622,7 @@ class Decisions:
             self.changed()
 
     def join(self, process: Process, steps: Sequence[int]) -> None:
-        """A trainer joins this server.
+        """Notes that a trainer joins this server.
 
         Args:
             steps: by lane, at which it begins.
@@ -633,8 +632,8 @@ class Decisions:
             self._append(self.coordinator.join(process, steps, self._clock()))
 
     def begins_at(self, members: Membership) -> tuple[int, ...]:
-        """By lane, the last step that counts of the slowest one that takes part: where a later one
-        begins.  On the coordinator; the step may not be applied yet.
+        """By lane, the last counting step of the slowest live trainer: a later one begins after it.
+        On the coordinator; the step may not be applied yet.
         """
         assert self.coordinator is not None, "the coordinator lets trainers in"
         coordinator, away = self.coordinator, members.away.values()
@@ -646,7 +645,7 @@ class Decisions:
         return tuple(min(each, default=0) for each in steps)
 
     def left(self, process: Process, preempted_after: int | None = None) -> None:
-        """A trainer has left: another process may take its number.
+        """Notes that a trainer has left: another process may take its number.
 
         Args:
             preempted_after: its host was taken away, after this step; None: it was not.
@@ -655,7 +654,7 @@ class Decisions:
             self.coordinator.leave(process, preempted_after)
 
     def changed(self) -> None:
-        """Fewer trainers are awaited: rounds may be complete."""
+        """Looks for rounds that are complete now, as fewer trainers are awaited."""
         if self.coordinator is not None and self._job.failure is None:
             for lane, is_round in enumerate(self._rounds):
                 if is_round:
@@ -664,7 +663,7 @@ class Decisions:
     # ---- what comes over the link ----
 
     def received(self, server: int, data: bytes) -> None:
-        """A message of another server; takes the job's lock.
+        """Takes a message of another server; takes the job's lock.
 
         Args:
             server: which one.
@@ -700,8 +699,9 @@ class Decisions:
             self._append(self.coordinator.staged(server, notice, self._clock()))
 
     def cut(self, error: PServerError) -> None:
-        """The link has ended.  The job fails where a step needs it: on a server that has had its
-        last one the job may be over already.  Where server 0 may come back, it is followed again.
+        """Handles the end of the link.  The job fails where a step needs it: on a server that has
+        had its last step the job may be over already.  Where server 0 may come back, it is followed
+        again.
         """
         with self._job.lock:
             if self._follows_again(error):
@@ -714,7 +714,7 @@ class Decisions:
     # ---- see [Note: an awaited server] ----
 
     def server_lost(self, server: int, error: PServerError) -> None:
-        """Server 0 has lost another one: waits for it, or does what :meth:`cut` says."""
+        """Handles the loss of another server on server 0: awaits it, or acts as :meth:`cut`."""
         with self._job.lock:
             if self.coordinator is None or not self.awaits or self._closed:
                 self.cut(error)
@@ -726,10 +726,10 @@ class Decisions:
     def server_returned(
         self, server: int, say: Callable[[bytes], None], last: int | None = None
     ) -> None:
-        """A server follows server 0; one that was lost is told where the log stands.
+        """Handles a server that follows server 0; one that was lost receives the state of the log.
 
         Args:
-            say: tells it something.
+            say: sends it a message.
             last: of a server that was not lost, and follows again: the last record that it has.
         """
         with self._job.lock:
@@ -749,13 +749,11 @@ class Decisions:
 
     @property
     def awaited(self) -> list[int]:
-        """The servers that are lost, as far as this one knows, and that are to come back."""
+        """The lost servers, as far as this one knows, that are to come back."""
         return [0] if self.resumes else sorted(self.away)
 
     def came_back(self) -> None:
-        """On server 0, in the process that takes the place of another one: the other servers are to
-        follow it again.
-        """
+        """Makes the other servers follow server 0 again, in a process that replaces another one."""
         assert self.coordinator is not None, "server 0 comes back"
         self.last = self.coordinator.last
         self.away = dict.fromkeys(range(1, self._servers))
@@ -783,7 +781,7 @@ class Decisions:
         return () if self.calls is None else self.calls.waiting
 
     def _resumed(self, data: bytes, records: Sequence[Record]) -> Sequence[Record]:
-        """Those records that this server has not, once it follows again."""
+        """The records that this server lacks, once it follows again."""
         if not self.resumes:
             return records
         if not resumes(data):
@@ -819,7 +817,7 @@ class Decisions:
             self._link.send(data)
 
     def _take(self, records: Iterable[Record]) -> None:
-        """Records take effect, in their order."""
+        """Applies records, in their order."""
         for record in records:
             if record.number != self.last + 1:
                 self._job.fail(

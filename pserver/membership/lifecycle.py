@@ -1,4 +1,4 @@
-"""The state of a server's job: which phase it is in, what ended it, and the lock of all its parts.
+"""The state of a server's job: its phase, the error that ended it, and the lock of all its parts.
 
 ::
 
@@ -8,7 +8,7 @@
                                `-------- a failure -------+--> FAILED ----------> EMPTY
                                                                        reset, or the next Join
 
-[Note: kept values]  A job that has failed leaves what it held: ``pserver save`` writes it.  So a
+[Note: kept values]  A failed job leaves its values: ``pserver save`` writes them.  So a
 failed server lets another job in only after ``--keep-failed`` seconds.  A Join with the same
 fingerprint (the same job, started again) does not wait, nor does one after ``pserver reset``.  A
 job without an update has nothing to lose, and is not kept.
@@ -21,9 +21,9 @@ lock: under it a thread may take a snapshot's lock for an instant; a thread that
 snapshot's or a table's lock never takes it.  A thread holds it for bookkeeping only: never while
 tensors are merged, updated or copied between processes, never while anything is sent.
 
-A thread that changes what others may wait for tells the event of that: see [Note: one wake for one
-waiter] in waits.py.  Control calls, which wait for one another, share one event, ``changed``; its
-condition is ``Lifecycle.condition``, at which no step waits.
+A thread that changes what others may wait for notifies the event of that: see [Note: one wake for
+one waiter] in waits.py.  Control calls, which wait for one another, share one event, ``changed``;
+its condition is ``Lifecycle.condition``, at which no step waits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Events:
 
     @onlooker("the list of events")
     def add(self, kind: str, text: str) -> None:
-        """Something has happened.
+        """Adds an event.
 
         Args:
             kind: one of a few words, none of which comes from a peer.
@@ -80,14 +80,14 @@ class Events:
             self._by_kind.setdefault(kind, deque(maxlen=KEPT)).append(event)
 
     def all(self) -> list[wire.Event]:
-        """Those that are kept, in the order in which they happened."""
+        """The kept events, in the order in which they happened."""
         with self._lock:
             kept = [event for events in self._by_kind.values() for event in events]
         return sorted(kept, key=lambda event: event.number)
 
 
 class EventLog(LimitedLog):
-    """Logs what happens, and keeps it as events.
+    """Logs events, and keeps them.
 
     Args:
         log: where lines go.
@@ -135,16 +135,16 @@ class Lifecycle:
     Attributes:
         waits: those of the job's threads.
         lock: see [Note: the job's lock].
-        changed: that of control calls: who takes part, what is said at a barrier.
+        changed: the event of control calls: of the members, and of texts at barriers.
         condition: its condition, over ``lock``.
         state: guarded by ``lock``.
         failure: what ended the present job; None while all is well.
         failed_at: when that was, in seconds of the clock.
         last_failure: as ``failure``, but it stays when the server is empty again.
-        succeeded: the last job has ended, and every trainer has said that it is done.
+        succeeded: the last job has ended, and every trainer has finished.
         draining: the server is shutting down and takes no new step.
         ended: set when a job ends here, because its trainers left or because it failed.
-        events: what has happened on this server.
+        events: the events of this server.
 
     Args:
         clock: seconds that never go back.
@@ -167,7 +167,7 @@ class Lifecycle:
         self._log = EventLog(log, self.events)
 
     def begin(self) -> None:
-        """Trainer 0 has joined an empty server: a new job begins."""
+        """Begins a new job: trainer 0 has joined an empty server."""
         with self.lock:
             self.failure = self.last_failure = None
             self.succeeded = False
@@ -175,13 +175,13 @@ class Lifecycle:
             self.state = JobState.INSTALLING
 
     def empty(self) -> None:
-        """The server has no job any more."""
+        """Makes the server empty: it has no job any more."""
         with self.lock:
             self.failure = None
             self.state = JobState.EMPTY
 
     def succeed(self) -> None:
-        """Every trainer has left, and said that it is done."""
+        """Ends the job well: every trainer has finished, and left."""
         with self.lock:
             self.succeeded, self.last_failure = True, None
 
@@ -200,12 +200,13 @@ class Lifecycle:
             self.wake_all()
 
     def wake_all(self) -> None:
-        """Something has changed that may concern any wait.  The caller holds the lock."""
+        """Wakes all waits after a change that may concern any of them.  The caller holds the
+        lock."""
         self.waits.wake_all()
         self.condition.notify_all()
 
     def wait(self, event: Event, done: Callable[[], bool], deadline: float = math.inf) -> bool:
-        """Waits until ``done``, which the event tells.  The caller holds the lock.
+        """Waits until ``done``, of which the event notifies.  The caller holds the lock.
 
         Args:
             deadline: the longest, by :func:`time.monotonic`.
@@ -219,7 +220,7 @@ class Lifecycle:
         return self.waits.wait(event, done, deadline=deadline, check=self.check_running)
 
     def say(self, kind: str, text: str) -> None:
-        """Logs something that the job goes on after, and keeps it as an event."""
+        """Logs something after which the job continues, and keeps it as an event."""
         self._log.say(kind, text)
 
     def lose(self, error: TrainerLost) -> None:
@@ -242,7 +243,7 @@ class Lifecycle:
             raise
 
     def drain(self) -> None:
-        """The server is shutting down: from here on every wait and every new step raises."""
+        """Shuts the server down: from now on every wait and every new step raises."""
         with self.lock:
             if not self.draining:
                 self.events.add("draining", "the server is shutting down")
@@ -251,7 +252,7 @@ class Lifecycle:
             self.ended.set()
 
     def check_running(self) -> None:
-        """Returns if the job goes on.
+        """Returns if the job runs.
 
         Raises:
             PServerError: what ended it.

@@ -1,5 +1,4 @@
-"""The trainers of a server's job: joining, heartbeats, leaving, being lost, and waiting for one
-another.
+"""The trainers of a server's job: joining, heartbeats, leaving, losses, and waits for one another.
 
 No locks and no clock: time is an argument, and the caller holds the job's lock.
 
@@ -11,10 +10,10 @@ A member's states::
 [Note: whose end it is]  A server learns of a job from trainer 0's Join.  Before that it cannot tell
 which announcements belong together, and trainers of the next job may wait while one runs.  So the
 end of an announced trainer counts at once for those trainers that were there when it became known.
-For one that came within a heartbeat timeout after that it counts when another heartbeat timeout has
-passed, in which no other process of that number came: trainers of one job start at about the same
-time, and so do those of a job that is started again.  For later ones it does not count.  And it
-counts for nobody while another process of the same number is there.
+For one that arrived within a heartbeat timeout after that it counts when another heartbeat timeout
+has passed, in which no other process of that number arrived: trainers of one job start at about the
+same time, and so do those of a job that is started again.  For later ones it does not count.  And
+it counts for no trainer while another process of the same number is there.
 
 [Note: a straggler]  What counts is a trainer's own time: from one step's close to the next one's,
 without what its script waited in steps.  So in a sync job, where all steps take equally long, the
@@ -22,14 +21,14 @@ one for which the others wait is named, and not those that wait.  The time is th
 steps of the last ``REPORTS`` heartbeats that brought some, so that one long step, as after a
 checkpoint, names nobody for long.
 
-No clock: heartbeats say what trainers have measured.
+No clock: heartbeats bring the trainers' measurements.
 
 [Note: trainers that wait for each other]  A trainer waits in a step (for the others' steps) or at a
 barrier (for the others to reach it).  If some trainers wait in a step and all the rest at a
 barrier, none of them can ever go on: they have taken different numbers of steps.  The same holds
-where all wait at barriers, but not at the same one.  The job then fails and tells them so.  Not
+where all wait at barriers, but not at the same one.  The job then fails and reports that.  Not
 where one waits in a save of the job's own, which gives way, nor where they wait for samples: see
-[Note: rings] in waits.py.  To a gathering they come from everywhere.
+[Note: rings] in waits.py.  Trainers join a gathering from every wait.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Ended:
 
     Attributes:
         known: since when, in seconds of the job's clock.
-        reason: what the others are told.
+        reason: for the others.
     """
 
     known: float
@@ -103,10 +102,11 @@ class Announcements:
         return bool(self._announced)
 
     def heard(self, trainer: int, incarnation: str, now: float, most: int) -> bool:
-        """A trainer says that it is there.
+        """Takes a trainer's announcement.
 
         Args:
-            most: processes; of more, the one that was silent for longest is forgotten.
+            most: the largest number of processes; beyond it, the one that was silent for longest is
+                forgotten.
 
         Returns:
             Whether it is new.
@@ -120,18 +120,18 @@ class Announcements:
         return new
 
     def first_heard(self, incarnation: str, now: float) -> float:
-        """Since when a process has been there; ``now`` for one that was never announced."""
+        """The time of a process's first announcement; ``now`` for one that was never announced."""
         known = self._announced.get(incarnation)
         return now if known is None else known.first
 
     def joined(self, trainer: int, incarnation: str) -> None:
-        """A trainer has joined, or stays away in good order."""
+        """Removes a process that has joined, or has ended in good order."""
         self._announced.pop(incarnation, None)
         self._ended.pop(trainer, None)
 
     def failed(self, trainer: int, incarnation: str, reason: str, now: float) -> None:
-        """A trainer says that it will never come; or, without an incarnation, whoever has started
-        it does.
+        """Notes that a trainer will never join: as it reports itself or, without an incarnation, as
+        its launcher reports.
         """
         if not incarnation:
             for other, known in list(self._announced.items()):
@@ -142,7 +142,7 @@ class Announcements:
             self._end(trainer, reason, now)
 
     def lose_silent(self, now: float, timeout: float) -> None:
-        """Takes those for lost that have been silent for longer than the heartbeat timeout.
+        """Counts processes as lost that have been silent for longer than the heartbeat timeout.
 
         Args:
             now: in seconds of the job's clock.
@@ -159,12 +159,12 @@ class Announcements:
                 self._end(known.trainer, reason, now)
 
     def lost(self, trainer: int, since: float, now: float, timeout: float) -> TrainerLost | None:
-        """What a trainer is to be told that needs another one; None while that one may come.  See
+        """The error for a trainer that needs another one; None while that one may join.  See
         [Note: whose end it is].
 
         Args:
-            trainer: the one that is needed.
-            since: when the one that asks was heard first, in seconds of the job's clock.
+            trainer: the needed one.
+            since: when the asking trainer was heard first, in seconds of the job's clock.
             now: likewise.
             timeout: the heartbeat timeout, in seconds.
         """
@@ -190,7 +190,7 @@ LEAST_SECONDS = 0.005  # of a step: what takes less is nobody's trouble, and mos
 
 
 class PacedMember(Protocol):
-    """A trainer that takes part."""
+    """The part of a live trainer that its pace needs."""
 
     trainer: int
     pace: Pace
@@ -198,7 +198,7 @@ class PacedMember(Protocol):
 
 @dataclass
 class Pace:
-    """How long a trainer's own part of a step takes.
+    """The duration of a trainer's own part of a step.
 
     Attributes:
         named: it has been named as a straggler.
@@ -217,7 +217,8 @@ class Pace:
 
     @onlooker("the watch for stragglers")
     def heard(self, report: wire.TrainerReport) -> None:
-        """A heartbeat has come: steps and seconds count of the lane that takes most of the time."""
+        """Takes a heartbeat's report: the steps and seconds of the lane that takes most of the
+        time."""
         lane = max(report.lanes, key=lambda each: each.step_seconds, default=wire.LaneReport())
         if not self._heard or lane.steps > self._heard[-1][0]:
             own = max(0.0, lane.step_seconds - lane.blocked_seconds)
@@ -225,7 +226,7 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """Of a step; 0.0 where it is not known yet."""
+        """The seconds of a step; 0.0 where they are not known yet."""
         if len(self._heard) < 2:
             return 0.0
         (first, before), (last, after) = self._heard[0], self._heard[-1]
@@ -233,8 +234,8 @@ class Pace:
 
 
 def ratios(seconds: Mapping[int, float]) -> dict[int, float]:
-    """By trainer, its own time over the median of the others'; those of which nothing is known are
-    left out, and one alone is.
+    """By trainer, its own time over the median of the others'; those without measurements are left
+    out, and so is a single one.
 
     Args:
         seconds: of a step, by trainer; 0.0: not known.
@@ -264,11 +265,11 @@ def _median_without(ordered: Sequence[float], own: float) -> float:
 
 
 def stragglers(members: Iterable[PacedMember], factor: float) -> dict[int, float]:
-    """Those who compute so many times as long as the others, with how many times.
+    """The trainers that compute so many times as long as the others, with their ratios.
 
     Args:
-        members: who take part.
-        factor: from which ratio on a trainer is named; 0: none is.
+        members: the live trainers.
+        factor: the ratio from which a trainer is named; 0: none is.
     """
     seconds = {member.trainer: member.pace.seconds for member in members}
     return {
@@ -279,7 +280,7 @@ def stragglers(members: Iterable[PacedMember], factor: float) -> dict[int, float
 
 
 def news(members: Sequence[PacedMember], factor: float) -> Iterator[tuple[int, str]]:
-    """Of each straggler that has not been named before: its number, and a sentence."""
+    """The number of each straggler that has not been named before, with a sentence."""
     slow = stragglers(members, factor)
     for member in members:
         if member.trainer in slow and not member.pace.named:
@@ -295,7 +296,7 @@ def news(members: Sequence[PacedMember], factor: float) -> Iterator[tuple[int, s
 
 
 class MemberState(enum.Enum):
-    """Whether a trainer takes part."""
+    """The states of a trainer's membership."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -315,9 +316,9 @@ class TrainerWait:
         place: where: "lane 0", "barrier".
         what: for messages: "step 12", "barrier 'epoch'".
         done: whether the wait is over.
-        apart: trainers that wait at another barrier come to this one, too.
+        apart: trainers that wait at another barrier join this one, too.
         deadline: the longest, by :func:`time.monotonic`.
-        missing: gives the trainers that have not come.
+        missing: gives the trainers that have not arrived.
     """
 
     member: Member
@@ -339,21 +340,21 @@ class Member:
         transport: the name of the transport that its streams use.
         last_heard: when its last call or frame came, in seconds of the job's clock.
         session: the secret that its calls and its streams repeat.
-        state: whether it takes part.
+        state: of its membership.
         watermarks: by lane.
-        activity: what it says that it does ("step 12", "saving").
-        report: what it says of its training.
-        waits: what it waits for, by place; see members.py.
-        leaving: the lanes of which its last step has come; it leaves when all are applied.
-        finished: it takes no further step, and waits for the others to say the same.
+        activity: its reported activity ("step 12", "saving").
+        report: its report of its training.
+        waits: its waits, by place; see members.py.
+        leaving: the lanes of which its last step has arrived; it leaves when all are applied.
+        finished: it takes no further step, and waits for the others to finish.
         returns: it has left to join again, with another plan.
         fenced: why it was lost, a sentence; "" while it is not.
-        pace: how long its own part of a step takes.
+        pace: of its own part of a step.
         preempted_after: it has left because its host takes it away, after this step of its script;
             None: it has not.
-        late: the others trained already when it joined; which change of the members that was.  0:
-            it was there from the beginning.
-        placed: it has been told where they are.
+        late: the others trained already when it joined; the number of that change of the members.
+            0: it was there from the beginning.
+        placed: it has received their position.
     """
 
     trainer: int
@@ -385,15 +386,15 @@ class Member:
 
     @property
     def absent(self) -> bool:
-        """Whether it is not there before the job's end."""
+        """Whether it is gone before the job's end."""
         lost = self.state is MemberState.LOST
         return self.preempted_after is not None or lost or bool(self.leaving)
 
     def goodbye(self, reason: str) -> str:
-        """That it has left, as a sentence.
+        """A sentence about its leaving.
 
         Args:
-            reason: why the job cannot go on; "": it can.
+            reason: why the job cannot continue; "": it can.
         """
         if self.preempted_after is not None:
             return f"trainer {self.trainer} was preempted after step {self.preempted_after}"
@@ -401,7 +402,7 @@ class Member:
 
     @property
     def steps_under_way(self) -> bool:
-        """Whether a step of it that has come is not applied."""
+        """Whether it has a step that has arrived and is not applied."""
         return any(each.taking > each.applied for each in self.watermarks.values())
 
     def watermark(self, lane: int) -> Watermark:
@@ -424,30 +425,30 @@ class Membership:
     Args:
         expected: how many trainers the plan has.
         since: when the job began, in seconds of the job's clock.
-        began: when the trainer that began it was there; None: then, too.
-        least: with how many trainers the job begins, whichever they are; more may join later.  0:
-            with all of the plan.
+        began: when the trainer that began it was first heard; None: then, too.
+        least: the number of trainers with which the job begins, whichever they are; more may join
+            later. 0: all of the plan.
         clock: of the waits: seconds that never go back.
 
     [Note: kept places]  Steps that need all trainers wait for a while when one is lost: another
     process may take its place.  So its place is kept, up to a time.  The same holds for a process
-    that has been let in and is not here yet: the record of its joining stands, so the other
+    that has been admitted and has not arrived yet: the record of its joining stands, so the other
     trainers' steps wait for its first one.  Then all have the same values, as of the same step.
 
     Attributes:
         by_trainer: the members; of each number the last one.
         kept: places of lost trainers that are kept, by trainer: until when, in seconds of the job's
             clock.
-        arriving: the same of processes that have been let in and are not here yet.
-        held: processes that wait to be let in, while the others train.
+        arriving: the same for processes that have been admitted and have not arrived yet.
+        held: processes that wait for admission, while the others train.
         fenced: processes that were lost, whether they had joined here or not.
         preempted: the trainers that were, with the last step that each has taken.
-        changes: how often trainers have joined, and gone before the job's end.
-        away: trainers that take part in the job, and have not come to this server since it was
-            started again; with their processes.
+        changes: the number of joins, and of ends before the job's.
+        away: live trainers of the job that have not joined this server since it was started again;
+            with their processes.
         counted: by process and lane, the steps that were decided before that, and the rows that
             these have changed.
-        waits: who waits for whom; server 0's counts.
+        waits: of trainers for one another; server 0's counts.
     """
 
     def __init__(
@@ -475,10 +476,10 @@ class Membership:
         self.counted: dict[Process, Sequence[Applied]] = {}
 
     def add(self, member: Member, steps: Sequence[int] = (), late: bool = False) -> None:
-        """A trainer joins; it gets the watermarks that were saved of its incarnation.
+        """Adds a trainer, with the watermarks that were saved of its incarnation.
 
         Args:
-            steps: by lane, where it begins; none: where files say.
+            steps: by lane, the last ones before it begins; none: those in files.
             late: the others train already.
         """
         self.by_trainer[member.trainer] = member
@@ -496,8 +497,8 @@ class Membership:
         self._restore(member)
 
     def watermarks(self) -> Watermarks:
-        """The watermarks of all members, to be saved with the slices; of those that are away what
-        this server has counted as theirs.
+        """The watermarks of all members, to be saved with the slices; of those that are unreachable
+        the steps that this server has counted.
         """
         found = {
             str(member.trainer): {
@@ -523,7 +524,7 @@ class Membership:
         }
 
     def left(self) -> dict[Process, int | None]:
-        """Those who have left, with the step after which they were preempted."""
+        """The processes that have left, with the step after which they were preempted."""
         return {
             Process(member.trainer, member.incarnation): member.preempted_after
             for member in self.by_trainer.values()
@@ -531,8 +532,8 @@ class Membership:
         }
 
     def begin_at(self, steps: Mapping[int, Sequence[int]]) -> None:
-        """Trainers that join go on from these steps, whatever processes they are; see [Note: a
-        server's file] in job/program.py.
+        """Makes joining trainers continue from these steps, whatever processes they are; see [Note:
+        a server's file] in job/program.py.
 
         Args:
             steps: as :meth:`steps` gives them.
@@ -555,7 +556,7 @@ class Membership:
                 member.watermark(int(lane)).restore(values)
 
     def joined(self) -> list[Member]:
-        """Those who take part now, by trainer number."""
+        """The live trainers, by number."""
         return [
             member
             for _, member in sorted(self.by_trainer.items())
@@ -588,7 +589,7 @@ class Membership:
 
     def awaited(self, lane: int | None = None) -> list[int]:
         """The trainers that a sync step or a barrier needs: all of the plan but those that have
-        finished or left or are lost, or that leave after a step which has come.
+        finished or left or are lost, or that leave after a step that has arrived.
 
         Args:
             lane: of the step; None: of any, as a barrier asks.
@@ -624,7 +625,7 @@ class Membership:
         return sorted(over)
 
     def preempt(self, member: Member, step: int) -> None:
-        """A trainer leaves because its host takes it away.
+        """Notes that a trainer leaves because its host takes it away.
 
         Args:
             step: the last one that it has taken, as its script counts.
@@ -636,23 +637,23 @@ class Membership:
 
     @property
     def first(self) -> int:
-        """The least trainer that is not absent, of those that have joined late the earliest one,
-        if no other is there: it does what one trainer does for all.  It may be asked without the
-        job's lock.
+        """The leader: the lowest-ranked trainer that is not absent; of late ones, if there are no
+        others, the earliest.  It may be read without the job's lock.
         """
         late = {t: m.late for t, m in dict(self.by_trainer).items()}
         there = set(range(self.expected)).difference(self.absent)
         return min(there, key=lambda trainer: (late.get(trainer, 0), trainer), default=0)
 
     def first_of(self, which: Callable[[Member], bool]) -> int | None:
-        """The trainer that stands first among those that take part and are ``which``."""
+        """The first of the live trainers that ``which`` accepts: the lowest-ranked; late ones
+        follow in order."""
         there = sorted((each.late, each.trainer) for each in self.joined() if which(each))
         return there[0][1] if there else None
 
     @property
     def absent(self) -> list[int]:
-        """The trainers that are not there before the job's end: preempted, lost, or leaving after a
-        step which has come; and the free places of a job that has begun with fewer.
+        """The trainers that are gone before the job's end: preempted, lost, or leaving after a step
+        that has arrived; and the free places of a job that has begun with fewer.
         """
         needed, members = self._needed(), dict(self.by_trainer)
         return [
@@ -668,7 +669,7 @@ class Membership:
         return self.over and all(m.preempted_after is not None and not m.finished for m in members)
 
     def unfinished(self) -> list[int]:
-        """The trainers of the plan that have not said that they take no further step."""
+        """The trainers of the plan that have not finished."""
         done = {
             trainer
             for trainer, member in self.by_trainer.items()
@@ -693,7 +694,7 @@ class Membership:
             timeout: in seconds.
 
         Returns:
-            Each of them, with what the others are to be told.
+            Each of them, with a sentence for the others.
         """
         found = []
         for member in self.joined():
@@ -709,7 +710,7 @@ class Membership:
         return found
 
     def not_back(self, now: float, timeout: float) -> list[Process]:
-        """Those that are away for longer than the heartbeat timeout.
+        """The processes that have been unreachable for longer than the heartbeat timeout.
 
         Args:
             now: in seconds of the job's clock.
@@ -718,7 +719,7 @@ class Membership:
         return list(self.away.values()) if now - self.since > timeout else []
 
     def fence(self, process: Process, text: str) -> Member | None:
-        """A trainer is lost: nothing that it sends counts any more.
+        """Fences a lost trainer: nothing that it sends counts any more.
 
         Args:
             text: why; a sentence.
@@ -763,7 +764,7 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended: every expected trainer has joined, and none takes part now."""
+        """Whether the job has ended: every expected trainer has joined, and none is live."""
         enough = len(self.by_trainer) >= (self.least or self.expected)
         return enough and not (self.joined() or self.away)
 
@@ -774,7 +775,7 @@ class Membership:
 
     @property
     def deserted(self) -> bool:
-        """Whether trainers have joined, and none takes part now."""
+        """Whether trainers have joined, and none is live."""
         return bool(self.by_trainer) and not (self.joined() or self.away)
 
 
@@ -800,7 +801,7 @@ def wait_until_done(
 
     Args:
         missing: the trainers that are waited for, for the log.
-        event: tells when it may be done; None: that of control calls does.
+        event: notifies when it may be done; None: that of control calls.
 
     Raises:
         PServerError: what ended the job meanwhile.
@@ -866,7 +867,7 @@ LANES = 256
 def bounded_report(
     request: wire.HeartbeatRequest, limits: Limits
 ) -> tuple[str, wire.TrainerReport]:
-    """A heartbeat's activity and report, cut to what is kept: the first 64 values by name, each
+    """A heartbeat's activity and report, cut to the kept part: the first 64 values by name, each
     name to the bytes that a name may have.
     """
     said = request.report
@@ -916,7 +917,7 @@ def heartbeat_reply(
 
 
 def roll(members: Membership) -> wire.Roll:
-    """Which trainers are there.  The caller holds the job's lock."""
+    """The roll of the trainers.  The caller holds the job's lock."""
     return wire.Roll(
         changes=members.changes,
         absent=members.absent,

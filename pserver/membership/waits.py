@@ -10,30 +10,30 @@ A wait, from the thread's asking whether it is done::
 
 [Note: one wake for one waiter]  A server has a thread for each stream, and most of them wait: for a
 step's record, a turn, a round, an update.  If all stood at one place, each change would wake them
-all: a step of 64 trainers would switch threads hundreds of times.  So each thing that is waited for
-has an event of its own, and whoever makes it come true tells that event.  It may tell as many
-threads as can go on, where one of them is enough.
+all: a step of 64 trainers would switch threads hundreds of times.  So each awaited condition has an
+event of its own, and the thread that makes it true notifies that event.  It may notify only as many
+threads as can continue.
 
-No wake-up is lost: a thread asks whether it is done, and goes to stand, under the job's lock; an
-event is told under the same lock, after what it is about has changed.  What ends waits from
-outside wakes every thread that stands: a failure, a loss, a server that drains, a trainer that
-comes, leaves or finishes.  ``WAKE_SECONDS`` is a net below that, of which nothing depends: the
-suite passes with an hour.
+No wake-up is lost: a thread checks whether it is done, and begins to stand, under the job's lock;
+an event is notified under the same lock, after its condition has changed.  What ends waits from
+outside wakes every standing thread: a failure, a loss, a draining server, a trainer that joins,
+leaves or finishes.  ``WAKE_SECONDS`` is a safety net, on which nothing depends: the suite passes
+with an hour.
 
-[Note: rings]  A trainer that waits goes on when all have come for whom it waits.  So where trainers
-wait for one another in a ring, none of them ever goes on, unless one does something beside its
-wait: a trainer that waits for samples, for instance, comes to a save in which the others wait for
-it.  It does so between two of its calls, each of which takes a second at most.  Therefore a ring
-counts when it has stood for a while: seen twice, and at each look between, with the same numbers of
-its waits.  Then it is broken by these rules, the first one that fits:
+[Note: rings]  A waiting trainer continues when all awaited trainers have arrived.  So where
+trainers wait for one another in a ring, none of them ever continues, unless one does something
+beside its wait: a trainer that waits for samples, for instance, joins a save in which the others
+wait for it.  It does so between two of its calls, each of which takes a second at most.  Therefore
+a ring counts when it has stood for a while: seen twice, and at each look between, with the same
+numbers of its waits.  Then it is broken by these rules, the first one that fits:
 
 1.  A wait of the job's own gives way: each automatic save in the ring is put off.
 2.  What the script has asked for never gives way: the job fails, and says who waits where and for
     whom.
 
-Waits that end by themselves (for being let in, for where the others are, for the job's end) are
-shown and are in no ring.  Nor are steps alone: a trainer's steps of several lanes travel side by
-side, and may be on their way while others wait for them.
+Waits that end by themselves (for admission, for the others' position, for the job's end) are shown
+and are in no ring.  Nor are steps alone: a trainer's steps of several lanes travel side by side,
+and may be on their way while others wait for them.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Wait:
     """One wait.
 
     Attributes:
-        trainer: who waits.
+        trainer: the waiting one.
         kind: for what.
         what: in words: "barrier 'epoch'", "samples of pass 3".
         number: of this wait; the next one of the same trainer has another.
         since: when it began, by the table's clock.
-        for_whom: the trainers that have not come.
+        for_whom: the trainers that have not arrived.
     """
 
     trainer: int
@@ -115,10 +115,10 @@ class Held:
 
     Attributes:
         number, since: see :class:`Wait`.
-        missing: gives the trainers that have not come; the same for all that wait there.
+        missing: gives the trainers that have not arrived; the same for all that wait there.
         calls: that wait there now.
         until: when it is over, unless it is asked for again.
-        over: nobody needs to ask again.
+        over: no call needs to ask again.
         told: the newest wait in a save for this trainer of which a call has told it.
     """
 
@@ -152,7 +152,7 @@ class WaitTable:
 
     @property
     def now(self) -> float:
-        """By its clock."""
+        """The time of its clock."""
         return self._clock()
 
     # ---- who waits ----
@@ -161,11 +161,11 @@ class WaitTable:
     def held(
         self, trainer: int, kind: Kind, what: str, missing: Callable[[], Collection[int]]
     ) -> Iterator[Held]:
-        """While it lasts, a call of a trainer waits.  It is over with the call, where that says so
-        (:attr:`Held.over`); otherwise the trainer asks again, and it is the same wait.
+        """Holds, while the block runs, the wait of a trainer's call.  It ends with the call, where
+        that sets :attr:`Held.over`; otherwise the trainer asks again, and it is the same wait.
 
         Args:
-            missing: gives the trainers that have not come.
+            missing: gives the trainers that have not arrived.
         """
         key = trainer, kind, what
         self._forget()
@@ -182,10 +182,12 @@ class WaitTable:
                 del self._held[key]
 
     def steps(self, found: Mapping[tuple[int, str], Callable[[], Collection[int]]]) -> None:
-        """Takes up who waits in steps now: these are looked for, and cost a step nothing.
+        """Enters the waits in steps, which are looked up from time to time, and cost a step
+        nothing.
 
         Args:
-            found: by trainer and step ("step 12"), what gives those that have not come.
+            found: by trainer and step ("step 12"), a function that gives those that have not
+                arrived.
         """
         known = [(trainer, what) for trainer, kind, what in self._held if kind is Kind.STEP]
         for trainer, what in known:
@@ -199,16 +201,16 @@ class WaitTable:
             held.missing = missing
 
     def over(self, trainer: int, kind: Kind, what: str) -> None:
-        """A trainer has what it has waited for."""
+        """Ends a trainer's wait."""
         self._held.pop((trainer, kind, what), None)
 
     def drop(self, trainer: int) -> None:
-        """A trainer has gone, and waits no more."""
+        """Removes the waits of a trainer that has gone."""
         for key in [key for key in self._held if key[0] == trainer]:
             del self._held[key]
 
     def paused(self) -> None:
-        """The server has not run for a while: what was seen before says nothing."""
+        """Forgets earlier sightings of rings, as the server has not run for a while."""
         self._rings.clear()
 
     def _forget(self) -> None:
@@ -229,8 +231,8 @@ class WaitTable:
         return sorted(found, key=lambda wait: (wait.trainer, wait.number))
 
     def long(self, trainer: int) -> list[Wait]:
-        """The waits of a trainer that have lasted for a while; but those of which it says by itself
-        for whom they are.
+        """The waits of a trainer that have lasted for a while, but those whose awaited trainers it
+        logs by itself.
         """
         until = self._clock() - NOTICE_SECONDS
         if not any(
@@ -261,11 +263,11 @@ class WaitTable:
         """Looks for rings.
 
         Args:
-            fails_after: for how many seconds a ring stands in which nothing gives way.
+            fails_after: the seconds for which a ring stands in which nothing gives way.
 
         Returns:
-            The waits of one that has stood for so long that it is to be broken; none: there is
-            none.
+            The waits of a ring that has stood for so long that it is to be broken; none: there is
+            no such ring.
         """
         if len({trainer for trainer, kind, _ in self._held if kind not in ENDS_BY_ITSELF}) < 2:
             self._rings.clear()
@@ -287,8 +289,8 @@ class WaitTable:
 
 
 def rings(waits: Iterable[Wait]) -> list[list[Wait]]:
-    """The rings among waits: of each the waits of trainers that, one by way of the other, wait for
-    one another.
+    """The rings among waits: of each the waits of trainers that wait for one another, directly or
+    through others.
 
     Example:
         >>> one = Wait(0, Kind.SAMPLES, "samples of pass 0", 1, 0.0, frozenset({1}))
@@ -355,7 +357,7 @@ def saves_of(ring: Iterable[Wait]) -> list[Wait]:
 
 
 def ring_patience(ring: Sequence[Wait], fails_after: float) -> float:
-    """For how many seconds a ring stands until it is broken."""
+    """The seconds for which a ring stands until it is broken."""
     if not saves_of(ring):
         return fails_after
     steps = all(wait.kind in (Kind.SAVE, Kind.STEP) for wait in ring)
@@ -377,7 +379,7 @@ log = logging.getLogger(__name__)
 
 
 class Event:
-    """Something that threads wait for; they stand here until it is told.
+    """A condition that threads wait for; they stand here until they are notified.
 
     The caller holds the job's lock.
 
@@ -385,7 +387,8 @@ class Event:
         lock: the job's.
 
     Attributes:
-        standing: how many threads stand here, or were told and have not gone on yet.
+        standing: the number of threads that stand here, or were notified and have not continued
+            yet.
     """
 
     __slots__ = ("_condition", "_lock", "standing")
@@ -403,10 +406,11 @@ class Event:
         return self._condition
 
     def tell(self, most: int = ALL) -> None:
-        """It has come true, or may have: threads that stand here ask again.
+        """Notifies the threads that stand here: the condition is true, or may be, and they check it
+        again.
 
         Args:
-            most: how many of them, those that have stood longest.
+            most: the largest number of threads to notify, those that have stood longest.
         """
         if self.standing:
             self.condition.notify(most)
@@ -436,11 +440,11 @@ class Waits:
         self._stood_at: dict[Event, None] = {}  # where threads stand
 
     def event(self) -> Event:
-        """A new one, at which nobody stands."""
+        """A new event, at which no thread stands."""
         return Event(self.lock)
 
     def wake_all(self) -> None:
-        """Something has changed that may concern any wait: all ask again."""
+        """Makes all waits check again, after a change that may concern any of them."""
         for event in self._stood_at:
             event.tell()
 
@@ -452,11 +456,11 @@ class Waits:
         deadline: float = math.inf,
         check: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Waits until ``done``, which the event tells.
+        """Waits until ``done``, of which the event notifies.
 
         Args:
             for_whom: the line that is logged when the wait has lasted
-                :data:`pserver.polling.NOTICE_SECONDS`: who waits, and for whom.
+                :data:`pserver.polling.NOTICE_SECONDS`: the waiting and the awaited trainers.
             deadline: the longest, by :func:`time.monotonic`.
             check: raises what ends the wait; asked before the thread stands.
 
@@ -487,7 +491,7 @@ class Waits:
                 return True
 
     def _stand(self, event: Event, seconds: float) -> bool:
-        """Gives whether the thread was told."""
+        """Stands at an event; returns whether the thread was notified."""
         event.standing += 1
         self._stood_at[event] = None
         try:
@@ -499,7 +503,8 @@ class Waits:
 
 
 def patience(end: float = math.inf) -> float:
-    """How long to stand at a condition that has another lock than the job's, before one asks again.
+    """The seconds to stand at a condition with another lock than the job's, before it is checked
+    again.
 
     Args:
         end: of the wait, by :func:`time.monotonic`.

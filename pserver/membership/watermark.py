@@ -1,5 +1,4 @@
-"""A trainer's progress in one lane of a server, the outcomes of its steps, and how large they
-were.
+"""A trainer's progress in one lane of a server, the outcomes of its steps, and their norms.
 
 [Note: far beyond its history]  Norms are compared by their logarithms x, because they change by
 factors.  The history is a mean m and a deviation s of x.
@@ -49,7 +48,7 @@ class NormHistory:
     """The history of one trainer's pushes of one variable.  One caller at a time.
 
     Args:
-        factor: how many times its history an outlier is, above 1.
+        factor: the ratio to its history that makes an outlier, above 1.
 
     Example:
         >>> history = NormHistory(factor=100.0)
@@ -80,7 +79,7 @@ class NormHistory:
         return len(self._first) == WARM_UP and math.log(norm) - self._mean > least
 
     def learn(self, norm: float) -> None:
-        """A push that is no outlier counts from here on.
+        """Adds a push that is not an outlier to the history.
 
         Args:
             norm: finite, above 0.
@@ -98,7 +97,7 @@ class NormHistory:
         self._variance = (1 - WEIGHT) * (self._variance + WEIGHT * difference**2)
 
     def pass_over(self, norm: float) -> None:
-        """An outlier: nothing is learned of it, unless it is the last of many that are alike.
+        """Notes an outlier: it is not added, unless it is the last of many similar ones.
 
         Args:
             norm: finite, above 0.
@@ -110,7 +109,7 @@ class NormHistory:
             self._outliers = []
 
     def interrupt(self) -> None:
-        """A push that is no outlier, and does not count: outliers before it are in no row."""
+        """Ends a row of outliers by a push that is not one, and does not count."""
         self._outliers.clear()
 
     def _begin(self, values: Collection[float]) -> None:
@@ -198,14 +197,15 @@ class Watermark:
 
     @classmethod
     def of(cls, applied: Applied) -> Watermark:
-        """Of a trainer that has taken these steps in another process of the server."""
+        """The watermark of a trainer that has taken these steps in another process of the
+        server."""
         return cls(applied=applied.step, rows=applied.rows)
 
     def take(self, step: int, rows: int) -> bool:
-        """A step is in progress, which changes so many rows.
+        """Begins a step, which changes so many rows.
 
         Returns:
-            Whether it was before.
+            Whether it was in progress before.
         """
         again, self.taking, self.taking_rows = self.taking == step, step, rows
         return again
@@ -214,8 +214,8 @@ class Watermark:
     def upload(
         self, condition: threading.Condition, check: Callable[[], None], request: int, last: bool
     ) -> Iterator[bool]:
-        """While it lasts the caller copies a part of an upload, and no later stream of the trainer
-        goes on; however it ends, they do afterwards.
+        """Marks, while the block runs, that the caller copies a part of an upload; later streams of
+        the trainer wait until it ends.
 
         Args:
             condition: the job's.
@@ -246,13 +246,13 @@ class Watermark:
         nonfinite: tuple[NonFiniteStep, ...] = (),
         outliers: tuple[OutlierPush, ...] = (),
     ) -> None:
-        """The step in progress has been applied, or refused."""
+        """Ends the step in progress, which has been applied or refused."""
         self.applied, self.committed, self.overflow = self.taking, committed, overflow
         self.refused, self.nonfinite, self.outliers = refused, nonfinite, outliers
         self.rows, self.taking_rows = self.rows + self.taking_rows, 0
 
     def outcome(self, version: int) -> Outcome:
-        """Of the last step that was applied.
+        """The outcome of the last applied step.
 
         Args:
             version: of the lane.

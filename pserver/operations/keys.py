@@ -1,4 +1,4 @@
-"""``pserver keys``: what an operator does with the keys of a cluster."""
+"""``pserver keys``: an operator's actions on the keys of a cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def acts(
     save_dir: str,
     access_of: Callable[[str], Access] = always_open,
 ) -> Mapping[str, Callable[[], str]]:
-    """By name, what an operator may do; each says in a sentence what has come of it, or raises.
+    """By name, an operator's actions; each returns a sentence about its outcome, or raises.
 
     Args:
         endpoints: of every server of the job.
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Does what was typed; returns the exit status.
 
     Raises:
-        ValueError: what was typed is wrong.
+        ValueError: the command line is wrong.
         PServerError, OSError: it could not be done.
     """
     path, act = Path(arguments.directory), arguments.act
@@ -137,14 +137,14 @@ def take(path: Path, console: Console) -> None:
 
 
 def renew(path: Path, hosts: Sequence[str], days: int, console: Console) -> None:
-    """New certificates for the keys that there are."""
+    """Makes new certificates for the existing keys."""
     for bearer in KeyFolder.open(path).renew(hosts, days):
         file = path / bearer.host / f"{bearer.role}.pem"
         _say(console, f"{file}: until {bearer.until:%Y-%m-%d}; copy it to where the key is")
 
 
 def revoke(path: Path, host: str, roles: Sequence[str], console: Console) -> None:
-    """From here on the keys of a host count nowhere that the list is copied to."""
+    """Revokes a host's keys, wherever the list is copied to."""
     found = KeyFolder.open(path).revoke(host, roles)
     _say(console, f"revoked: the keys of {host} as {', '.join(found)}")
     _say(console, f"copy {path / 'authority' / 'revoked.pem'} into the folder of each host")

@@ -1,8 +1,8 @@
 """``pserver replay``: applies a recorded log to a checkpoint of its job.
 
-[Note: a server that comes back]  A server that was lost, and goes on from a checkpoint, begins
-another file.  It has what was loaded, then where the log stands, then what is applied from there
-on.  So that file says all by itself what the server holds: what the one before it has besides the
+[Note: a server that comes back]  A server that was lost, and resumes from a checkpoint, begins
+another file.  It has the loaded values, then the state of the log, then what is applied from there
+on.  So that file alone determines what the server holds: what the one before it has besides the
 checkpoint was lost with the server.  Up to the record at which the server has come back, the file
 before it is what the server held.
 """
@@ -59,16 +59,15 @@ class RecordedPart:
         size: of it, in bytes.
         recording: its own name.
         program: the server's, without values.
-        run: of trainer 0, or who joined first: the same in all parts; "": nobody has.
+        run: of trainer 0, or of the first one that joined: the same in all parts; "": none has.
         entries: how many are whole.
         returned: of a server that has come back: the number of the last record before that; None:
             it has not.  See [Note: a server that comes back].
         last: the number of the last record.
         open: records that decide steps which the file does not have.
-        damage: the first entry that is not what was written, and all behind it; None: there is
-            none.
+        damage: the first entry that is not what was written, and all after it; None: there is none.
         torn: it ends in the middle of an entry.
-        end: why it ends; "": the job was over; None: nothing says why.
+        end: why it ends; "": the job was over; None: not known.
     """
 
     path: Path
@@ -112,7 +111,7 @@ class RecordedPart:
 
 
 def looked_through(path: Path) -> RecordedPart | None:
-    """A part, read to its end, or to where it is damaged; None where nothing of it is whole.
+    """A part, read to its end, or to its first damage; None where nothing of it is whole.
 
     Raises:
         Refused: its beginning is damaged.
@@ -190,15 +189,15 @@ class RecordedLog:
     """One run of a job.
 
     Attributes:
-        chains: by server, what its processes have recorded, the first one first: more than one
-            where the server has come back while its job went on.
+        chains: by server, the recordings of its processes, the first one first: more than one where
+            the server has come back while its job continued.
     """
 
     chains: Sequence[Sequence[RecordedPart]]
 
     @property
     def parts(self) -> list[RecordedPart]:
-        """By server, what its last process has recorded."""
+        """By server, the recording of its last process."""
         return [chain[-1] for chain in self.chains]
 
     @property
@@ -207,8 +206,7 @@ class RecordedLog:
         return min(part.whole_until for part in self.parts)
 
     def at(self, server: int, record: int, back: bool = False) -> int:
-        """Which process of a server it was that held something as of a record: its place in the
-        chain.
+        """The process of a server that held the state as of a record: its place in the chain.
 
         Args:
             back: of a server that was lost after this very record, and has come back before the
@@ -219,8 +217,8 @@ class RecordedLog:
         return sum(part.returned is not None and part.returned < before for part in later)
 
     def warnings(self) -> list[str]:
-        """What is to be said of servers that were lost, and of parts that do not end with the job,
-        a sentence each.
+        """Warnings about servers that were lost, and about parts that do not end with the job, a
+        sentence each.
         """
         found = [
             f"server {part.server} was lost after record {before.last}, and came back at record "
@@ -245,8 +243,8 @@ def recorded_log(
     """The recorded log in a directory.
 
     Args:
-        recordings: of all servers: of which run, where a directory has several.
-        tell: told the bytes of each part that was looked through.
+        recordings: of all servers: those of one run, where a directory has several.
+        tell: called with the bytes of each part that was read.
 
     Raises:
         FileNotFoundError: there is none.
@@ -313,7 +311,8 @@ class ReplayedServer:
         installed: the program, as a running server has it.
         endpoint: names it in messages.
         program, fingerprint: of the server.
-        steps: by trainer, how many were applied, also by processes of this server that were lost.
+        steps: by trainer, the number of applied steps, also of those by lost processes of this
+            server.
         record: the last one that was applied.
     """
 
@@ -419,7 +418,7 @@ class ReplayedServer:
         return Progress(tuple(lane.version for lane in lanes), step, hparams, "")
 
     def pause(self, pausing: bool) -> None:
-        """Nothing changes while it is read."""
+        """Does nothing: values do not change while they are read."""
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Slices and optimizer states, by name; a state that no update has made is left out."""
@@ -446,7 +445,7 @@ class StartingPoint:
 
     Attributes:
         path: of it.
-        places: by server, as of which entry of which recording it is.
+        places: by server, its recording and the entry in it.
         readers: of the servers' own parts; one, of the whole, where a trainer has written it.
         whole: whether a trainer has.
     """
@@ -636,12 +635,12 @@ def replay(
     target: Target | None = None,
     until: int | None = None,
 ) -> list[ReplayedServer]:
-    """Applies a log, says what was applied, and may write what comes out.
+    """Applies a log, prints what was applied, and may write the result.
 
     Args:
         folder: of the log.
         console: where progress is shown, if it is a terminal, and the result.
-        start: the checkpoint to begin with; None, or "start": what the log itself begins with.
+        start: the checkpoint to begin with; None, or "start": the log's own beginning.
         target: the checkpoint that is written; None: none is.
         until: the last record that is applied; None: all that the parts of all servers have.
 
@@ -708,7 +707,7 @@ def _last(log: RecordedLog, until: int | None, begin: StartingPoint | None) -> i
 def _replayed(
     log: RecordedLog, index: int, begin: StartingPoint | None, last: int, ended: bool, told: Told
 ) -> ReplayedServer:
-    """The values of one server, in the end or as of a record.  See [Note: a server that comes back]
+    """The values of one server, at the end or as of a record.  See [Note: a server that comes back]
     in replay.py.
     """
     at, entry, begun = log.at(index, last, ended), 0, -1
@@ -751,8 +750,8 @@ def _take(
 
 
 class _Wanted:
-    """Which entries of a part are applied: steps up to a record, and what was loaded or shrunk
-    before the first later one.
+    """The entries of a part to apply: steps up to a record, and loads and shrinks before the first
+    later one.
     """
 
     def __init__(self, after: int, last: int) -> None:
@@ -767,7 +766,7 @@ class _Wanted:
 
 
 def _entry_of(log: RecordedLog, server: int, begin: StartingPoint) -> tuple[int, int]:
-    """As of what the checkpoint is: which part of a server's chain, and which entry of that.
+    """The place of a checkpoint in a server's chain: the part, and the entry of it.
 
     Raises:
         FingerprintMismatch: it is of another log.
@@ -807,7 +806,7 @@ def _say(console: Console, text: str) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Told]:
-    """Shows how far it is, on a terminal."""
+    """Shows the progress on a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with ProgressBar(
         *columns, console=console, transient=True, disable=not console.is_terminal

@@ -51,13 +51,13 @@ def ask_each(
     ask: Callable[[ControlClient], str],
     refused: str,
 ) -> int:
-    """Asks each server, and prints what has come of it.
+    """Asks each server, and prints the outcome.
 
     Args:
         endpoints: HOST:PORT of each server.
         access_of: by endpoint, what is proved to the server.
-        ask: makes the call, and says what it has done.
-        refused: what a server was not, in the line of one that refuses or does not answer.
+        ask: makes the call, and returns a text about its outcome.
+        refused: the words for a failure, in the line of a server that refuses or does not answer.
 
     Returns:
         0 if all have done it, otherwise 1.
@@ -130,7 +130,7 @@ class Held(Protocol):
         """The progress of its job."""
 
     def pause(self, pausing: bool) -> None:
-        """From here on no step changes a value, or steps go on."""
+        """Pauses the server's steps, or ends the pause."""
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Slices and optimizer states, by name; a state that no update has made is left out."""
@@ -145,7 +145,7 @@ class HeldJob:
     Attributes:
         observers: of its servers, in their order.
         plan: of the job.
-        apart: "", or how far the servers are apart: a job that fails in the middle of a step
+        apart: "", or the difference between the servers: a job that fails in the middle of a step
             leaves some of them a step ahead.
     """
 
@@ -168,10 +168,10 @@ class HeldJob:
         return min(observer.progress.step for observer in self.observers)
 
     def settle(self) -> None:
-        """Lets no server change a value, when all have applied the same steps.
+        """Pauses all servers at the moment when all have applied the same steps.
 
-        A server that is behind in a lane whose steps wait for all is let go for a moment.  In a job
-        that has failed it never catches up.
+        A server that is behind in a lane whose steps wait for all is resumed for a moment.  In a
+        failed job it never catches up.
         """
         for observer in self.observers:
             observer.pause(True)
@@ -260,12 +260,12 @@ class HeldJob:
                 yield {key: array.numpy() for key, array in chunk.items()}
 
     def log_places(self) -> list[dict[str, Any]]:
-        """As of which entry of its recorded log each server is; nothing where one records none."""
+        """The entry of its recorded log at which each server is; nothing where one records none."""
         places = [dict(observer.progress.log_place) for observer in self.observers]
         return places if all(places) else []
 
     def unknown(self) -> list[str]:
-        """The parts of a job that its servers do not know, for a reader of the file."""
+        """The parts of a job that its servers do not know, in words, for readers of the file."""
         found = [
             "the scheduler's state",
             "how many passes over the data had begun",
@@ -291,7 +291,7 @@ class HeldJob:
 def holding(
     endpoints: Sequence[str], access_of: Callable[[str], Access] = always_open
 ) -> Iterator[HeldJob]:
-    """While it lasts no step changes a value on these servers.
+    """Pauses the steps of these servers while the block runs.
 
     Args:
         endpoints: all servers of one job, in any order.
@@ -495,11 +495,11 @@ def write(job: HeldJob, path: str, by: str, tell: Callable[[str], None]) -> str:
     """Writes what a job holds as a checkpoint.
 
     Args:
-        by: which command does.
-        tell: told what is done.
+        by: the command that writes it.
+        tell: called with the progress.
 
     Returns:
-        How much it is, for a sentence.
+        The amount written, for a sentence.
 
     Raises:
         OSError: the directory cannot be written; the checkpoint that was there stays.

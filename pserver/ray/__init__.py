@@ -2,7 +2,7 @@
 
 In reading order::
 
-    driver  the actors of an attempt, and what they say
+    driver  the actors of an attempt, and their news
     actor   one server or trainer, on its node
 
 ::

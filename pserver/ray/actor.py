@@ -1,6 +1,4 @@
-"""One server or trainer on its node: the class that Ray makes an actor of, what it is told, and
-what it says.
-"""
+"""One server or trainer on its node: the class of the actor, its orders, and its news."""
 
 from __future__ import annotations
 
@@ -142,7 +140,7 @@ class Ended:
     Attributes:
         status: its exit status, or 128 + the signal that killed it.
         tail: its last lines; from its last traceback on, where there is one.
-        told: the words in which it says that another process has ended it; "" where there are
+        told: its line about the error by which another process has ended it; "" where there is
             none.
         value: what a function has returned.
     """
@@ -468,7 +466,7 @@ class SpokenLines:
         self._ended: Ended | None = None
 
     def say(self, line: str) -> None:
-        """A line of the process."""
+        """Adds a line of the process."""
         with self._changed:
             if len(self._lines) >= MOST_KEPT:
                 self._lines.popleft()
@@ -477,13 +475,13 @@ class SpokenLines:
             self._changed.notify_all()
 
     def ready(self, endpoint: str) -> None:
-        """The server listens there."""
+        """Notes the endpoint at which the server listens."""
         with self._changed:
             self._endpoint = endpoint
             self._changed.notify_all()
 
     def end(self, ended: Ended) -> None:
-        """The process has ended; it has said what it had to say."""
+        """Notes the end of the process, after its last line."""
         with self._changed:
             self._ended = ended
             self._changed.notify_all()
@@ -494,9 +492,9 @@ class SpokenLines:
             return self._changed.wait_for(lambda: self._ended is not None, seconds)
 
     def news(self, seconds: float) -> News:
-        """What nobody has fetched yet; waits until there is something, or the time is over.
+        """The news that has not been fetched yet; waits until there is some, or the time is over.
 
-        That the process has ended is said once all of its lines are fetched.
+        The end of the process is reported once all of its lines are fetched.
         """
         with self._changed:
             self._changed.wait_for(self._is_news, seconds)
@@ -562,10 +560,10 @@ def own_variables(
 
 
 def without_other_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """A node's environment without what would tell a process another role.
+    """A node's environment without variables that would give a process another role.
 
     Ray may have been started by a process of another job, or in a shell with settings of
-    ``pserver``; what counts here is said to ``run``.
+    ``pserver``; the settings that count here are arguments of ``run``.
     """
     return {
         name: value
@@ -591,7 +589,7 @@ class RoleActor:
 
     Args:
         kind: "server" or "trainer".
-        number: which of them.
+        number: of the process among its kind.
     """
 
     def __init__(self, kind: str, number: int) -> None:
@@ -637,8 +635,8 @@ class RoleActor:
         )
 
     def prepare(self, order: Order) -> None:
-        """Gives this process the environment of a trainer, before its function comes: with it come
-        torch, and what else reads the environment once.
+        """Gives this process the environment of a trainer, before its function arrives: the
+        function imports torch, and other modules that read the environment once.
         """
         environment = self._prepare(order)
         for name in set(os.environ) - set(environment):
@@ -658,7 +656,7 @@ class RoleActor:
     def stop(self, number: int) -> None:
         """Asks the process to end, kills it after a grace, and returns when it is gone.
 
-        A function goes on: the driver ends the actor, and with it the function.
+        A function keeps running: the driver ends the actor, and with it the function.
         """
         process = self._process
         if process is not None and process.status is None:
@@ -725,7 +723,7 @@ def _called(function: Callable[..., Any], arguments: Sequence[Any]) -> Ended:
 
 
 def _check_result(value: Any) -> None:
-    """Returns if a result is small enough to be told.
+    """Returns if a result is small enough for Ray.
 
     Raises:
         ValueError: it is not.

@@ -45,10 +45,10 @@ class Failure:
         kind: "server" or "trainer".
         number: which of them.
         node: the address of its node; "" where it never had one.
-        status: its exit status, or 128 + the signal that killed it; None: it went with its actor,
-            and nobody knows.
+        status: its exit status, or 128 + the signal that killed it; None: it was lost with its
+            actor, and is not known.
         tail: its last lines.
-        told: the words in which it says that another process has ended it; "" where there are
+        told: its line about the error by which another process has ended it; "" where there is
             none.
         gone: why its actor is gone, in Ray's words; "" where it is there.
     """
@@ -80,7 +80,7 @@ class ProcessFailed(RuntimeError):
 
     Attributes:
         failures: the processes that failed by themselves, the likeliest cause first.
-        exit_status: of the first one, for ``sys.exit``; 1 where nobody knows it.
+        exit_status: of the first one, for ``sys.exit``; 1 where it is not known.
     """
 
     def __init__(self, failures: Sequence[Failure], restarts: int) -> None:
@@ -97,7 +97,7 @@ class ProcessFailed(RuntimeError):
 
 def by_cause(failures: Sequence[Failure]) -> list[Failure]:
     """The likeliest cause first: processes that are gone with their actors, those that a signal
-    killed, those that nobody told of another's end, then the others; of each trainers, then
+    killed, those that received no report of another's end, then the others; of each trainers, then
     servers, in the order in which they ended.
     """
     return sorted(
@@ -132,7 +132,7 @@ def placed(request: JobRequest) -> Iterator[Any]:
 
     Raises:
         TimeoutError: the cluster has not had the resources within ``start_timeout``; the message
-            says what was asked for, and what the cluster has.
+            has the request, and what the cluster has.
     """
     ray = ray_library()
     bundles = [_needed(request, kind) for kind, _ in request.processes()]
@@ -188,7 +188,7 @@ def actor_options(request: JobRequest, group: Any, kind: str, bundle: int) -> di
 
 
 def _needed(request: JobRequest, kind: str) -> dict[str, float]:
-    """Ray refuses a bundle with 0 of something."""
+    """Removes resources with the amount 0, as Ray refuses a bundle with one."""
     return {name: amount for name, amount in request.resources(kind).items() if amount}
 
 
@@ -201,7 +201,7 @@ def _asked(request: JobRequest) -> str:
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
-    """Without the resources that stand for nodes, groups, and Ray's own store."""
+    """Resources in words, without those that stand for nodes, groups, and Ray's own store."""
     shown = [
         f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())
@@ -233,11 +233,11 @@ Say = Callable[[str, str], None]
 
 @dataclass(eq=False)
 class Member:
-    """One actor, and what is known of its process.
+    """One actor, and the known state of its process.
 
     Attributes:
         bundle: its index in the placement group.
-        place: None until it has said where it is.
+        place: None until it has reported it.
         endpoint: of a server that is ready; "" until then.
         ended: None while its process runs.
         gone: why the actor is gone, in Ray's words; "" while it is there.
@@ -261,12 +261,12 @@ class Member:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes from it."""
+        """Whether no more news comes from it."""
         return self.ended is not None or bool(self.gone)
 
     @property
     def failure(self) -> Failure | None:
-        """How it has failed, if it has."""
+        """Its failure, if it has failed."""
         node = self.place.address if self.place else ""
         if self.gone:
             return Failure(self.kind, self.number, node, None, gone=self.gone)
@@ -303,8 +303,8 @@ class Company:
         return self._made.options(**options).remote(kind, number)
 
     def place_again(self) -> None:
-        """New actors in place of those that are gone and never said where they were: Ray placed
-        them before it knew that their node had died.
+        """Makes new actors in place of those that are gone without having reported their place: Ray
+        placed them before it knew that their node had died.
 
         Raises:
             TimeoutError: the cluster does not have their resources any more.
@@ -326,7 +326,7 @@ class Company:
 
     @property
     def failures(self) -> list[Failure]:
-        """Those that have."""
+        """The failures so far."""
         return [failure for member in self.members if (failure := member.failure)]
 
     def answers(
@@ -360,7 +360,7 @@ class Company:
     def follow(self, condition: Callable[[], bool], seconds: float | None) -> bool:
         """Takes news until the condition holds (True) or the time is over (False).
 
-        Call it for processes that have been started; of others there are no news.
+        Call it for processes that have been started; others have no news.
         """
         end = None if seconds is None else RUNNING() + seconds
         while not condition():
@@ -375,7 +375,7 @@ class Company:
         return True
 
     def ask_news(self, members: Sequence[Member]) -> None:
-        """From now on they are followed."""
+        """Begins to follow these processes."""
         for member in members:
             if not member.over:
                 self._asked[member.actor.news.remote(NEWS_SECONDS)] = member
@@ -467,7 +467,7 @@ class Attempt:
         return tuple(each.ended.value for each in company.of("trainer") if each.ended)
 
     def _meet(self, end: float) -> JobKeys:
-        """Learns where the actors are; makes the keys of the job."""
+        """Learns the places of the actors; makes the keys of the job."""
         company = self._company
         places: dict[Member, Place] = {}
         seconds = end - RUNNING()
@@ -724,7 +724,7 @@ def run(
 
 
 def _check_size(request: JobRequest) -> None:
-    """Returns if a function is small enough to be told.
+    """Returns if a function is small enough for Ray.
 
     Raises:
         ValueError: it is not.
@@ -741,7 +741,7 @@ def _check_size(request: JobRequest) -> None:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """While it lasts this process is connected to Ray."""
+    """Connects this process to Ray while the block runs."""
     ray = ray_library()
     if ray.is_initialized():
         yield

@@ -72,7 +72,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is asked and nothing proved."""
+        """Whether no credentials are asked for, and none proved."""
         return self.secret is None and self.keys is None
 
     @property
@@ -101,7 +101,7 @@ NEEDED = (
 
 
 class Guard:
-    """A server's door.  Any thread may call it.
+    """A server's admission of callers.  Any thread may call it.
 
     Args:
         access: the server's; its secret is an operator's.
@@ -109,7 +109,7 @@ class Guard:
         clock: seconds that never go back.
 
     Raises:
-        ValueError: the secret is a trainer's: with it no operator could be told from anybody.
+        ValueError: the secret is a trainer's: with it operators cannot be distinguished.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Guard:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may ask for everything."""
+        """Whether every caller may make every call."""
         return not self._secrets and self._keys is None
 
     def answer(self, role: str, client_nonce: bytes) -> tuple[bytes, bytes]:
@@ -157,21 +157,22 @@ class Guard:
         here: bool = False,
         of_peer: bool = False,
     ) -> Role:
-        """The role of whoever makes a request: where both are asked for, the lesser of what the
-        secret and the certificate give.
+        """The role of a request's sender: where both are asked for, the lesser of the roles of the
+        secret and the certificate.
 
         Args:
             name: of the call, or "HELLO".
             request: its bytes.
-            proof: what came with it, if something did.
-            bearer: whose certificate the connection has, under TLS.
+            proof: that came with it, if any.
+            bearer: of the connection's certificate, under TLS.
             here: it came over shared memory, from a process of this user, which has no certificate.
-            of_peer: servers ask this of each other: a server's certificate counts as an operator's.
+            of_peer: the request is a server's to another: a server's certificate counts as an
+                operator's.
 
         Raises:
             NotAllowed: there is no proof, it is wrong, or it has been shown before.
-            Untrusted: there is no certificate, or it does not count any more.
-            Stale: its challenge has ended.
+            Untrusted: there is no certificate, or it is not valid any more.
+            Stale: its challenge has expired.
         """
         role = self._certified(bearer, here, ROLES if of_peer else CLIENTS)
         return min(role, self._proved(name, request, proof))
@@ -303,16 +304,16 @@ def role_for_call(name: str, request: Any) -> Role:
 
 
 def is_logged(name: str, request: Any) -> bool:
-    """Whether a call is an operator's, of which the log tells; an observer's only when it begins,
-    as it is repeated each second.
+    """Whether a call is an operator's, and is logged; an observer's only when it begins, as it is
+    repeated each second.
     """
     begins = name != "Observe" or not request.session
     return begins and role_for_call(name, request) is Role.OPERATOR
 
 
 def asks_for(name: str, request: Any) -> str:
-    """Names what a caller asks for again and again, until it is answered: the log tells of that
-    once.  "": each call of this name is one of its own.
+    """Names the request that a caller repeats until it is answered: it is logged once.  "": each
+    call of this name is a new one.
     """
     return f"server {request.server_index}, {request.incarnation}" if name == "Follow" else ""
 
@@ -334,12 +335,12 @@ class Port:
     """One port, or a kind of them.
 
     Attributes:
-        name: what it is called in these pages.
-        process: which process opens it.
-        number: which number it has.
-        address: at which of the host's addresses.
-        carries: what travels there.
-        protected: by what, where keys or a secret are used.
+        name: in these pages.
+        process: the one that opens it.
+        number: its port number.
+        address: the host's address at which it listens.
+        carries: the data that travel there.
+        protected: its protection, where keys or a secret are used.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Keys for a host that comes later, by a code that counts once.
+"""Keys for a new host, by a code that can be used once.
 
 ::
 
@@ -10,7 +10,7 @@
     signs, ends         ------------------------->   certificates, authority, revoked keys
 
 Private keys never leave their host.  The code holds a secret, and the fingerprint of the
-certificate with which the operator waits: who stands between the two has neither.
+certificate with which the operator waits: a process between the two has neither.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Enrolment:
         listen: HOST:PORT, as the new host can reach it; port 0 is any free one.
 
     Attributes:
-        code: what the new host is told; print it, never log it.
+        code: for the new host; print it, never log it.
 
     Raises:
         OSError: it cannot listen there.
-        ValueError: the host's name is none, or it has keys already.
+        ValueError: the host's name is invalid, or it has keys already.
     """
 
     def __init__(self, folder: KeyFolder, host: str, roles: Sequence[str], listen: str) -> None:
@@ -119,8 +119,8 @@ class Enrolment:
         the host waiting.
 
         Raises:
-            TimedOut: no host came within that time.
-            Refused: too many came with a wrong code.
+            TimedOut: no host used the code within that time.
+            Refused: too many peers sent a wrong code.
         """
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -141,14 +141,14 @@ class Enrolment:
         raise TimedOut(f"no host used the code within {seconds:g} s; it is no longer valid")
 
     def _has_counted(self) -> bool:
-        """Whether the host has its keys; from here on the code counts no more."""
+        """Whether the host has its keys; from then on the code is not valid any more."""
         with self._once:
             counted = self._done.is_set()
             self._done.set()
         return counted
 
     def _meet(self, connection: socket.socket) -> None:
-        """One peer, from its handshake on; it has TALK_SECONDS in all."""
+        """Serves one peer, from its handshake on; it has TALK_SECONDS in all."""
         ends = threading.Timer(TALK_SECONDS, _end, (connection,))
         ends.daemon = True
         ends.start()
@@ -167,7 +167,7 @@ class Enrolment:
             ends.cancel()
 
     def _serve(self, connection: ssl.SSLSocket) -> bool:
-        """Answers one peer; says whether it had the code."""
+        """Answers one peer; returns whether it had the code."""
         asked = _receive(connection)
         if not hmac.compare_digest(bytes.fromhex(str(asked.get("secret"))), self._secret):
             _send(connection, {"error": "the code is wrong"})
@@ -197,9 +197,9 @@ def redeem(code: str, directory: Path, timeout_seconds: float = 20.0) -> str:
         The name that the operator has given to this host.
 
     Raises:
-        ValueError: that is no code, or the folder has keys.
-        Untrusted: whoever waits there is not who made the code.
-        Unreachable: nobody waits there any more.
+        ValueError: the code is invalid, or the folder has keys.
+        Untrusted: the peer there is not the one that made the code.
+        Unreachable: no process waits there any more.
         Refused: the code is not, or no longer, right.
     """
     host, port, secret, fingerprint = _parsed(code)
@@ -260,7 +260,7 @@ def _request(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def _requested(asked: Mapping[str, Any], role: str) -> ec.EllipticCurvePublicKey:
-    """Raises ValueError if whoever asks does not have the key."""
+    """Raises ValueError if the requesting host does not have the key."""
     request = x509.load_pem_x509_csr(str(asked["keys"][role]).encode())
     key = request.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not request.is_signature_valid:
@@ -277,7 +277,7 @@ def _send(connection: ssl.SSLSocket, message: Mapping[str, Any]) -> None:
 
 
 def _receive(connection: ssl.SSLSocket) -> dict[str, Any]:
-    """Raises OSError or ValueError if no message comes."""
+    """Raises OSError or ValueError if no message arrives."""
     got = b""
     while not got.endswith(b"\n"):
         more = connection.recv(MOST_BYTES)

@@ -1,7 +1,7 @@
 """The keys of one process: read from a folder, and again when a file there changes.
 
-So a renewed certificate and a longer list of revoked ones count without a restart: for every
-connection that is made afterwards, and the list for those that are there as well.
+So a renewed certificate and a longer list of revoked ones take effect without a restart: for every
+connection that is made afterwards, and the list for open connections as well.
 
 [Note: asked before gRPC]  gRPC's Python library shows a client neither the server's certificate nor
 why a handshake has failed, and cannot look at a list of revoked ones.  So every connection over it
@@ -89,7 +89,7 @@ class Bearer:
         role: "server", "trainer" or "operator"; "" in a certificate that is not ours.
         host: the one that the key was made for.
         serial: of the certificate.
-        since, until: when it counts.
+        since, until: its validity.
     """
 
     role: str
@@ -188,11 +188,11 @@ class Authority:
 
         Args:
             role: one of ``ROLES``.
-            names: of the host, names or addresses; the first one is what it is called.
+            names: of the host, names or addresses; the first one is its name in messages.
             days: until it expires.
 
         Raises:
-            ValueError: there is no such role, or a name is none of a host.
+            ValueError: there is no such role, or a name is not a host's.
         """
         if role not in ROLES:
             raise ValueError(f"expected one of the roles {', '.join(ROLES)}, got {role!r}")
@@ -217,7 +217,7 @@ class Authority:
     def revocations(self, serials: Iterable[int], now: datetime) -> bytes:
         """The signed list of revoked certificates, as PEM.
 
-        Processes take it whenever they find it, however old it is.
+        Processes accept it however old it is.
         """
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -243,7 +243,7 @@ def revoked_serials(pem: bytes, authority: bytes) -> frozenset[int]:
         authority: its certificate, as PEM.
 
     Raises:
-        ValueError: it is no such list, or someone else has signed it.
+        ValueError: it is not such a list, or another authority has signed it.
     """
     found = x509.load_pem_x509_crl(pem)
     key = x509.load_pem_x509_certificate(authority).public_key()
@@ -271,7 +271,7 @@ def _builder(
 
 
 def general_name(name: str) -> x509.GeneralName:
-    """A host as certificates name it.
+    """A host's name or address in the form of certificates.
 
     Raises:
         ValueError: it is neither an address nor a name.
@@ -333,10 +333,10 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """While it lasts no other command changes the folder; it waits for one that does.
+    """Locks the folder against other commands while the block runs; waits for one that has it.
 
     Raises:
-        OSError: another has been at it for ``LOCK_SECONDS``.
+        OSError: another has held it for ``LOCK_SECONDS``.
     """
     file = path / AUTHORITY / "lock"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -390,7 +390,7 @@ class KeyFolder:
 
     @classmethod
     def open(cls, path: Path) -> KeyFolder:
-        """The folder that is there."""
+        """Opens an existing folder."""
         at = path / AUTHORITY
         try:
             key, certificate = (
@@ -412,10 +412,10 @@ class KeyFolder:
         return [name for name in found if name not in others and not name.startswith(".")]
 
     def add(self, host: str, days: int = DAYS) -> bool:
-        """Makes the keys of a host that has none yet; says whether it did.
+        """Makes the keys of a host that has none yet; returns whether it did.
 
         Raises:
-            ValueError: that is no name of a host.
+            ValueError: the name is not a host's.
         """
         check_host(host)
         with _alone(self.path):
@@ -425,18 +425,19 @@ class KeyFolder:
         return True
 
     def sign(self, host: str, role: str, key: ec.EllipticCurvePublicKey, days: int = DAYS) -> bytes:
-        """A certificate for a key that this folder doesn't have, as PEM: filed and listed."""
+        """Makes a certificate for a key that this folder does not have, as PEM; files and lists
+        it."""
         with _alone(self.path):
             return self._sign(host, role, key, days)
 
     def renew(self, hosts: Sequence[str] = (), days: int = DAYS) -> list[Bearer]:
-        """New certificates for the keys that there are.
+        """Makes new certificates for the existing keys.
 
         Args:
-            hosts: whose; "operator" for that one; none: all.
+            hosts: the hosts; "operator" for the operator; none: all.
 
         Returns:
-            What was renewed.
+            The renewed keys.
 
         Raises:
             ValueError: a host has no certificate here.
@@ -460,7 +461,7 @@ class KeyFolder:
     def revoke(self, host: str, roles: Sequence[str] = ()) -> list[str]:
         """Puts every certificate of a host on the list, and drops the files of its keys.
 
-        The list is written to the folder of each host: whoever has a copy needs the new one.
+        The list is written to the folder of each host: every copy of a folder needs the new one.
 
         Args:
             roles: which keys; none: all of the host.
@@ -510,7 +511,7 @@ class KeyFolder:
         return [bounded_json.loads(line) for line in lines]
 
     def public(self) -> dict[str, bytes]:
-        """What a host has besides its own keys."""
+        """The files of a host besides its own keys."""
         at = self.path / AUTHORITY
         return {name: (at / name).read_bytes() for name in (AUTHORITY_FILE, REVOKED)}
 
@@ -616,7 +617,7 @@ class Keys:
             log.warning("%s", warning)
 
     def _present(self) -> _Read:
-        """What the files hold now; what they held before, where they are being changed."""
+        """The present contents of the files; the previous ones, while they are being changed."""
         with self._lock:
             try:
                 stamp = _stamp(self._files)
@@ -631,7 +632,7 @@ class Keys:
 
     @property
     def bearer(self) -> Bearer:
-        """The bearer that this process is."""
+        """The bearer of this process's key."""
         return self._present().bearer
 
     @property
@@ -647,25 +648,26 @@ class Keys:
 
     @property
     def revoked(self) -> frozenset[int]:
-        """The serial numbers of certificates that do not count any more."""
+        """The serial numbers of revoked certificates."""
         return self._present().revoked
 
     def server_context(self) -> ssl.SSLContext:
-        """For connections that are accepted: TLS 1.3, with a certificate of the peer."""
+        """The context for accepted connections: TLS 1.3, with a certificate of the peer."""
         return self._present().server
 
     def client_context(self) -> ssl.SSLContext:
-        """For connections that are opened: TLS 1.3, to a host that the certificate names."""
+        """The context for opened connections: TLS 1.3, to a host that the certificate names."""
         return self._present().client
 
     def check(self, bearer: Bearer, *roles: str) -> Bearer:
-        """Returns a peer, whose certificate the authority has signed, if it counts now.
+        """Returns a peer, whose certificate the authority has signed, if the certificate is valid
+        now.
 
         Args:
             roles: that it may have.
 
         Raises:
-            Untrusted: it is revoked, does not count yet or any more, or has another role.
+            Untrusted: it is revoked, not valid yet or any more, or has another role.
         """
         if bearer.serial in self.revoked:
             raise Untrusted(f"the certificate of {bearer} is revoked")
@@ -755,10 +757,10 @@ def accept(connection: socket.socket, keys: Keys, *roles: str) -> tuple[ssl.SSLS
         roles: which the peer may have.
 
     Returns:
-        The connection, and who is at its other end.
+        The connection, and the bearer at its other end.
 
     Raises:
-        Untrusted: the peer has no certificate that counts here, or does not speak TLS.
+        Untrusted: the peer has no certificate that is valid here, or does not speak TLS.
         OSError: the connection broke.
     """
     secured = _wrap(connection, keys.server_context(), None)
@@ -804,17 +806,17 @@ def ask(connection: socket.socket, keys: Keys, host: str) -> bytes:
 
 
 def check_plain(host: str, port: int, keys: Keys | None) -> None:
-    """After a failure: returns unless that was because this end alone has no keys.
+    """Returns, after a failure, unless its cause is that this end alone has no keys.
 
     Raises:
-        Untrusted: it was.
+        Untrusted: it is.
     """
     if keys is None and speaks_tls(host, port):
         raise Untrusted(f"{host}:{port}: the other end speaks TLS: {ONE_SIDED}")
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a TLS server listens there, whoever it is: for messages."""
+    """Whether any TLS server listens there: for messages."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -825,7 +827,7 @@ def speaks_tls(host: str, port: int) -> bool:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Why a handshake has failed, in words."""
+    """The reason of a failed handshake, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         text = (error.verify_message or str(error)).rstrip(".")
         if "issuer certificate" in text or "self-signed" in text or "signature" in text:
@@ -843,7 +845,8 @@ def reason_of(error: ssl.SSLError) -> str:
 
 
 def _own(keys: Keys) -> ssl.SSLContext:
-    """Raises Untrusted if the peer will not take our certificate: it may end without a word."""
+    """Raises Untrusted if the peer will not take our certificate: it may end the connection without
+    an error."""
     keys.check(keys.bearer, *ROLES)
     return keys.client_context()
 

@@ -1,18 +1,18 @@
-"""A job's secret: where it is kept, and how both ends of a connection prove that they know it.
+"""A job's secret: its files, and the proof of both ends of a connection that they know it.
 
 [Note: what the port is for]  All servers of a job have one secret.  A stranger who takes the port
 of a server that is gone could pass the client's nonce on to a live one, and its answer back.  The
 live server's code is over its own port, which is not the one that the client has dialled.
 
-[Note: challenges that nobody keeps]  A stranger may ask for as many challenges as he likes, so the
-server keeps none of them.  A challenge says when it ends, and carries a code over that, made with a
-key that only this server has and never tells.  What is kept is the challenges that were used, until
-they end: only a holder of the job's secret can add one, and their number is bounded.
+[Note: challenges that nobody keeps]  A stranger may ask for any number of challenges, so the server
+keeps none of them.  A challenge has its time of expiry, and a code over that, made with a key that
+never leaves this server.  Only used challenges are kept, until they expire: only a holder of the
+job's secret can add one, and their number is bounded.
 
 [Note: files of a launch that was killed]  ``launch`` removes its files when it ends.  As long as it
 runs it holds locks (flock) on its directory and on each PORT.token, which the system releases
-however it ends.  What nobody holds is of no job any more: commands pass it by, and the next launch
-removes it.
+however it ends.  A file that no process holds belongs to no running job: commands ignore it, and
+the next launch removes it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Role(enum.IntEnum):
 
     Attributes:
         NOBODY: holds no key.
-        TRAINER: takes part in a job.
+        TRAINER: is a trainer of a job.
         OPERATOR: also ends a job, reads it from outside, and names files.
-        SERVER: no client has it: what only servers say.
+        SERVER: for frames that only servers send; no client has it.
     """
 
     NOBODY = 0
@@ -78,12 +78,12 @@ SECRET_BYTES = 32
 class Secret:
     """The key of one role in one job.
 
-    The trainers' key is made of the operator's, and says nothing about it.  So servers, which are
-    given the operator's, know both.  Neither ``repr`` nor ``str`` shows the bytes.
+    The trainers' key is derived from the operator's, and reveals nothing about it.  So servers,
+    which have the operator's, know both.  Neither ``repr`` nor ``str`` shows the bytes.
 
     Attributes:
         role: what its holder may do.
-        key: the bytes that nobody else has.
+        key: the secret bytes.
     """
 
     role: Role
@@ -120,10 +120,10 @@ class Secret:
         return f"{self.role.word}:{self.key.hex()}"
 
     def of(self, role: Role) -> Secret:
-        """The key of a role, where this one tells it.
+        """The key of a role, where this one gives it.
 
         Raises:
-            ValueError: a trainer's key tells no operator's.
+            ValueError: a trainer's key does not give an operator's.
         """
         if role is self.role:
             return self
@@ -159,7 +159,7 @@ class Challenge:
     """The message that both codes of one exchange authenticate.
 
     Attributes:
-        role: whose key proves.
+        role: of the key for the proof.
         port: the server's control port.
         client_nonce, server_nonce: 32 bytes each.
     """
@@ -187,7 +187,7 @@ class Proof:
 
 
 def server_code(secret: Secret, challenge: Challenge) -> bytes:
-    """By which a client sees that the server holds the job's secret.
+    """The code that proves to a client that the server holds the job's secret.
 
     Args:
         secret: of the challenge's role.
@@ -196,7 +196,7 @@ def server_code(secret: Secret, challenge: Challenge) -> bytes:
 
 
 def client_code(secret: Secret, challenge: Challenge, name: str, request: bytes) -> bytes:
-    """By which a server sees that a request comes from a holder of the role's key.
+    """The code that proves to a server that a request comes from a holder of the role's key.
 
     Args:
         secret: of the challenge's role.
@@ -282,7 +282,7 @@ _BEGINNING = struct.Struct(f"<d{_RANDOM_BYTES}s")
 
 
 class Stale(Exception):
-    """A challenge has ended, or is another server's: whoever asks again gets another."""
+    """A challenge has expired, or is another server's: the client asks for another."""
 
 
 class Nonces:
@@ -307,7 +307,7 @@ class Nonces:
         return beginning + self._code(beginning)
 
     def check(self, nonce: bytes) -> None:
-        """Returns if the challenge is this server's own and has not ended.
+        """Returns if the challenge is this server's own and has not expired.
 
         Raises:
             Stale: it is not, or it has.
@@ -354,7 +354,7 @@ class Question:
         server: its name, for messages.
 
     Attributes:
-        nonce: what the server is asked with; it tells nothing.
+        nonce: of the question; it reveals nothing.
     """
 
     def __init__(self, secret: Secret, port: int, server: str) -> None:
@@ -455,8 +455,8 @@ def read(path: str) -> Secret:
 
 
 def _opened(path: str, flags: int) -> int:
-    """A descriptor; of a pipe, which a shell makes of ``<(command)``, one that can be read now: an
-    ``open`` would wait for a writer as long as it takes.
+    """Opens a descriptor; that of a pipe, which a shell makes of ``<(command)``, can be read now:
+    an ``open`` would wait for a writer without end.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -468,7 +468,7 @@ def write(path: Path, secret: Secret) -> None:
     """Writes a new file that only this user can read.
 
     Raises:
-        OSError: it cannot be written, or is there.
+        OSError: it cannot be written, or exists already.
     """
     from transpiler.files.named_errors import naming
 
@@ -478,7 +478,7 @@ def write(path: Path, secret: Secret) -> None:
 
 
 class Held:
-    """Files and directories that are removed at the end, and locked until then.
+    """Files and directories that are locked, and removed at the end.
 
     See [Note: files of a launch that was killed].
 
@@ -492,18 +492,18 @@ class Held:
         _tidy(place)
 
     def directory(self) -> Path:
-        """A new one, for one job."""
+        """Makes a directory for one job."""
         new = Path(tempfile.mkdtemp(prefix="new-", dir=self.place))
         return self._hold(new, self.place / new.name.replace("new-", "job-", 1))
 
     def file(self, name: str, secret: Secret) -> None:
-        """A new one that holds a secret; it takes the place of another of this name."""
+        """Makes a file with a secret, in place of another one of this name."""
         new = self.place / f"new-{secrets.token_hex(8)}"
         write(new, secret)
         self._hold(new, self.place / name)
 
     def _hold(self, new: Path, path: Path) -> Path:
-        """Locked before it has the name by which others find it."""
+        """Locks a file or directory before it gets the name by which others find it."""
         descriptor = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         new.rename(path)
@@ -519,14 +519,14 @@ class Held:
 
 
 def _tidy(place: Path) -> None:
-    """Removes what nobody holds."""
+    """Removes files that no process holds."""
     for path in (*place.glob("job-*"), *place.glob("*.token")):
         if not _is_held(path):
             _remove(path)
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a launch that runs has left it."""
+    """Whether a running launch holds it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -604,7 +604,7 @@ def published(port: int, environ: Mapping[str, str]) -> Path | None:
 
 
 def _temporaries() -> list[Path]:
-    """This user's directory among those for temporary files; behind it those that were made because
+    """This user's directory among those for temporary files; then those that were made because
     another user had it.
     """
     first = Path(tempfile.gettempdir()) / f"pserver-{os.geteuid()}"

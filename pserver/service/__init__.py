@@ -4,8 +4,7 @@ In reading order::
 
     server          the process: transports, control service, clock thread, signals, draining; A
                     server's link to the other servers of its job
-    handler         one stream, from its HELLO to its end; the open streams, and how they are
-                    drained
+    handler         one stream, from its HELLO to its end; the open streams, and their draining
     streams         whose stream it is; reading frames; those whose requests are being worked on:
                     each is told so; the spans of one stream, for a trace; the frame that ends an
                     answer

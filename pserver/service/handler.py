@@ -62,11 +62,11 @@ class DrainingStreams:
                 self.condition.notify_all()
 
     def end_late(self) -> None:
-        """Breaks streams that have said no HELLO in time; somebody calls it now and then."""
+        """Breaks streams that have sent no HELLO in time; called from time to time."""
         self._strangers.end_late()
 
     def end_revoked(self, revoked: Set[int]) -> None:
-        """Breaks the streams whose peers had certificates of these serial numbers."""
+        """Breaks the streams of peers with certificates of these serial numbers."""
         if not revoked:
             return
         with self.condition:
@@ -95,8 +95,8 @@ class DrainingStreams:
 
 
 class _WatchedStream:
-    """A stream that knows whether it waits for its peer (``idle``), and says when that is
-    ``known``.
+    """A stream that knows whether it waits for its peer (``idle``), and notifies ``known`` of
+    changes.
     """
 
     def __init__(self, stream: Stream, condition: Condition, known: Callable[[], object]) -> None:
@@ -140,8 +140,8 @@ def handle(stream: Stream, job: Job, working: WorkingStreams, guard: Guard = OPE
     """Serves one stream until its BYE.  Sends every error to the peer and logs it; raises none.
 
     Args:
-        working: is told while a request is being worked on.
-        guard: whom the server lets in.
+        working: notified while a request is being worked on.
+        guard: the admission of callers.
     """
     who = ""
     stream = numbered = SequencedStream(stream, job.traffic)
@@ -187,7 +187,7 @@ def _link(stream: SequencedStream, job: Job, hello: Hello) -> None:
 
 
 def _say(job: Job, who: str, stream: Stream, how: str, error: PServerError) -> None:
-    """Logs how a stream has ended."""
+    """Logs the end of a stream."""
     kind = f"{who or 'stranger'} {how} {type(error).__name__}"
     job.log.say(kind, f"the stream of {_name(who, stream)} {how}: {error}")
 

@@ -6,9 +6,9 @@
                                                                             |
                           exit <-- drain <-- SIGTERM, SIGINT, Drain, or the end of the job (once)
 
-[Note: draining]  In this order, within the grace: health checks say no; the job takes no new
-trainer and no new step; trainers that wait for others are told; answers under way are sent to their
-end; each stream gets a DRAIN frame; streams that are still open are cancelled; a save that is being
+[Note: draining]  In this order, within the grace: health checks report it; the job takes no new
+trainer and no new step; waiting trainers are notified; answers under way are sent to their end;
+each stream gets a DRAIN frame; streams that are still open are cancelled; a save that is being
 written is waited for; the control service ends last, so that trainers can still ask for the reason
 and leave.
 """
@@ -60,17 +60,17 @@ from transpiler.program import Program
 
 
 class Followers:
-    """The coordinator's end for one job: what it says goes to all other servers."""
+    """The coordinator's end for one job: its messages go to all other servers."""
 
     def __init__(self, links: CoordinatorLinks) -> None:
         self._links = links
 
     def send(self, data: bytes) -> None:
-        """To all of them; returns at once."""
+        """Sends a message to all of them; returns at once."""
         self._links.broadcast(data)
 
     def close(self) -> None:
-        """The job is over."""
+        """Ends the links: the job is over."""
         self._links.close()
 
 
@@ -87,11 +87,12 @@ class ServerLinks:
         self._links: CoordinatorLinks | None = None
 
     def connect(self, deployment: Deployment, decisions: Decisions, coordinator: str) -> Link:
-        """Server 0 expects the others from here on; another one dials server 0.
+        """Begins the links of a job: server 0 expects the others from now on; another one dials
+        server 0.
 
         Args:
             deployment: of a job of several servers.
-            decisions: gets what comes, and is told where a link has ended.
+            decisions: receives messages, and the end of a link.
             coordinator: server 0's control endpoint.
         """
         config, plan, index = self._config, deployment.plan, deployment.server_index
@@ -144,7 +145,7 @@ class ServerLinks:
         self._links.serve(stream, hello)
 
     def tick(self) -> None:
-        """The server's clock calls it a few times a second."""
+        """Loses silent servers; the server's clock calls it a few times a second."""
         if self._links is not None:
             self._links.tick()
 
@@ -205,8 +206,8 @@ class Server:
 
         Raises:
             OSError: it cannot listen there, or cannot read ``config.program``.
-            ValueError, Refused: the program is none that a server runs; or the token file is none
-                of an operator.
+            ValueError, Refused: the program is not one that a server runs; or the token file is not
+                an operator's.
         """
         warm_up()
         program = self._program
@@ -325,7 +326,7 @@ class Server:
 
     @property
     def is_over(self) -> bool:
-        """Whether the first job has ended, and what a failed one has left is not kept any more."""
+        """Whether the first job has ended, and a failed one's values are not kept any more."""
         return self.job.ended.is_set() and not self.job.kept_seconds
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -388,8 +389,8 @@ class Server:
 
 
 def warm_up() -> None:
-    """A process's first optimizer imports torch's compiler, which takes seconds on a busy machine:
-    not during Install.
+    """Makes an optimizer: a process's first one imports torch's compiler, which takes seconds on a
+    busy machine, and should not happen during Install.
     """
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
@@ -425,7 +426,7 @@ def serve_job(config: ServerConfig, program: Program | None = None) -> None:
 
     Args:
         config: with ``once``.
-        program: with its storage, which has what the server held when it ended, also where this
+        program: with its storage, which has the server's last values at the end, also where this
             raises.
 
     Raises:
@@ -438,12 +439,12 @@ def serve_job(config: ServerConfig, program: Program | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """How a server has ended.
+    """The end of a server.
 
     Attributes:
         succeeded: its last job is done.
         failure: of its last job.
-        signal: that asked it to end; 0: none has.
+        signal: that asked it to end; 0: none.
     """
 
     succeeded: bool
@@ -483,14 +484,14 @@ def _serve(config: ServerConfig, program: Program | None) -> _Served:
 
 
 def _allow_descriptors() -> None:
-    """As many open connections as the system lets this process have."""
+    """Raises the limit of open connections to the system's maximum for this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a system with a limit of its own
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
 
 
 class _Asked:
-    """Whether a signal has asked the server to end, and which."""
+    """The signal that has asked the server to end, if any."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -499,7 +500,7 @@ class _Asked:
 
 @contextmanager
 def _signals(asked: _Asked) -> Iterator[None]:
-    """While it lasts SIGTERM and SIGINT are noted in ``asked``, a second one ends the process.
+    """Notes SIGTERM and SIGINT in ``asked`` while the block runs; a second one ends the process.
 
     Only the main thread can arrange this.
     """

@@ -1,6 +1,6 @@
-"""The metrics of a server: measurements of its job, and counters that exist anyway.
+"""The metrics of a server: measurements of its job, and its existing counters.
 
-Nothing is asked of the job before somebody reads the page.
+The job is read only when the page is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ServerMetrics(Collector):
 
     @property
     def page(self) -> Labelled:
-        """All of it, with the labels of this process."""
+        """The page, with the labels of this process."""
         process = ProcessCollector(registry=None)
         return Labelled(self.labels, lambda: (self, process, *self._measured()))
 
@@ -143,7 +143,7 @@ def _of_saves(saves: BackgroundSaves) -> Iterator[Metric]:
 
 
 def _of_losses(status: wire.StatusReply, installed: InstalledProgram | None) -> Iterator[Metric]:
-    """Servers that are away, and what this one has lost as it came back."""
+    """Unreachable servers, and this server's losses when it came back."""
     yield current(
         "pserver_servers_away",
         "Servers of the job that are lost, and for which it waits.",

@@ -86,7 +86,8 @@ def nonfinite_rows(gradients: Mapping[str, RowGradient]) -> set[str]:
 
 
 def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
-    """How large a step is, by parameter and table, as its trainer says; of all servers' variables.
+    """The norms of a step, by parameter and table, as its trainer reports them; of all servers'
+    variables.
 
     Raises:
         Unprepared: the plan has no such parameter or table.
@@ -100,7 +101,7 @@ def norms_of(commit: Commit, plan: Plan) -> dict[str, Norm]:
 
 
 def tell(stream: Stream, error: PServerError) -> None:
-    """Sends an error to the peer, if it is still there."""
+    """Sends an error to the peer, if it is still connected."""
     try:
         stream.send(
             Frame(
@@ -120,13 +121,13 @@ EXPECTED = "GRADIENT, COMMIT, VALUE, PULL or BYE"
 
 
 def hello_of(stream: Stream, guard: Guard) -> tuple[Hello, Role]:
-    """The HELLO that says whose stream it is, and what its sender may do.
+    """The HELLO that names the stream's owner, and its sender's role.
 
     Where the server asks for a key another HELLO comes before it, which brings a nonce and nothing
     else, and is answered with the server's own and its proof.
 
     Raises:
-        Unreachable: there is none, or it came too late.
+        Unreachable: there is none, or it arrived too late.
         NotAllowed: it proves no key of this job, or it is another frame.
     """
     hello, proof = _hello(stream), None
@@ -152,7 +153,7 @@ def _hello(stream: Stream) -> Hello:
 
 
 def member_of(hello: Hello, job: Job) -> Member:
-    """The trainer whose stream it is.
+    """The trainer that a stream belongs to.
 
     Raises:
         Refused: it has not joined, or the plan has no such lane.
@@ -170,13 +171,14 @@ def member_of(hello: Hello, job: Job) -> Member:
 def next_frame(
     stream: Stream, role: Role, land: Land | None = None
 ) -> tuple[Frame, memoryview] | None:
-    """The next frame.  Bytes that are none end the stream, and the trainer asks again over another.
+    """The next frame.  Bytes that are not a frame end the stream, and the trainer asks again over
+    another.
 
     Args:
         role: of its sender; NOBODY until HELLO has proved one.
 
     Raises:
-        GarbledStream: what came is no frame.
+        GarbledStream: the received bytes are not a frame.
         NotAllowed: this role sends no such frame.
     """
     try:
@@ -203,7 +205,7 @@ OF_STEPS = (Kind.GRADIENT, Kind.ROWS, Kind.ASSIGN, Kind.COMMIT)
 
 
 class StreamTimes:
-    """When a step began to arrive on a stream, and what answers took.
+    """The times of a step's arrival on a stream, and of its answers.
 
     One thread uses it, while a trace is under way.
 
@@ -220,7 +222,8 @@ class StreamTimes:
 
     @onlooker("the trace")
     def got(self, header: Frame) -> None:
-        """A frame arrives, or has arrived: a step's first one begins what its COMMIT ends."""
+        """Notes that a frame arrives, or has arrived: a step's first one begins the span that its
+        COMMIT ends."""
         if header.kind == Kind.PULL:
             self._answers = "pull"
         if header.kind not in OF_STEPS or not header.step:
@@ -233,7 +236,7 @@ class StreamTimes:
 
     @onlooker("the trace")
     def answered(self, since: float, step: int) -> None:
-        """The answer to a step, or to a pull, has been on its way since then."""
+        """Notes the end of an answer to a step, or to a pull, which began at that time."""
         self._add(self._answers, since, step)
 
     def _add(self, name: str, since: float, step: int) -> None:
@@ -261,8 +264,8 @@ class ValueFrames:
         self._shared: Segment | None = None  # in which the trainer reads
 
     def share(self, segment: Segment | None) -> bool:
-        """Whether the trainer reads the values of a segment where they are; it is told of the
-        segment the first time.
+        """Whether the trainer reads the values of a segment where they are; the first call offers
+        it the segment.
 
         Raises:
             Unreachable: the peer is gone.
@@ -283,7 +286,7 @@ class ValueFrames:
         return tensor.clone() if self._lies(name, tensor) else tensor
 
     def _lies(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether it is the shared memory itself."""
+        """Whether a value lies in the shared memory itself."""
         if self._shared is None or name not in self._shared.zones:
             return False
         return self._shared.address(name) == tensor.data_ptr()
@@ -312,24 +315,24 @@ PROBE_SECONDS = 1.0
 
 
 class WorkingStreams:
-    """The streams that are being worked on, and since when.  Any thread may call it."""
+    """The streams that are being worked on, with the times since when.  Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next; nothing blocks under it
         self._since: dict[SequencedStream, float] = {}
 
     def works(self, stream: SequencedStream) -> None:
-        """A request of this stream is being worked on from now on."""
+        """Notes that a request of this stream is being worked on from now on."""
         with self._lock:
             self._since[stream] = time.monotonic()
 
     def rests(self, stream: SequencedStream) -> None:
-        """This stream waits for its trainer, or has ended."""
+        """Notes that this stream waits for its trainer, or has ended."""
         with self._lock:
             self._since.pop(stream, None)
 
     def probe_until(self, stopping: threading.Event) -> None:
-        """Says PROBE where it is due; ends with the event.
+        """Sends PROBE where it is due; ends with the event.
 
         A thread of its own runs it, which a trainer that does not read may hold up.
         """

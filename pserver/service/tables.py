@@ -102,7 +102,7 @@ class TableService:
     One thread uses it.
 
     Args:
-        check_place: raises where the stream does not count any more.
+        check_place: raises where a later stream has replaced this one.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class TableService:
                 installed.load_rows(name, {key: array.numpy() for key, array in chunk.items()})
 
     def _check_loader(self, header: Frame, chunks: Mapping[str, Collection[str]]) -> None:
-        """Returns if this trainer may load: trainer 0, or who stands in for it, anything; others
-        values of rows, into tables whose steps wait for nobody.
+        """Returns if this trainer may load: the leader anything; others values of rows, into tables
+        whose steps wait for no other trainer.
         """
         values = all(
             set(keys) == {"ids", "values"} and self._table(name).any_trainer_loads

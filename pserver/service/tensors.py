@@ -9,7 +9,7 @@ greater number, and sends its request again.  The server may still serve the ear
 has frames under way or waits in a step.  The HELLO of the later stream breaks the earlier one, of
 which no further frame is acted on.  Each stream has buffers of its own, so what the earlier one
 left behind cannot mix with what the later one brings.  A step that the earlier stream had committed
-goes on, and the same step on the later stream joins it.
+continues, and the same step on the later stream joins it.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ class GradientAssembler:
         offer(Kind.GRADIENT, self._segment)
 
     def free(self) -> None:
-        """Nothing reads the last step's gradients any more."""
+        """Frees the last step's gradients, which nothing reads any more."""
         if self._segment is not None:
             self._segment.counts += 1
 
     def begin(self, step: int) -> None:
-        """A frame of a step has arrived.
+        """Notes that a frame of a step has arrived.
 
         Raises:
             CorruptFrame: another step is in progress.
@@ -181,7 +181,7 @@ class GradientAssembler:
 
         Raises:
             Unprepared: no such gradient is expected here.
-            CorruptFrame: it has a shape that none of its slice has.
+            CorruptFrame: its shape fits no form of the slice.
         """
         if part.name in self._sizes:
             return self._selected_destination(part)
@@ -220,7 +220,7 @@ class GradientAssembler:
         return frames.land(header, payload_bytes, self.destination)
 
     def received(self, header: Frame) -> None:
-        """Counts a frame's parts, which have been copied to their destinations, and looks whether
+        """Counts a frame's parts, which have been copied to their destinations, and checks that
         they are finite, while they are in the cache.
 
         Raises:
@@ -258,12 +258,12 @@ class GradientAssembler:
     # ---- small tensors that come together ----
 
     def _group(self, header: Frame) -> _Group | None:
-        """The group of the tensors that a frame brings, if it brings just those."""
+        """The group of the tensors in a frame, if the frame has just those."""
         group = self._groups.get(header.parts[0].name) if len(header.parts) > 1 else None
         return group if group is not None and group.frame.parts == header.parts else None
 
     def _make_group(self, header: Frame) -> None:
-        """Gives tensors that came together, whole, one memory, where no other group has one of
+        """Gives tensors that arrived together, whole, one memory, where no other group has one of
         them.
         """
         names = [part.name for part in header.parts]
@@ -284,7 +284,7 @@ class GradientAssembler:
     # ---- the whole step ----
 
     def nonfinite(self) -> set[str]:
-        """The slices in whose gradients, of the step that arrives, a value is not finite."""
+        """The slices whose gradients in the arriving step have a value that is not finite."""
         return {
             name
             for name, parts in self._parts.items()
@@ -316,10 +316,10 @@ class GradientAssembler:
         return gradients
 
     def _form(self, name: str) -> tuple[str, ...]:
-        """The tensors that a slice's gradient has come as, by their names on the wire.
+        """The tensors in which a slice's gradient has arrived, by their names on the wire.
 
         Raises:
-            CorruptFrame: it has come in two forms.
+            CorruptFrame: it has arrived in two forms.
         """
         selected = self._selected.get(name, ())
         if self._received.keys().isdisjoint(selected):
@@ -481,7 +481,7 @@ class TensorService:
             self._working.works(self._stream)
 
     def _land(self, header: Frame, payload_bytes: int) -> list[memoryview] | None:
-        """Gradients are read to where they are merged."""
+        """Gives the memory in which gradients are merged."""
         if self._times.spans.on:
             self._times.got(header)
         if header.kind != Kind.GRADIENT or self._gradients is None:
@@ -542,8 +542,8 @@ class TensorService:
             task.finish()
 
     def _taken(self, step: int, take: Callable[[], UpdateTask | Clipping]) -> UpdateTask | Clipping:
-        """Takes a step.  Where this server fails in it, nobody knows how far it has come, so no
-        trainer is to wait for it.
+        """Takes a step.  Where this server fails in it, its progress is unknown, so no trainer is
+        to wait for it.
         """
         try:
             return take()

@@ -184,13 +184,13 @@ _held: weakref.WeakSet[PathLock] = weakref.WeakSet()
 
 
 class PathLock:
-    """Holds a directory until :meth:`release`.
+    """Locks a directory until :meth:`release`.
 
     Args:
-        directory: which is there.
+        directory: an existing one.
 
     Raises:
-        InUse: another process, or another job of this one, holds it; the message says who.
+        InUse: another process, or another job of this one, holds it; the message names the holder.
         OSError: the disk is full, or refuses; or the lock's file is a link.
     """
 
@@ -237,7 +237,7 @@ class PathLock:
         return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
-        """Lets the next one in."""
+        """Releases the directory."""
         if self.holds():
             os.unlink(self._path)
         self.abandon()
@@ -283,7 +283,7 @@ class LocalPlace:
 
     @property
     def path(self) -> str:
-        """By which a process finds it again."""
+        """The path by which a process finds it again."""
         return str(self.directory)
 
     def at(self, relative: str) -> LocalPlace:
@@ -295,7 +295,7 @@ class LocalPlace:
         return os.path.relpath(other.directory, self.directory)
 
     def lock(self) -> PathLock | None:
-        """Keeps other writers out.
+        """Locks the directory against other writers.
 
         Raises:
             InUse: there is one.
@@ -322,7 +322,7 @@ class LocalPlace:
         return [path.name for path in self.directory.iterdir() if path.is_dir()]
 
     def size(self, name: str) -> int | None:
-        """In bytes; None where there is no such file."""
+        """The size in bytes; None where there is no such file."""
         return plain_file.size(self.directory / name)
 
     def read(self, name: str, begin: int = 0, size: int = -1) -> bytes:
@@ -373,7 +373,7 @@ class LocalPlace:
 
         Args:
             tensors: taken out as they are written.
-            wrote: told the bytes that are written so far.
+            wrote: called with the number of bytes written so far.
         """
         file = self.create(name)
         try:
@@ -402,7 +402,7 @@ class LocalPlace:
         (self.directory / name).unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Removes what stopped writers have left."""
+        """Removes the files of stopped writers."""
         for path in self.directory.glob(f"{PARTIAL}*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which kind of place a caller's path is."""
+"""The place of a caller's path, of its kind."""
 
 from __future__ import annotations
 

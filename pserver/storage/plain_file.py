@@ -1,9 +1,9 @@
 """Files in folders that others may write to: of checkpoints, of logs, of a server's data.
 
-Whoever can write to such a folder can put a link there under a name that we use, and we would write
-over, or read, whatever the link leads to, with our own rights.  So nothing here follows a link at
-the end of a path, and nothing but an ordinary file is read or written: a pipe would make us wait,
-and a device gives bytes for ever.  A file that has further names (hard links) is read, as its bytes
+Anyone who can write to such a folder can put a link there under a name that we use, and we would
+write over, or read, the link's target with our own rights.  So nothing here follows a link at the
+end of a path, and nothing but an ordinary file is read or written: a pipe would make us wait, and a
+device gives bytes without end.  A file that has further names (hard links) is read, as its bytes
 are checked, and not written to.
 """
 

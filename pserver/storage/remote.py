@@ -88,27 +88,27 @@ _logins: list[Login] = []
 
 
 def log_in(login: Login) -> None:
-    """From now on the process is this user there; the latest login for a URL counts."""
+    """Logs this process in as a user; the latest login for a URL counts."""
     with _lock:
         _logins.append(login)
 
 
 def log_out(login: Login) -> None:
-    """Forgets a login; none there is no error."""
+    """Forgets a login; a missing one is no error."""
     with _lock:
         if login in _logins:
             _logins.remove(login)
 
 
 def options_of(url: str) -> dict[str, str]:
-    """The options with which fsspec opens a URL; empty where nobody has logged in."""
+    """The options with which fsspec opens a URL; empty without a login."""
     with _lock:
         found = next((each for each in reversed(_logins) if each.covers(url)), None)
     return {} if found is None else found.options()
 
 
 def hidden(text: str) -> str:
-    """A text as a message may have it: without users and passwords.
+    """A text for messages: without users and passwords.
 
     Example:
         >>> hidden("cannot open sftp://ann:sesame@host/job")
@@ -210,10 +210,10 @@ class RemotePlace:
         return posixpath.relpath(f"/{theirs}", f"/{mine}")
 
     def lock(self) -> None:
-        """Stores have no locks: see [Note: replacing an object]."""
+        """Does nothing, as stores have no locks: see [Note: replacing an object]."""
 
     def writable(self) -> bool:
-        """Whether files can be written here, as far as one knows."""
+        """Whether files can be written here, as far as is known."""
         return True
 
     def _at(self, name: str) -> str:
@@ -245,7 +245,7 @@ class RemotePlace:
         return []
 
     def size(self, name: str) -> int | None:
-        """In bytes; None where there is no such file."""
+        """The size in bytes; None where there is no such file."""
         self._store.invalidate_cache()
         try:
             found = self._call(lambda: self._store.info(self._at(name)))
@@ -325,7 +325,7 @@ class RemotePlace:
 
         Args:
             tensors: taken out as they are written.
-            wrote: told the bytes that are written so far, to this machine.
+            wrote: called with the number of bytes written to this machine so far.
         """
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / name
@@ -375,7 +375,7 @@ class RemotePlace:
             raise
 
     def flush(self) -> None:
-        """A store keeps what it has answered for."""
+        """Does nothing: a store keeps what it has confirmed."""
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -383,7 +383,7 @@ class RemotePlace:
             self._call(lambda: self._store.rm_file(self._at(name)))
 
     def tidy(self) -> None:
-        """Stopped writers leave nothing but files."""
+        """Does nothing: stopped writers leave only files."""
 
 
 def _os_error(place: RemotePlace, error: Exception) -> OSError:
@@ -407,7 +407,7 @@ def _quotable(error: Exception) -> Exception | None:
 
 
 def _refused_condition(error: OSError) -> bool:
-    """Whether a store has said that the object is another one."""
+    """Whether a store has refused a write because the object has changed."""
     cause = error.__cause__ and error.__cause__.__cause__
     response = getattr(cause, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))

@@ -2,7 +2,7 @@
 
 In reading order::
 
-    description  the job that a manifest describes, and what may be said of it; --cpus and --memory
+    description  the job that a manifest describes, and its settings; --cpus and --memory
                  as numbers; arguments that would put a password into a file; plain dicts as YAML
     jobset       a JobSet of Kubernetes
     compose      a file for docker compose and podman-compose

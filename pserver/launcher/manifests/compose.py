@@ -1,5 +1,5 @@
 """A file for docker compose and podman-compose: all processes on this machine, each in a container
-that may do no more than it needs.
+with no more rights than it needs.
 """
 
 from __future__ import annotations

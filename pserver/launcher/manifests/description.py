@@ -128,7 +128,7 @@ class ClusterDescription:
         metrics: a port; each container's own, of all processes of Slurm the first; 0: no metrics.
         keys: the folder that ``pserver keys init`` has made; "": ``./keys`` for Compose, and for
             Slurm a secret of the job itself, on one host.  In Kubernetes keys are always secrets.
-        insecure: processes do without keys, on a network that nobody else reaches.
+        insecure: processes have no keys, on a network that no one else reaches.
         start_timeout_seconds: how long the processes wait for one another to come up.
         restarts: how often each pod of Kubernetes is replaced after a failure, None: 3 times; how
             often all processes of a job of Slurm are started again, None: never.
@@ -267,7 +267,7 @@ class ClusterDescription:
         return max(server, f"{self.job}-trainers-0-{self.trainers - 1}", key=len) + POD_SUFFIX
 
     def server_host(self, number: int) -> str:
-        """How containers call a server."""
+        """The host name by which containers reach a server."""
         if self.kind == "jobset":
             return f"{self.job}-servers-{number}-0.{self.job}"
         return f"pserver{number}"

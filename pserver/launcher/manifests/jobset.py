@@ -1,12 +1,12 @@
 """A JobSet of Kubernetes: one replicated job of servers, and one of trainers.
 
-Each server is a job of its own with one pod, so a server that is killed comes back alone, under the
+Each server is a job of its own with one pod, so a killed server is replaced alone, under the
 same name in DNS.  Trainers are the pods of one job, numbered by Kubernetes.  They are made when
 every server is ready, and wait for servers besides.
 
 A server that comes back holds no values.  So the trainers' job ends with ``ServerLost``, each
-trainer's pod is replaced, and the script goes on from its newest checkpoint.  A pod that a node has
-to give up, which is nobody's mistake, does not count; others may fail ``--restarts`` times each.
+trainer's pod is replaced, and the script goes on from its newest checkpoint.  A pod that a node
+evicts does not count, as its process has not failed; others may fail ``--restarts`` times each.
 Then the JobSet fails.  JobSet's own action ``RestartJob`` would be no better, and is off in most
 clusters.
 

@@ -327,7 +327,7 @@ def _together(load: JobLoad) -> bool:
 
 
 def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
-    """Forward and backward, and whatever else the script does."""
+    """The time of forward and backward, and of the rest of the script."""
     alone = max(0.0, measured.seconds - measured.exchange_seconds)
     busy = max(0.0, measured.cpu_seconds - measured.exchange_cpu_seconds)
     if where.apart or not _together(load):
@@ -340,7 +340,7 @@ def _compute(load: JobLoad, measured: Measured, where: Where) -> Part:
 
 
 def _exchange(load: JobLoad, measured: Measured, where: Where) -> Part:
-    """Copies, merging and updating, as on this machine's loopback."""
+    """The time of copies, merging and updating, as on this machine's loopback."""
     alone, others = measured.exchange_seconds, load.trainers - 1
     together = _together(load)
     grows = SHARED if together else 1.0
@@ -385,7 +385,7 @@ def _travels(load: JobLoad, measured: Measured, steps: int) -> _Bytes:
 
 
 def _dense(lanes: Sequence[LaneLoad], way: str, steps: int) -> tuple[float, ...]:
-    """Of all lanes: those of more frequent messages count several times."""
+    """The bytes of all lanes: those of more frequent messages count several times."""
     columns = zip(*(getattr(lane, way) for lane in lanes), strict=True)
     weights = [steps / lane.steps for lane in lanes]
     return tuple(
@@ -426,7 +426,7 @@ def _why(count: float) -> str:
 
 
 def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[Part]:
-    """Of messages: those that queue go to one server after the other."""
+    """The latency of messages: those that queue go to one server after the other."""
     if not where.latency:
         return []
     often = min(lane.steps for lane in load.lanes)
@@ -436,7 +436,7 @@ def _latency(load: JobLoad, where: Where, waits: bool) -> Sequence[Part]:
 
 
 def _lookups(load: JobLoad, measured: Measured, where: Where) -> Sequence[Part]:
-    """Rows that a forward waits for."""
+    """The time of lookups, whose rows a forward waits for."""
     if not measured.lookups:
         return []
     rows = sum(measured.looked_up)

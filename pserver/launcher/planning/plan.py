@@ -1,7 +1,7 @@
-"""``pserver plan``: the split of a job that nobody has started, and the step that it would take.
+"""``pserver plan``: the split of a job before it is started, and its predicted step.
 
 The script runs up to its plan, which it prints instead of joining servers.  Then a probe runs some
-of its steps for real, and the cost model says what they become in the job that is asked for.
+of its steps for real, and the cost model converts them to the job in question.
 
 [Note: other modes from a sync probe]  The compute part is the same in every mode.  An async step
 waits for the message before it: the longer of compute and exchange counts.  In geo mode a trainer
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def setting(self) -> str:
-        """How a script asks for it."""
+        """The strategy setting for it, as a script has it."""
         if self.mode == "sync":
             return "a_sync = False"
         if self.mode == "async":
@@ -75,8 +75,8 @@ class Candidate:
 def candidates(
     load: JobLoad, probes: Mapping[int, Measured], servers: int, where: Where, memory: int | None
 ) -> list[Candidate]:
-    """Those that fit, the fastest first; of equally fast ones that with fewer servers, and in a
-    mode that waits more.
+    """The candidates that fit, the fastest first; of equally fast ones those with fewer servers
+    first, and those in a mode that waits more.
 
     Args:
         load: of the script's plan, on any number of servers.
@@ -373,7 +373,7 @@ WITHOUT = (
 
 
 class ProbeFailed(Exception):
-    """There are no figures; the message says why."""
+    """The probe has given no figures; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +540,7 @@ class _Run:
         return self._completed(_read(path, self._end))
 
     def _completed(self, found: Measured) -> Measured:
-        """With the servers' processor time of a step of the window, and the others'."""
+        """Adds the servers' processor time of a step of the window, and the other processes'."""
         first = min(self._samples, key=lambda sample: abs(sample.time - found.begun))
         last = min(self._samples, key=lambda sample: abs(sample.time - found.ended))
         passed = last.time - first.time
@@ -556,7 +556,7 @@ class _Run:
         )
 
     def _wait(self, what: str) -> None:
-        """A pause; raises where a server has ended, or the time is over."""
+        """Pauses; raises where a server has ended, or the time is over."""
         for name, process in self._processes.items():
             if name != "trainer" and process.poll() is not None:
                 raise ProbeFailed(f"{name} ended with status {process.poll()}: {self._last(name)}")
