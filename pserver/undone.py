@@ -1,4 +1,4 @@
-"""Undoing whatever has begun and does not end well."""
+"""The undoing of a beginning that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def or_undone(undo: Callable[[], None]) -> Iterator[None]:
-    """While it lasts something begins; where an exception ends it, of whatever kind, it is undone.
+    """Undoes what the block has begun, if any exception ends it.
 
     So a refusal, or a failure of ours, leaves nothing half done for which others would wait.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 def joint(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The metadata of a whole table: the last part's, because all servers have taken the same
-    steps, with what all of them have counted.
+    steps, with the counts of all of them.
 
-    Where servers differ in whose turn it is to catch up (see updater.py), the turn begins anew.
+    Where servers differ in the turn of rows to catch up (see updater.py), the turn begins anew.
 
     Args:
         parts: each server's.

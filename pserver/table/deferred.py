@@ -93,10 +93,10 @@ class HparamHistory:
     scalars of a rule are those of its deferred kernel.
 
     Args:
-        widths: how many scalars each segment's rule has.
-        decay: which of them is weight decay; None: it has none.
-        factors: (a step's scalars, dtype) -> by what such a step multiplies each of two states that
-            fade; None: none does.
+        widths: the number of scalars of each segment's rule.
+        decay: the index of weight decay among them; None: it has none.
+        factors: (a step's scalars, dtype) -> the factors by which such a step multiplies each of
+            two states that fade; None: none does.
         dtype: of the rows: what steps multiply with is rounded to it.
     """
 
@@ -153,7 +153,7 @@ class HparamHistory:
 
     @property
     def decays(self) -> bool:
-        """Whether some step may have moved a row whose states are those of a new one."""
+        """Whether some step may have moved a row with a new row's states."""
         return any(
             most[at] > 0 for most, at in zip(self._most, self._decay, strict=True) if at is not None
         )
@@ -161,7 +161,7 @@ class HparamHistory:
     def forget_before(self, step: int) -> None:
         """Drops the stretches that end before ``step``: every row has taken their steps.
 
-        What is left is as :meth:`restore` makes it, so that rows catch up alike there.
+        The rest is as :meth:`restore` makes it, so that rows catch up alike there.
         """
         begin = max(int(np.searchsorted(self._firsts[: self._count], step, side="right")) - 1, 0)
         for kept in (self._firsts, *self._past, *self._logs):
@@ -189,7 +189,7 @@ class HparamHistory:
         return self._firsts[:count], *kept
 
     def plain(self) -> list[Any]:
-        """As data: for each stretch its first step, and a line for each segment."""
+        """The history as data: for each stretch its first step, and a line for each segment."""
         return [
             [
                 int(self._firsts[at]),
@@ -346,7 +346,7 @@ def adamw_scalars(hparams: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def adam_factors(scalars: Array, dtype: Any) -> tuple[float, float]:
-    """By what a step multiplies both means where there is no gradient."""
+    """The factors by which a step multiplies both means where there is no gradient."""
     return 1 - float(dtype(1 - scalars[1])), float(dtype(scalars[2]))
 
 
@@ -366,7 +366,7 @@ def adam(
     most: Array,
     logs: Array,
 ) -> None:
-    """Averages run on, and weights decay.
+    """Averages continue, and weights decay.
 
     Scalars: rate, beta1, beta2, eps, weight decay, and 1 where decay is decoupled (AdamW).
     """
@@ -401,9 +401,9 @@ class DeferredUpdate:
     Attributes:
         kernel: takes missed steps, in place; see the module's docstring.
         scalars: (a step's hparams and flags) -> the kernel's scalars, in the kernel's order.
-        decay: which of the scalars is weight decay; None: there is none.
-        factors: (a step's scalars, dtype) -> by what the step multiplies each of two states where
-            they only fade; None: none does.
+        decay: the index of weight decay among the scalars; None: there is none.
+        factors: (a step's scalars, dtype) -> the factors by which the step multiplies each of two
+            states where they only fade; None: none does.
     """
 
     kernel: Kernel
@@ -522,7 +522,7 @@ def momentum(
     most: Array,
     logs: Array,
 ) -> None:
-    """The velocity runs on.
+    """The velocity continues.
 
     Scalars: rate, momentum, 1 - dampening, weight decay, whether Nesterov's.
     """

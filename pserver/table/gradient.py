@@ -1,4 +1,4 @@
-"""The gradient of some rows of a table: what a trainer sends of a step, and what a server merges.
+"""The gradient of some rows of a table, which trainers send and servers merge.
 
 numba takes a moment to import, and a job without tables does not need it.  So this module, which
 every job imports, imports the kernels in its functions.
@@ -21,8 +21,8 @@ class RowGradient:
     Attributes:
         ids: int64 [u], each once.
         rows: [u, dim], in the table's dtype.
-        statistics: float32 [u, 2], how often each id was shown and clicked; None where the table
-            does not count that.
+        statistics: float32 [u, 2], the shows and clicks of each id; None where the table does not
+            count them.
     """
 
     ids: torch.Tensor
@@ -89,7 +89,7 @@ class RowsBefore:
 
     Attributes:
         rows: [u, dim].
-        known: bool[u]: which of them it has read lately.
+        known: bool[u]: whether it has read each of them lately.
     """
 
     rows: torch.Tensor

@@ -115,13 +115,13 @@ def checked(ids: object, what: str) -> Array:
 
     Args:
         ids: from anywhere.
-        what: what they are, for error messages.
+        what: their name, for error messages.
 
     Returns:
         The ids; a copy where the memory is read-only or unaligned.
 
     Raises:
-        TypeError: they are no array, or of another dtype.
+        TypeError: they are not an array, or of another dtype.
         ValueError: they have another number of dimensions or are not contiguous.
     """
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
@@ -137,7 +137,7 @@ def plain(array: Array, what: str) -> Array:
 
     Args:
         array: any.
-        what: what it is, for error messages.
+        what: its name, for error messages.
 
     Returns:
         The array itself; a copy where its memory is read-only or unaligned, as numba would compile

@@ -1,4 +1,4 @@
-"""The index of a table: which slot of memory holds an id's row.
+"""The index of a table, which maps ids to slots of memory.
 
 It is a hash table in parts, each of which grows by itself.
 
@@ -21,15 +21,15 @@ is given back to the system.
 [Note: ids that agree]  The hash is known, so ids can be chosen whose places are the same, or fill a
 run.  So no id stands further behind its place than ``MOST_PROBES`` entries, and no search goes
 further.  Where one would, the places of its part are mixed once more, with a random number: that
-costs what growing costs.  Where an entry stands changes no result: who needs an order has that of
-the slots, or of the keys, which are of the hash alone.
+costs what growing costs.  The place of an entry changes no result: callers that need an order use
+that of the slots, or of the keys, which depend on the hash alone.
 
 Slots are given in order.  Those of removed rows form a list that runs through ``ids``, and are used
 again first.
 
-Who changes a record calls :meth:`Index.mark` or :meth:`Index.remove` first, or has its slot from
-:meth:`Index.insert`: so a watcher of the index knows of every change of a record before it is made.
-It is given the slots that a mark has found, so that each id is looked up once.
+A caller that changes a record calls :meth:`Index.mark` or :meth:`Index.remove` first, or has its
+slot from :meth:`Index.insert`: so a watcher of the index knows of every change of a record before
+it is made.  It receives the slots that a mark has found, so that each id is looked up once.
 
 [Note: reserved memory]  A table's memory is one anonymous mapping, far larger than what it will
 need: addresses cost little, pages come into being when first touched.  So a table grows without
@@ -479,7 +479,7 @@ def note_free(chain: Array, heads: Array, done: Array, most: int) -> bool:
 def words_of(
     entries: Array, base: Array, sizes: Array, seeds: Array | None, ids: Array, words: Array
 ) -> None:
-    """Writes what the entries of ids say; 0 where there is none."""
+    """Writes the words of the ids' entries; 0 where there is none."""
     for i in range(len(ids)):
         place = find(entries, base, sizes, seeds, ids[i])
         words[i] = entries[2 * place + 1] if place >= 0 else 0
@@ -495,7 +495,7 @@ def changed_in(
     epoch: int,
     changed: Array,
 ) -> None:
-    """Writes which of the ids are here and were last changed in this epoch."""
+    """Writes for each id whether it is in the index and was last changed in this epoch."""
     for i in range(len(ids)):
         place = find(entries, base, sizes, seeds, ids[i])
         changed[i] = (
@@ -664,10 +664,10 @@ UNUSED = 2**15  # bytes of a side below which zeros are written instead of givin
 
 
 class Watcher(Protocol):
-    """Is told of the changes of an index and of its records, before they are made."""
+    """Is notified of the changes of an index and of its records, before they are made."""
 
     def changing(self, slots: Array, words: Array) -> None:
-        """Records are about to change or to go.
+        """Notifies of records that are about to change or to go.
 
         Args:
             slots: int64[n], in which they are; -1 is none.
@@ -675,7 +675,7 @@ class Watcher(Protocol):
         """
 
     def coming(self, slots: Array) -> None:
-        """These slots, int64[n], which were free, get an id."""
+        """Notifies of free slots, int64[n], that get an id."""
 
 
 class Index:
@@ -685,7 +685,7 @@ class Index:
 
     Attributes:
         ids: int64[slots], memory of the id of each slot; of a free slot, the next free one.
-        watcher: is told before records change, and of ids that come; None: nobody is.
+        watcher: is notified before records change, and of new ids; None: there is none.
     """
 
     watcher: Watcher | None
@@ -719,7 +719,7 @@ class Index:
 
     @property
     def used(self) -> int:
-        """How many slots were ever used: those that hold a row are below this."""
+        """The number of slots that were ever used: those that hold a row are below this."""
         return int(self._heads[1])
 
     @property
@@ -732,8 +732,8 @@ class Index:
 
         Args:
             ids: int64[n].
-            fetched: what to prefetch of each slot: the address of slot 0, bytes from one slot to
-                the next, bytes wanted.
+            fetched: the memory to prefetch of each slot: the address of slot 0, bytes from one slot
+                to the next, bytes wanted.
 
         Returns:
             int64[n]: the slot of each id, -1 where it has none; and how many have none.
@@ -867,7 +867,7 @@ class Index:
         return slots
 
     def _tell(self, ids: Array) -> None:
-        """The records of those of these ids that are here are about to go."""
+        """Notifies the watcher of the records of these ids, which are about to go."""
         if self.watcher is not None:
             words = np.empty(len(ids), np.int64)
             words_of(self._entries.array, self._base, self._sizes, self._seeds, ids, words)
@@ -908,9 +908,9 @@ class Index:
     def within(self, begin: int, end: int) -> Array:
         """Lists the slots of the ids whose keys are in [begin, end).
 
-        A key is of an id's hash: which ids are found follows from the ids that are here alone, and
-        not from the order in which they have come and gone.  The entries stand in the order of
-        keys, so that only those are read.
+        A key is of an id's hash: the found ids depend on the ids in the index alone, and not on the
+        order in which they were added and removed.  The entries stand in the order of keys, so that
+        only those are read.
 
         Args:
             begin, end: from 0 to ``KEYS``, over which keys are spread evenly.
@@ -927,7 +927,7 @@ class Index:
         return slots[:count]
 
     def changed_in(self, ids: Array, epoch: int) -> Array:
-        """bool[n]: which of these ids are here and were last changed in this epoch."""
+        """bool[n]: whether each id is in the index and was last changed in this epoch."""
         changed = np.zeros(len(ids), np.bool_)
         changed_in(
             self._entries.array, self._base, self._sizes, self._seeds, ids, epoch % EPOCHS, changed

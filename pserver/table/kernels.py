@@ -64,7 +64,7 @@ def kernel(function: Function) -> Function:
 
 
 def _prefetch(context: Any, address: Any) -> Any:
-    """Has the processor fetch the cache line at an address, without waiting for it.
+    """Prefetches the cache line at an address, without waiting for it.
 
     ``address``: an integer; it need not be mapped.
     """

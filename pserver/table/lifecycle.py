@@ -13,8 +13,8 @@ push itself.  In a table of up to ``EXACT`` rows a search of all finds those tha
 the longest time ("lru"), or the fewest pushes ("lfu"; of equals the one without a push for
 longest).  In larger tables the search is among about ``EACH`` rows for each that has to go: those
 whose ids have a hash in one range.  Where that range begins follows from the number of rows evicted
-so far.  So what goes follows from the rows, and not from where they lie in memory: a run repeats,
-and goes on as it would have from its checkpoint.
+so far.  So the evicted rows depend on the rows, and not on their places in memory: a run repeats,
+and continues as it would have from its checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from transpiler.ir.tables import CountFilterEntry, ProbabilityEntry, ShowClickEn
 
 @kernel
 def _chosen(ids: Array, seed: np.uint64, probability: float, chosen: Array) -> None:
-    """Writes which ids a ProbabilityEntry admits."""
+    """Writes for each id whether a ProbabilityEntry admits it."""
     for i in range(len(ids)):
         chosen[i] = chance(seed, ids[i]) < probability
 
@@ -50,14 +50,14 @@ def score(entry: ShowClickEntry, statistics: Array) -> Array:
 
     Args:
         entry: the admission rule.
-        statistics: [n, 2 or more], how often each id was shown and clicked.
+        statistics: [n, 2 or more], the shows and clicks of each id.
     """
     show, click = statistics[:, 0], statistics[:, 1]
     return (show - click) * entry.nonclk_coeff + click * entry.click_coeff
 
 
 class AdmissionFilter:
-    """Decides which ids get a row, and keeps those that wait for one.
+    """Decides about rows for new ids, and keeps the ids that wait for one.
 
     One caller at a time.
 
@@ -90,7 +90,7 @@ class AdmissionFilter:
 
     @property
     def records(self) -> Array:
-        """float64[slots, names]: what is known of each id that waits; the memory itself."""
+        """float64[slots, names]: the record of each waiting id; the memory itself."""
         return self._memory.array
 
     @property
@@ -149,7 +149,7 @@ class AdmissionFilter:
         return slots
 
     def add(self, ids: Array, epoch: int) -> Array:
-        """Has ids wait that did not: their slots, with empty records."""
+        """Makes ids wait that did not: their slots, with empty records."""
         slots = self.index.insert(ids, epoch, 0)
         self._memory.need(self.index.used)
         self.records[slots] = 0.0
@@ -238,13 +238,13 @@ class RowLifecycle:
     Args:
         table: the table's description in the plan.
         rows: the table's.
-        updater: by whose rules new rows begin.
-        share: how many rows may be here; None: any number.
+        updater: by its rules new rows begin.
+        share: the largest number of rows here; None: any number.
 
     Attributes:
         admission: decides which ids get a row.
         entry: the table's ShowClickEntry; None: it has another entry or none.
-        counts: event -> how often it happened, by the names of ``COUNTED``.
+        counts: event -> its count, by the names of ``COUNTED``.
         order: pushes to single ids so far.
         now: seconds, the latest time of a push.
     """
@@ -258,7 +258,7 @@ class RowLifecycle:
         self._notes = bool(words_of(table))
 
     def outlived(self, slots: Array, now: float) -> Array:
-        """bool[n]: which of these rows (-1: none) were last pushed to longer ago than their time to
+        """bool[n]: whether the last push to each row (-1: none) is longer ago than its time to
         live.
         """
         if self.table.ttl is None:
@@ -369,7 +369,7 @@ class RowLifecycle:
     ) -> int:
         """Removes rows and waiting ids; returns how many rows.
 
-        ``row_goes`` and ``waiter_goes``: slots -> bool[n], which of them to remove.
+        ``row_goes`` and ``waiter_goes``: slots -> bool[n], whether to remove each.
         """
         rows, removed = self._rows, 0
         for slots in self._blocks():
@@ -419,8 +419,8 @@ class RowLifecycle:
         least = entry.delete_threshold if threshold is None else threshold
 
         def decayed(statistics: Array) -> Array:
-            """Decays show, click and unseen (the first 3 columns) in place; returns
-            bool[n]: which have to go.
+            """Decays show, click and unseen (the first 3 columns) in place; returns bool[n]:
+            whether each has to go.
             """
             statistics[:, :2] *= entry.decay**days
             statistics[:, 2] += days

@@ -145,7 +145,7 @@ def start_rows(
     seed: np.uint64,
     initial: Initial,
 ) -> None:
-    """Writes new records: initial values, and behind them what ``template`` has there.
+    """Writes new records: initial values, followed by those of ``template``.
 
     Args:
         rows: the memory of the rows' records, [slots, columns].
@@ -328,9 +328,7 @@ def _gather(
     low: float,
     high: float,
 ) -> None:
-    """Copies the first ``width`` columns of records; of a row that is not there, what it would
-    begin with.
-    """
+    """Copies the first ``width`` columns of records; of a missing row, its initial record."""
     start, record = rows.ctypes.data, rows.shape[1] * rows.itemsize
     into, size = out.ctypes.data, width * rows.itemsize
     for i in range(len(slots)):
@@ -368,9 +366,9 @@ class Rows:
         index: id -> slot.
         layout: of a record, as kernels see it.
         stored: of a record in memory; the same, where values are stored as they are computed.
-        template: [columns], what new records hold behind their values.
-        epoch: how many saves there were.
-        calls: how many calls have changed rows.
+        template: [columns], the contents of new records behind their values.
+        epoch: the number of saves.
+        calls: the number of calls that have changed rows.
         removed: ids whose rows were removed since the last save; None before the first save, when
             no removals are noted.
     """
@@ -456,7 +454,7 @@ class Rows:
         """The records of rows for kernels to change, until the block ends.
 
         Args:
-            slots: int64[n], -1 for rows that are not there.
+            slots: int64[n], -1 for missing rows.
             step: that changes them.
         """
         yield self.records, self.words, slots
@@ -469,8 +467,8 @@ class Rows:
         """Rounds the values of [n, dim or more], in place, to numbers that rows can hold."""
 
     def gather(self, slots: Array, ids: Array, out: Array) -> None:
-        """Copies the first columns of records, as many as ``out`` has; of a row that is not there
-        (slot -1), what it would begin with.
+        """Copies the first columns of records, as many as ``out`` has; of a missing row (slot -1),
+        its initial record.
         """
         start = arguments_of(self.table.initial)
         _gather(
@@ -486,7 +484,7 @@ class Rows:
         )
 
     def _prefetched(self, columns: int) -> tuple[int, int, int]:
-        """What the index prefetches of each slot: so many columns of the record."""
+        """The memory that the index prefetches of each slot: so many columns of the record."""
         return (
             self._memory.address,
             self._memory.row_bytes,

@@ -1,10 +1,10 @@
-"""The update rules of rows: what a step does to the rows that it touches.
+"""The update rules of rows: the effect of a step on the rows that it touches.
 
 Each kernel does to a row what torch's optimizer of that name does, operation by operation and in
 the row's own precision.  The scalars of a step (a rate divided by its bias correction) are computed
-in double, once, as torch does; the function that computes them stands above its kernel.  What a
-step does to rows that it does not touch is in deferred.py; a rule's hparams, flags and
-states are in ``transpiler.ir.rules``.
+in double, once, as torch does; the function that computes them stands above its kernel.  Its effect
+on rows that it does not touch is in deferred.py; a rule's hparams, flags and states are in
+``transpiler.ir.rules``.
 
 A kernel takes
 

@@ -1,14 +1,14 @@
 """A table as arrays: whole, in chunks, or as it was at one moment while steps change it.
 
-[Note: copy before change]  A cut costs nothing when it begins.  The index tells it of slots whose
-records are about to change or to go, and of slots that get another id: the cut copies the records
-that it still needs, and passes over the slots that came later.  What was copied is read first, so
-that copies do not pile up while the reader is faster than the changes.
+[Note: copy before change]  A cut costs nothing when it begins.  The index notifies it of slots
+whose records are about to change or to go, and of slots that get another id: the cut copies the
+records that it still needs, and passes over the slots that came later.  What was copied is read
+first, so that copies do not pile up while the reader is faster than the changes.
 
 [Note: slots that are read in a row]  Looking up each id, to see whether its slot holds a row, costs
-more than to copy the row.  So a cut of all rows notes the free slots when it begins; of every other
-slot it is told.  Where more than ``FREE_SLOTS`` are free, that would keep the steps waiting, and
-ids are looked up.
+more than to copy the row.  So a cut of all rows notes the free slots when it begins; the index
+notifies it of every other slot.  Where more than ``FREE_SLOTS`` are free, that would keep the steps
+waiting, and ids are looked up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TableChunks:
         what: the table, for error messages.
         rows: the table's.
         updater: takes the steps that rows have missed.
-        lifecycle: knows its ids that wait.
+        lifecycle: has the waiting ids.
     """
 
     def __init__(self, what: str, rows: Rows, updater: RowUpdater, lifecycle: RowLifecycle) -> None:
@@ -269,7 +269,7 @@ class SlotCut:
     One caller at a time, who is also the only one to change the index.
 
     Args:
-        index: which tells of changes from here on, until :meth:`close`.
+        index: which notifies of changes from now on, until :meth:`close`.
         epoch: only rows that were last changed in it; -1: all.
         after: the epoch of all changes from here on, which no row has before; -1: there is none.
         copied: gives the chunk of the rows in some slots.
@@ -303,7 +303,7 @@ class SlotCut:
             self.bytes_kept += sum(column.nbytes for column in self._kept[-1].values())
 
     def coming(self, slots: Array) -> None:
-        """These slots, int64[n], which were free, get an id."""
+        """Notes free slots, int64[n], that get an id."""
         self._done[slots[slots < len(self._done)]] = True
 
     def read(self, limit: int) -> Chunk | None:
@@ -326,7 +326,7 @@ class SlotCut:
         return self._copied(here[~self._done[here]])
 
     def close(self) -> None:
-        """The index tells of no more changes, and what was copied is dropped."""
+        """Ends the notifications of the index, and drops the copies."""
         if self._index.watcher is self:
             self._index.watcher = None
         self._kept, self.bytes_kept = [], 0
@@ -423,7 +423,7 @@ class TableCut:
         return next(self._others, None) if chunk is None else chunk
 
     def close(self) -> None:
-        """The cut is not read any more; the table forgets it."""
+        """Ends the cut; the table forgets it."""
         self._rows.close()
         self._waiting.close()
         self._others = iter(())

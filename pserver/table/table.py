@@ -6,7 +6,7 @@ value.
 [Note: rows as they were read]  Delay compensation needs each row as its gradient's trainer had it.
 A copy of the table for each trainer would be too large, and is not needed: a gradient comes soon
 after the lookup that it was computed at, or never.  So a trainer's reads are kept in two
-generations.  A lookup writes to the young one.  When ``kept`` messages of the trainer have come,
+generations.  A lookup writes to the young one.  When ``kept`` messages of the trainer have arrived,
 the young generation becomes the old one, and the old one is forgotten.  A row is so kept for
 ``kept`` further messages at least, and for twice as many at most.
 """
@@ -78,7 +78,7 @@ class RowsRead:
         self._messages: dict[int, int] = {}  # since the young generation began
 
     def note(self, trainer: int, ids: Array, rows: Array) -> None:
-        """A trainer has looked these rows up.
+        """Notes that a trainer has looked these rows up.
 
         Args:
             ids: int64[n]; they may repeat.
@@ -96,13 +96,13 @@ class RowsRead:
         self._read[trainer][0].put(ids, rows)
 
     def take_message(self, trainer: int, ids: Array) -> tuple[Array, Array]:
-        """Rows as a trainer had them when it computed a gradient that has come.
+        """Rows as a trainer had them when it computed a gradient that has arrived.
 
         Args:
             ids: int64[u], of the gradient.
 
         Returns:
-            [u, dim], and bool[u]: which of them are known.
+            [u, dim], and bool[u]: whether each is known.
         """
         then, known = np.zeros((len(ids), self._dim), self._dtype), np.zeros(len(ids), np.bool_)
         if trainer in self._read:
@@ -146,8 +146,8 @@ class SparseTable:
         table: the table's description in the plan.
         rules: one for each of its segments; their hparams are those of steps until :meth:`update`
             gives others.
-        server: which of the servers this is.
-        servers: how many servers share the table.
+        server: this server's index.
+        servers: the number of servers that share the table.
 
     Raises:
         ValueError: a rule that rows do not have, or another number of rules than of segments.
@@ -172,7 +172,7 @@ class SparseTable:
 
     @property
     def step(self) -> int:
-        """How many steps were taken, which is calls of :meth:`update`."""
+        """The number of steps, which is that of calls of :meth:`update`."""
         return self._updater.step
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class SparseTable:
 
     @property
     def epoch(self) -> int:
-        """How often :meth:`mark_saved` was called, or a cut marked."""
+        """The number of calls of :meth:`mark_saved`, and of cuts that marked."""
         return self._rows.epoch
 
     @property
@@ -194,7 +194,7 @@ class SparseTable:
         return self._rows.bytes_held + self._lifecycle.admission.bytes_held
 
     def absent(self, ids: Array) -> int:
-        """How many of these ids, int64[u], have no row in memory."""
+        """The number of these ids, int64[u], that have no row in memory."""
         return int((self._rows.locate(ids) < 0).sum())
 
     def growth(self, count: int) -> int:
@@ -325,7 +325,7 @@ class SparseTable:
             ids: int64[u], each once; none is a step, too.
             gradients: [u, dim] of the dtype that the table computes in; may be overwritten.
             hparams: of this step, a mapping for each segment; one that is missing stays as it was.
-            statistics: float32[u, 2], how often each id was shown and clicked, for a table with a
+            statistics: float32[u, 2], the shows and clicks of each id, for a table with a
                 ShowClickEntry; None: 1 and 0.
             now: seconds.
 
@@ -413,8 +413,8 @@ class SparseTable:
         """A chunk of the table, see snapshots.py, and where the next begins.
 
         Args:
-            cursor: 0 at first, then what the last call returned.  Rows that are there all the while
-                come once each, even if the table changes between calls.
+            cursor: 0 at first, then what the last call returned.  Rows that exist all the while are
+                given once each, even if the table changes between calls.
             limit: rows, waiting or removed ids in a chunk, at most.
             changed_since_save: only what has changed since :meth:`mark_saved`.
             materialized: rows as a lookup reads them, with all steps taken; otherwise as they are,

@@ -7,16 +7,16 @@ by the code that reads all rows, and takes them out again.  So the arithmetic kn
 only, and every value is that of a table without a budget.
 
 Rows that a schedule has catch up in turn, [Note: a history that ends] in updater.py, do so on disk
-as in memory, and with the same step: what a row holds depends, in its last bits, on where its
-missed steps were parted.  A step reads its rows of the disk in one run, since they lie there by the
+as in memory, and with the same step: a row's last bits depend on where its missed steps were
+parted.  A step reads its rows of the disk in one run, since they lie there by the
 hashes that say whose turn it is, and writes them back: one row in ``PERIOD``, and no more than
 ``BLOCK`` in memory at once.  To leave rows on disk alone until they are needed would take the
 hparams of all steps for ever, in memory and in every checkpoint, and a row that comes back would
 have all these steps to take at once.
 
-Records on disk say which steps they have taken; those in memory do so only where steps move rows
-that they do not touch.  A schedule may begin to move such rows at step T: what went to disk before
-has then missed nothing up to T.
+Records on disk have the number of the last step that they have taken; those in memory only where
+steps move rows that they do not touch.  A schedule may begin to move such rows at step T: rows that
+went to disk before have then missed nothing up to T.
 
 Ids that wait for admission stay in memory.  The rows of one call are in memory at once, even beyond
 the budget.
@@ -113,7 +113,7 @@ class ColdRows:
 
         Args:
             chunk: the ids and the columns; see snapshots.py.
-            changed: bool[n], which of them changed since the last save.
+            changed: bool[n], whether each changed since the last save.
 
         Raises:
             OSError: the disk is full, or refuses; none is stored.
@@ -162,7 +162,7 @@ class ColdRows:
         self._count -= len(ids)
 
     def changed(self, ids: Array) -> Array:
-        """bool[n]: which of these records changed since the last save."""
+        """bool[n]: whether each of these records changed since the last save."""
         if self._all_changed:
             return np.ones(len(ids), np.bool_)
         found = self._db.get([_CHANGED + key for key in _keys(ids)]) if len(ids) else []
@@ -189,8 +189,8 @@ class ColdRows:
         Args:
             begin: 0 at first, then what the last call returned.  A place is a key without its last
                 two bits, so that it is below 2**62.
-            limit: how many records, about: up to three more may come, whose keys differ in these
-                two bits only.
+            limit: the number of records, about: up to three more may follow, whose keys differ in
+                these two bits only.
             changed_since_save: only those that changed since the last save.
 
         Returns:
@@ -227,7 +227,7 @@ class ColdRows:
             yield self._chunk(records)
 
     def _prefix(self, changed_since_save: bool) -> bytes:
-        """Of the keys that name all records, or those that have changed."""
+        """The prefix of the keys of all records, or of the changed ones."""
         return _CHANGED if changed_since_save and not self._all_changed else _ROW
 
     def _items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -354,8 +354,8 @@ def open_table(
     Args:
         table: the table's description in the plan.
         rules: one for each of its segments.
-        server: which of the servers this is.
-        servers: how many servers share the table.
+        server: this server's index.
+        servers: the number of servers that share the table.
         root: the directory below which rows go to disk; None: that of temporary files.
 
     Returns:
@@ -484,7 +484,7 @@ class TieredTable(SparseTable):
             self._moved["spilled"] += len(slots)
 
     def _catch_up_in_turn(self) -> None:
-        """Has the rows on disk catch up whose turn comes with the next step.
+        """Catches up the rows on disk whose turn is at the next step.
 
         Before that step: if the disk refuses, nothing was counted yet, and to catch up twice
         between two steps is to do so once.
@@ -540,7 +540,7 @@ class TieredTable(SparseTable):
         self._note_tracking(tracked, step)
 
     def _note_tracking(self, tracked: bool, step: int) -> None:
-        """Notes the step from which on records say what they have taken, where that is new."""
+        """Notes the step from which records keep their last step, where that is new."""
         if not tracked and self._rows.has("step"):
             self._tracked_from = step
             self._cold.mark_all()

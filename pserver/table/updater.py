@@ -2,8 +2,8 @@
 
 [Note: rows that were always there]  Under rules that move every row at every step, a table whose
 ids are a range is the whole parameter: a row that no step has touched yet has missed all steps from
-the first on, and reads as torch's would.  Where ids may be anything, or rows come and go, a row
-begins with the push that makes it.
+the first on, and reads as torch's would.  Where ids may be anything, or rows are added and removed,
+a row begins with the push that makes it.
 
 [Note: a history that ends]  Where a schedule gives every step hparams of its own, the history of
 the steps that rows may have missed becomes long.  Once it has ``KEPT`` stretches, every step also
@@ -38,7 +38,7 @@ Hparams = list[dict[str, Any]]
 
 
 class SegmentRules:
-    """How the segments of a table are updated.
+    """The update rules of a table's segments.
 
     Args:
         table: the table's description in the plan.
@@ -114,7 +114,7 @@ class SegmentRules:
         ]
 
     def completed(self, held: Hparams, given: Sequence[Mapping[str, Hparam]]) -> Hparams:
-        """All hparams of a step: what is not given is as it was held.
+        """All hparams of a step: those that are not given keep their values.
 
         Raises:
             ValueError: an hparam that a rule does not have, or not a mapping for each segment.
@@ -149,7 +149,7 @@ class RowUpdater:
         rows: the table's.
 
     Attributes:
-        step: how many steps were taken.
+        step: the number of steps that were taken.
     """
 
     def __init__(self, table: Table, rules: SegmentRules, rows: Rows) -> None:
@@ -177,7 +177,7 @@ class RowUpdater:
         return HparamHistory(widths, decay, factors, self._rows.dtype)
 
     def _fill_template(self) -> None:
-        """Has states of new rows begin with their initial values."""
+        """Makes states of new rows begin with their initial values."""
         rules = self._rules
         parts = zip(rules.segments, rules.specs, self._states, self._hparams, strict=True)
         for segment, spec, states, held in parts:
@@ -217,7 +217,7 @@ class RowUpdater:
             self._rows.word("step")[slots] = step
 
     def track_steps(self) -> None:
-        """From here on each record says which steps its row has taken."""
+        """Makes each record keep the last step that its row has taken."""
         if not self._rows.has("step"):
             self._rows.add_word("step")
             self._note_step(np.arange(self._rows.index.used), self.step)
@@ -226,7 +226,7 @@ class RowUpdater:
     def read(self, slots: Array, ids: Array, out: Array) -> None:
         """Copies the first columns of records, as many as ``out`` has, with all steps taken.
 
-        Of a row that is not there (slot -1): what it would hold.
+        Of a missing row (slot -1): the values that it would have.
         """
         if not len(self._history):
             self._rows.gather(slots, ids, out)
@@ -261,7 +261,7 @@ class RowUpdater:
     # ---- steps ----
 
     def hparams(self, given: Sequence[Mapping[str, Hparam]]) -> Hparams:
-        """All hparams of a step: what is not given stays as it was.
+        """All hparams of a step: those that are not given stay as they were.
 
         Raises:
             ValueError: an hparam that a rule does not have, or not a mapping for each segment.

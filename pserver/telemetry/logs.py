@@ -1,4 +1,4 @@
-"""Lines of the log: as JSON, and those that may come again and again."""
+"""Lines of the log: as JSON, and limits for repeated ones."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ JSON_LINES = JsonLines()
 
 
 def write_json(level: int = logging.NOTSET, out: TextIO | None = None) -> None:
-    """From here on the process's log lines are JSON on standard error, unless its script has
-    arranged for its own.
+    """Makes the process's log lines JSON on standard error, unless its script has set up its own
+    logging.
 
     Args:
-        level: of the root logger, from which on lines are written; 0: as it is.
+        level: of the root logger, from which on lines are written; 0: unchanged.
         out: None: standard error.
     """
     root = logging.getLogger()
@@ -83,7 +83,7 @@ class RepeatedWarning:
     """Logs warnings of one kind.  One thread at a time uses it.
 
     Args:
-        log: where they go.
+        log: the logger that takes them.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -104,11 +104,11 @@ class RepeatedWarning:
 
 
 class LimitedLog:
-    """Logs what strangers can bring about, a few lines a minute of each kind.  Any thread may call
+    """Logs events that strangers can cause, a few lines a minute of each kind.  Any thread may call
     it.
 
     Args:
-        log: where they go.
+        log: the logger that takes them.
         clock: seconds that never go back.
     """
 
@@ -147,8 +147,8 @@ class LimitedLog:
         return self._count(str(record.msg))[0] <= LINES
 
     def _count(self, kind: str) -> tuple[int, int]:
-        """How many lines of a kind there were in the last while; and how many were left out in the
-        one before, if another begins.
+        """The number of lines of a kind in the present interval; and of those left out in the
+        previous one, if another begins.
         """
         with self._lock:
             now = self._clock()
@@ -161,8 +161,8 @@ class LimitedLog:
 
 
 class SaidJustNow:
-    """The lines of the last minute, which are not logged again: that somebody asks, who asks
-    until there is an answer.  Any thread may call it.
+    """The lines of the last minute, which are not logged again: about callers that repeat a request
+    until it is answered.  Any thread may call it.
 
     Args:
         clock: seconds that never go back.
@@ -174,7 +174,7 @@ class SaidJustNow:
         self._said: OrderedDict[Hashable, float] = OrderedDict()  # when, the oldest first
 
     def is_new(self, about: Hashable) -> bool:
-        """Whether it was not; from here on it is."""
+        """Whether a line was not logged in the last minute; notes it."""
         with self._lock:
             now = self._clock()
             while self._said and now - next(iter(self._said.values())) > SECONDS:

@@ -1,10 +1,10 @@
-"""The memory of this process: what is kept for the next step, what is given back, how much it is.
+"""The memory of this process: kept buffers, returned holes, resident bytes.
 
 [Note: frozen modules]  torch and its compiler are 300,000 objects.  The collector visits them again
 and again while they are imported (0.3 s), in every full collection (0.2 s, in which no thread
-runs), and once more when the process ends (0.5 s, in which a trainer that has been told to end is
-still there).  None of them is ever garbage.  What is frozen is never visited again; garbage that is
-made later is collected as ever.
+runs), and once more when the process ends (0.5 s, in which a trainer that is to end still exists).
+None of them is ever garbage.  Frozen objects are never visited again; later garbage is collected as
+usual.
 
 [Note: warm buffers]  A page that the kernel has just mapped costs a page fault and is cleared
 first: copying into fresh pages runs at less than a tenth of the speed of copying into pages used
@@ -41,7 +41,7 @@ from pathlib import Path
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """While it lasts nothing is collected, and what there is at its end never will be.
+    """Suspends collection while the block runs, and freezes the objects that exist at its end.
 
     For a process of ours, before it has anything but modules.
     """
@@ -57,7 +57,7 @@ def frozen_imports() -> Iterator[None]:
 
 @cache
 def freeze_at_exit() -> None:
-    """Lets a user's process end without a last look at all objects; until then it collects."""
+    """Lets a user's process end without a last collection; until then it collects."""
     atexit.register(gc.freeze)
 
 

@@ -43,8 +43,8 @@ MOST_OPEN = 16  # connections; of more an older one is closed
 class Exposition:
     """Answers GET /metrics, in threads of its own.
 
-    It lets in whoever reaches it, as the process's other ports do without keys; with keys it speaks
-    TLS 1.3 and wants a certificate of the cluster, of any role.
+    It admits every peer, as the process's other ports do without keys; with keys it speaks TLS 1.3
+    and requires a certificate of the cluster, of any role.
 
     Args:
         host, port: where it listens; port 0 is any free one.
@@ -82,8 +82,8 @@ class Exposition:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """A thread for each connection, of which there are few: whoever comes is served, and an older
-    one makes room.
+    """An HTTP server with a thread for each of its few connections: a new one is served, and
+    displaces an older one.
     """
 
     allow_reuse_address = True
@@ -241,7 +241,7 @@ class JobSteps(Collector):
         )
 
     def _count_trainers(self) -> None:
-        """Counters of what is odd about trainers' steps."""
+        """Makes the counters of irregular steps."""
         self._nonfinite = Counter(
             "pserver_nonfinite",
             "Steps with a NaN or an infinity in them.",
@@ -262,23 +262,23 @@ class JobSteps(Collector):
         )
 
     def lane(self, index: int) -> LaneSteps:
-        """Those of one lane."""
+        """The measurements of one lane."""
         measured = self._step, self._wait, self._update, self._staleness, self._pushes
         self.lanes[index] = LaneSteps(index, self.spans, *measured)
         return self.lanes[index]
 
     @onlooker(STEPS)
     def nonfinite(self, trainer: int) -> None:
-        """A trainer has committed a step that is not finite."""
+        """Counts a trainer's step that is not finite."""
         self._nonfinite.labels(str(trainer)).inc()
 
     @onlooker(STEPS)
     def outlier(self, trainer: int) -> None:
-        """A trainer has committed a step with a norm far beyond its history."""
+        """Counts a trainer's step with a norm far beyond its history."""
         self._outliers.labels(str(trainer)).inc()
 
     def partial(self, steps: int) -> None:
-        """A lost trainer has left so many steps that are decided in a lane, and not in another."""
+        """Counts a lost trainer's steps that are decided in one lane and not in another."""
         self.partial_steps += steps
         self._count_partial(steps)
 
@@ -288,12 +288,12 @@ class JobSteps(Collector):
 
     @onlooker(STEPS)
     def saved(self, seconds: float) -> None:
-        """A save of all that is here took so long."""
+        """Adds the duration of a save of all that is here."""
         self._checkpoint.observe(seconds)
 
     @onlooker(STEPS)
     def paused(self, seconds: float) -> None:
-        """No step ran for so long, because of a save, a load or a shrink."""
+        """Adds the seconds in which no step ran, because of a save, a load or a shrink."""
         self._pause.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
@@ -360,7 +360,7 @@ class LaneSteps:
 
     @onlooker(STEPS)
     def arrived(self, trainer: int, after: float) -> None:
-        """A trainer's commit has come, some seconds after the step's first."""
+        """Notes that a trainer's commit has arrived, some seconds after the step's first."""
         if trainer not in self._waits:
             self._waits[trainer] = self._wait.labels(self._lane, f"trainer {trainer}")
         self._waits[trainer].observe(after)
@@ -368,7 +368,7 @@ class LaneSteps:
         waited[trainer] = waited.get(trainer, 0.0) + after
 
     def traced(self, name: str, work: Work, version: int) -> Work:
-        """Work on batches, each of which is a span where a trace is under way.
+        """Wraps work on batches, each of which is a span where a trace is under way.
 
         Args:
             name: of the spans.
@@ -389,29 +389,31 @@ class LaneSteps:
 
     @onlooker(STEPS)
     def waited(self, trainer: int, step: int, since: float) -> None:
-        """A trainer's step has waited for others since then; since 0 nobody has asked."""
+        """Adds a span for a trainer's step that has waited for others since then; 0: there is no
+        trace.
+        """
         if since:
             facts: dict[str, Fact] = {"lane": self._index, "trainer": trainer, "step": step}
             self._spans.add("wait", since, now(), **facts)
 
     @property
     def traced_since(self) -> float:
-        """Now, where a trace is under way; otherwise 0."""
+        """The present time, where a trace is under way; otherwise 0."""
         return now() if self._spans.on else 0.0
 
     @onlooker(STEPS)
     def repeated(self) -> None:
-        """A step has come again that was applied before, or is in progress."""
+        """Counts a repeated step, which was applied before or is in progress."""
         self._pushes["repeated"].inc()
 
     @onlooker(STEPS)
     def pushed(self, refused: bool) -> None:
-        """A trainer's step is applied, or is not to be."""
+        """Counts a trainer's step that is applied, or is not to be."""
         self._pushes["refused" if refused else "applied"].inc()
 
     @onlooker(STEPS)
     def applied(self, since: float) -> None:
-        """A step is applied whose first commit came at ``since``."""
+        """Adds the duration of an applied step, whose first commit arrived at ``since``."""
         seconds = now() - since
         self._step.observe(seconds)
         self.totals.steps += 1
@@ -419,7 +421,7 @@ class LaneSteps:
 
     @onlooker(STEPS)
     def updated(self, since: float) -> None:
-        """An update that began at ``since`` has ended."""
+        """Adds the duration of an update that began at ``since``."""
         seconds = now() - since
         self._update.observe(seconds)
         self.totals.updates += 1
@@ -427,7 +429,7 @@ class LaneSteps:
 
     @onlooker(STEPS)
     def stale(self, steps: int) -> None:
-        """So many updates of others lie between two of one trainer."""
+        """Adds the number of others' updates between two of one trainer."""
         self._staleness.observe(steps)
         self.totals.stale_pushes += 1
         self.totals.stale_steps += steps
@@ -458,7 +460,7 @@ class Labelled(Collector):
         self._labels, self._collectors = labels, collectors
 
     def collect(self) -> Iterator[Metric]:
-        """See :class:`Collector`.  When something was first counted is not shown."""
+        """See :class:`Collector`.  The times of first counts are left out."""
         labels = self._labels()
         for collector in self._collectors():
             for metric in collector.collect():
@@ -471,7 +473,7 @@ class Labelled(Collector):
 
 
 def public_name(incarnation: str) -> str:
-    """What shows which start of a process it is, and does not tell the secret that its calls
+    """A public name of one start of a process, which does not reveal the secret that its calls
     repeat.
     """
     return hashlib.sha256(incarnation.encode()).hexdigest()[:SHORT]

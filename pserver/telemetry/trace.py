@@ -1,4 +1,4 @@
-"""Traces: spans of one process, how they travel, other processes' clocks, and the file of all."""
+"""Traces: spans of one process, their messages, other processes' clocks, and the file of all."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Spans:
             spans.add("lookup", began, now(), rows=12)
 
     Attributes:
-        on: whether somebody wants spans.  Whoever would add one asks this first.
+        on: whether spans are wanted.  Callers check this before they add one.
         watcher: called after each step with its optimizer, or with None after that of a program;
-            None: nobody counts them.
+            None: steps are not counted.
     """
 
     def __init__(self, most: int = MOST_SPANS) -> None:
@@ -67,13 +67,13 @@ class Spans:
         self._names: dict[int, str] = {}  # of threads, by their idents
 
     def begin(self) -> None:
-        """Forgets what was noted, and notes from here on."""
+        """Forgets earlier spans, and begins to note new ones."""
         self._spans, self._dropped = [], 0
         look_again(self)
         self.on = True
 
     def end(self) -> None:
-        """Notes nothing more."""
+        """Stops noting spans."""
         self.on = False
 
     @onlooker("the trace", end=lambda spans: spans.end())
@@ -90,15 +90,13 @@ class Spans:
             self._dropped += 1
 
     def taken(self) -> tuple[list[Span], int]:
-        """What was noted since the begin, which is forgotten here, and how many spans were
-        dropped.
-        """
+        """Takes the spans since the begin; also returns how many spans were dropped."""
         spans, self._spans = self._spans, []
         return spans, self._dropped
 
     @contextmanager
     def thread(self, name: str) -> Iterator[None]:
-        """While it lasts this thread's track has that name."""
+        """Names this thread's track while the block runs."""
         own = threading.get_ident()
         self._names[own] = name
         try:
@@ -107,7 +105,7 @@ class Spans:
             del self._names[own]
 
     def track(self) -> str:
-        """The present thread's."""
+        """The track of the present thread."""
         known = self._names.get(threading.get_ident())
         if known is not None:
             return known
@@ -127,7 +125,7 @@ def now() -> float:
 
 
 def clock_ns() -> int:
-    """The same clock, as processes tell it one another."""
+    """The same clock in nanoseconds, as processes exchange it."""
     return time.perf_counter_ns()
 
 
@@ -151,8 +149,8 @@ class Recording:
         dropped: spans beyond the limit.
         offset_ns: what its clock shows, less what a clock of reference shows at the same moment.
         bound_ns: the offset is no further off than this.
-        clock: how the offset is known, in words.
-        notes: what the reader should know besides, in sentences.
+        clock: the source of the offset, in words.
+        notes: further sentences for the reader.
     """
 
     kind: str
@@ -264,10 +262,10 @@ def document(
     Times are microseconds since the first span of all.
 
     Args:
-        recordings: of the processes that told theirs.  What a server did after the last span of a
-            trainer is left out.
-        missing: the processes that did not, each with the reason.
-        facts: what else the file says of itself, by name.
+        recordings: of the processes that gave theirs.  Spans of a server after the last span of a
+            trainer are left out.
+        missing: the other processes, each with the reason.
+        facts: further facts of the file, by name.
     """
     trainers = [each for each in recordings if each.kind == "trainer"]
     last = max((_at(each, span.ended) for each in trainers for span in each.spans), default=inf)
@@ -295,7 +293,7 @@ def _at(recording: Recording, seconds: float) -> float:
 
 
 def _until(recording: Recording, last: float) -> Recording:
-    """A trainer's recording; of a server's what it has begun before this moment."""
+    """A trainer's recording; of a server's the spans that began before this moment."""
     if recording.kind == "trainer":
         return recording
     spans = [span for span in recording.spans if _at(recording, span.began) <= last]
@@ -355,7 +353,7 @@ def _order(event: Event) -> tuple[int, float]:
 
 
 def _arrows(complete: Iterable[Event]) -> list[Event]:
-    """For each arrow whose two spans are there, where it begins and where it ends."""
+    """The two ends of each arrow whose two spans exist."""
     found: dict[tuple[str, tuple[object, ...]], Event] = {}
     for event in complete:
         place = tuple(event["args"].get(name) for name in ("trainer", "server", "lane", "step"))
@@ -416,7 +414,7 @@ class ClockOffset:
         self._rounds = 0
 
     def heard(self, asked_ns: int, theirs_ns: int, answered_ns: int) -> None:
-        """A round is over.
+        """Adds a round.
 
         Args:
             asked_ns, answered_ns: of this process's clock.
@@ -428,12 +426,12 @@ class ClockOffset:
             self._best = found if self._best is None else min(self._best, found)
 
     def restart(self) -> None:
-        """The rounds until now count no more."""
+        """Forgets the rounds until now."""
         with self._lock:
             self._best, self._rounds = None, 0
 
     def estimate(self) -> Estimate | None:
-        """By the shortest round since the restart; None where there was none."""
+        """The offset by the shortest round since the restart; None where there was none."""
         with self._lock:
             if self._best is None:
                 return None

@@ -2,12 +2,11 @@
 
 In reading order::
 
-    stream         the interface that every transport implements; who owns a payload
+    stream         the interface that every transport implements; the ownership of payloads
     frames         tensors to frames and back
-    arrays         what a script has written into variables, from arrays; named arrays of one
-                   request, from parts (rows of tables); how large a step is, and what of it is far
-                   too large
-    memory         payloads that are copied once, to where they belong; payload bytes by variable,
+    arrays         a script's external writes, from arrays; named arrays of one request, from parts
+                   (rows of tables); the norms of a step, and its outliers
+    memory         payloads that are copied once, to their destinations; payload bytes by variable,
                    for ``pserver status``; memory that a process gives to another one
     tcp            plain sockets on a port of its own: the default between hosts; its accepting end;
                    ``tcp_greeting``: what is said before the first frame; one TCP connection:
@@ -21,10 +20,10 @@ In reading order::
                    A unix socket that only this process can connect to, for a library that listens
                    by itself
     grpc_security  its channels and credentials, with keys or without
-    shm            shared memory between processes of one host: how they find each other; its
-                   frames; ``shm_ring``: slots; ``shm_reader``: its sockets; reads what comes over a
-                   unix socket
-    zones          payloads that are copied once, to where they belong
+    shm            shared memory between processes of one host: their rendezvous; its frames;
+                   ``shm_ring``: slots; ``shm_reader``: its sockets; reads what comes over a unix
+                   socket
+    zones payloads that are copied once, to their destinations
     inprocess      between threads of one process, for tests
     registry       all transports by name, and the choice among them
     endpoint       HOST:PORT as the operating system sees it

@@ -40,7 +40,8 @@ class ArrayAssembler:
     """The arrays of one request, of any shape, by name.  One thread uses it.
 
     Args:
-        has: whether there may be an array of this name; what a peer invents is not kept.
+        has: whether there may be an array of this name; others, which a peer may invent, are not
+            kept.
         most_bytes: of the arrays of one request.
     """
 
@@ -237,7 +238,7 @@ def whole_values(names: Iterable[str], assigned: Mapping[str, Assignment]) -> di
     """The values of slices that a step must assign whole, by name.
 
     Raises:
-        CorruptFrame: one of them is not there, or in part.
+        CorruptFrame: one of them is missing, wholly or in part.
     """
     for name in names:
         if name not in assigned or assigned[name].elements is not None:
@@ -370,13 +371,13 @@ def l2_norm(tensor: torch.Tensor) -> float:
 
 
 def _summed(tensor: torch.Tensor) -> torch.dtype:
-    """In what squares are summed.  See [Note: norms of 32 bits]."""
+    """The dtype in which squares are summed.  See [Note: norms of 32 bits]."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class PushNorm:
-    """How large what a step brings of a parameter or table is.
+    """The norm of a step's push of one parameter or table.
 
     Attributes:
         norm: L2 of a parameter's gradient (or change); of a table the root mean square of the L2
@@ -389,7 +390,7 @@ class PushNorm:
 
     @classmethod
     def of_rows(cls, ids: torch.Tensor, rows: torch.Tensor) -> PushNorm:
-        """That of a table.
+        """The norm of a table's push.
 
         Args:
             ids: int64 [u].
@@ -408,7 +409,7 @@ class PushNorm:
         return cls(l2_norm(norms) / math.sqrt(len(ids)), tuple(largest.tolist()))
 
     def scaled(self, factor: float) -> PushNorm:
-        """The same of a push that is so many times as large."""
+        """The same for a push that is so many times as large."""
         return PushNorm(self.norm * factor, self.rows)
 
 
@@ -417,10 +418,10 @@ class OutlierPush:
     """A norm in a trainer's step that is far beyond the history of this trainer and variable.
 
     Attributes:
-        trainer, step: whose, and its number in the lane.
+        trainer, step: the trainer, and the step's number in the lane.
         variable: the parameter or table.
-        norm: how large it is.
-        history: how large it was expected to be.
+        norm: of the push.
+        history: the expected norm.
     """
 
     trainer: int

@@ -1,7 +1,7 @@
-"""CRC32C (RFC 3720, appendix B.4) of what travels without TLS.
+"""CRC32C (RFC 3720, appendix B.4) of data that travel without TLS.
 
-TCP's own checksum has 16 bits, and a proxy, a switch or a network card makes it anew: what these
-change arrives as if it had been sent so.
+TCP's own checksum has 16 bits, and a proxy, a switch or a network card makes it anew: a change by
+these is not detected.
 
 [Note: checked messages]  Over gRPC the connecting end asks with the metadata of the call, and the
 server answers with its initial metadata whether frames are checked.  Behind each message of a
@@ -86,7 +86,7 @@ def of_message(message: bytes) -> tuple[str, str]:
 
 
 def check_message(what: str, message: bytes, metadata: Metadata | None) -> bool:
-    """Looks at the message of a call.
+    """Checks the message of a call.
 
     Returns:
         Whether it has a checksum.

@@ -1,5 +1,5 @@
 """HOST:PORT as the operating system sees it: whether a process listens there, whether it is free,
-and which peer a connection leads to.
+and the peer of a connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def of_peer(peer: str) -> str:
 def reach(host: str, port: int, timeout_seconds: float) -> str:
     """Resolves a host, and finds the address at which a process accepts a connection.
 
-    Called before gRPC connects, which retries without a word, says less, and keeps what it has
-    resolved.
+    Called before gRPC connects, which retries silently, reports less, and keeps resolved addresses.
 
     Returns:
         The address that accepted, as a number.
@@ -41,7 +40,7 @@ def reach(host: str, port: int, timeout_seconds: float) -> str:
 
 
 def reason_of(error: OSError, timeout_seconds: float) -> str:
-    """Why nothing could be reached, in words."""
+    """The reason of a failed connection, in words."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: no process listens there"
     if isinstance(error, TimeoutError):

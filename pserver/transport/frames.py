@@ -8,8 +8,8 @@ transport that moves one run of bytes per frame uses :func:`encode_header` and :
 and again when it parses, at a tenth of memory's speed.  So no code sets ``Frame.payload``.  Field
 15 is the highest, and a serialiser writes it last: the serialised header, field 15's tag, the
 length and the bytes, which we write by hand, are what the generated class would write.  On the way
-in we walk over the message's top level, cut field 15 out as a view and parse only the rest.  A peer
-that uses generated classes notices nothing.
+in we walk over the message's top level, cut field 15 out as a view and parse only the rest.  For a
+peer that uses generated classes there is no difference.
 
 Bytes are row-major and little-endian, as on every machine that torch runs on.
 """
@@ -254,7 +254,7 @@ def targets(
     header: Frame, payload_bytes: int, destination: Callable[[Part], Tensor]
 ) -> list[memoryview]:
     """The memory for the parts of a frame that are not empty: a piece of ``destination(part)``
-    each, which raises what it likes for a name that it does not know.
+    each, which may raise any error for an unknown name.
 
     Raises:
         CorruptFrame: a part's dtype or shape is not its destination's, a part reaches beyond it or
@@ -279,7 +279,7 @@ def land(
     header: Frame, payload_bytes: int, destination: Callable[[Part], Tensor]
 ) -> list[memoryview] | None:
     """The same for :data:`~pserver.transport.stream.Land`: None where a frame does not fit, which
-    :func:`scatter` then says.
+    :func:`scatter` then reports.
     """
     try:
         return targets(header, payload_bytes, destination)
@@ -288,7 +288,7 @@ def land(
 
 
 def received_bytes(header: Frame, payload: Buffer) -> int:
-    """Bytes of a payload, wherever they are."""
+    """The bytes of a payload, wherever it is."""
     if payload is LANDED:
         return sum(part.size for part in header.parts)
     return memoryview(payload).nbytes
@@ -412,7 +412,7 @@ def parse_header(head: bytes) -> Frame:
 
 
 def _field_end(data: memoryview, tag: int, position: int) -> tuple[int, int]:
-    """Where the field whose tag ends at ``position`` ends, and where its contents begin."""
+    """The end of the field whose tag ends at ``position``, and the begin of its contents."""
     wire_type = tag & 7
     if wire_type == 0:
         end = body = _read_varint(data, position)[1]

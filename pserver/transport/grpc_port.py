@@ -1,11 +1,11 @@
 """A gRPC server on a port, behind a proxy that bounds its connections.
 
-[Note: a call without its message]  grpcio gives a call a thread when its headers are there, and the
-thread waits for the message.  A stranger who sends headers alone would take thread after thread.
-So at most half of a pool waits so: where one more comes, the oldest is cancelled
-(:class:`~pserver.half_open.HalfOpen`).  To be able to cancel it, a handler here gets an
-iterator of messages and reads one: on the wire a unary call is just that.  The message is bytes, as
-its size is looked at before it is parsed: parsed it takes up to forty times as much.
+[Note: a call without its message]  grpcio gives a call a thread when its headers have arrived, and
+the thread waits for the message.  A stranger that sends headers alone would take thread after
+thread.  So at most half of a pool waits so: where one more arrives, the oldest is cancelled
+(:class:`~pserver.half_open.HalfOpen`).  To be able to cancel it, a handler here gets an iterator of
+messages and reads one: on the wire a unary call is just that.  The message is bytes, as its size is
+looked at before it is parsed: parsed it takes up to forty times as much.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class CallThreads:
     """The pools of one gRPC server.
 
     Args:
-        limits: how many there may be of what, and how large.
-        peer: HOST:PORT of whoever calls.
+        limits: on their numbers and sizes.
+        peer: HOST:PORT of the caller.
     """
 
     def __init__(self, limits: Limits, peer: Callable[[grpc.ServicerContext], str]) -> None:
@@ -140,7 +140,7 @@ class CallThreads:
         return message
 
     def end_late(self) -> None:
-        """Ends calls whose message has not come in time; somebody calls it now and then."""
+        """Ends calls whose message has not arrived in time; called from time to time."""
         for waiting in self._waiting.values():
             waiting.end_late()
 
@@ -207,11 +207,11 @@ class GrpcPort:
         self._proxy.start()
 
     def peer(self, context: grpc.ServicerContext) -> str:
-        """HOST:PORT of whoever calls."""
+        """HOST:PORT of the caller."""
         return self._proxy.peer(context.peer())
 
     def admit(self, context: grpc.ServicerContext) -> None:
-        """Whoever calls has proved who it is: its connection may stay as long as it likes."""
+        """Admits a caller that has proved its identity: its connection may stay open."""
         self._proxy.admit(context.peer())
 
     def stop(self, grace_seconds: float) -> None:
@@ -272,7 +272,7 @@ class DialledChannel:
 
         Raises:
             Unreachable: no address of the host accepts a connection within the timeout.
-            Untrusted: what listens there is no server of ours, or takes no certificate of ours.
+            Untrusted: the process there is not a server of ours, or does not take our certificate.
         """
         return open_channel(self._host, self._port, CLIENT_OPTIONS, timeout_seconds, self._keys)
 
@@ -345,7 +345,7 @@ class HealthService(health.HealthServicer):  # type: ignore[misc]  # it has no t
     """Health checks with threads of their own, and few calls of Watch at a time, as each lasts.
 
     Args:
-        welcome: is told of each call that lasts.
+        welcome: called with each call that lasts.
     """
 
     def __init__(self, welcome: Callable[[grpc.ServicerContext], None]) -> None:
@@ -373,7 +373,7 @@ class HealthService(health.HealthServicer):  # type: ignore[misc]  # it has no t
         )
 
     def Watch(self, request: Any, context: grpc.ServicerContext, send: Any = None) -> Any:  # noqa: N802  # grpc's
-        """Tells each change of a service's status, until the caller ends it."""
+        """Sends each change of a service's status, until the caller ends it."""
         with self._counting:
             full = self._watching >= MOST_WATCHES
             self._watching += not full

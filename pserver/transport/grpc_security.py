@@ -29,7 +29,7 @@ def open_channel(
 
     Raises:
         Unreachable: no address of the host accepts a connection within the timeout.
-        Untrusted: what listens there is no server of ours, or takes no certificate of ours.
+        Untrusted: the process there is not a server of ours, or does not take our certificate.
     """
     options = [*options, ("grpc.default_authority", spell(host, port))]
     if keys is None:
@@ -62,7 +62,7 @@ def listen_on(server: grpc.Server, address: str, keys: Keys | None) -> int:
     used = _configured(keys)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """Asked before each handshake: None where nothing has changed."""
+        """The credentials for the next handshake; None where nothing has changed."""
         nonlocal used
         present = _configured(keys)
         if present == used:
@@ -77,7 +77,7 @@ def listen_on(server: grpc.Server, address: str, keys: Keys | None) -> int:
 
 
 def bearer_of(context: grpc.ServicerContext) -> Bearer | None:
-    """The caller, by its certificate; None without TLS."""
+    """The bearer of the caller's certificate; None without TLS."""
     certificates = context.auth_context().get("x509_pem_cert")
     return _bearer(certificates[0]) if certificates else None
 

@@ -4,9 +4,9 @@ clients in other languages.
 grpcio takes a message only as ``bytes``, so sending joins header and payload once; receiving copies
 nothing.  Without TLS messages have checksums, as [Note: checked messages] in checksums.py says.
 
-[Note: who is near]  Over gRPC a peer's address says little of where it is: a proxy of a service
+[Note: who is near]  Over gRPC a peer's address does not show its host: a proxy of a service
 mesh, or one that forwards a port, is on this host, and the bytes come from another.  So "auto" is
-on for everybody who asks, but under TLS.
+on for every peer that asks, but under TLS.
 
 [Note: two threads a stream, on the accepting end]  grpcio pulls outgoing messages from an iterator,
 in a thread of its pool.  A handler sends when it has something to send.  So the handler runs in a
@@ -77,13 +77,13 @@ class GrpcStream:
         release: Callable[[], object] | None,
         admitted: Callable[[], object] = lambda: None,
     ) -> None:
-        """Gives the stream its call.
+        """Attaches the stream's call.
 
         Args:
             incoming: the messages that arrive.
             end: cancels the call.
             release: closes the connection; None at the accepting end.
-            admitted: is told when the peer has been admitted.
+            admitted: called when the peer has been admitted.
         """
         self._admitted = admitted
         self._incoming, self._end, self._accepting = incoming, end, release is None
@@ -190,7 +190,7 @@ class Exchanges:
         yield from stream.outgoing.drain()
 
     def _agree(self, stream: GrpcStream, context: grpc.ServicerContext) -> bool:
-        """Says to the peer whether messages have checksums."""
+        """Tells the peer whether messages have checksums."""
         asked = checksums.value(FRAMES, context.invocation_metadata()) == ASKED
         on = self._checksum == "on" or (self._checksum == "auto" and stream.bearer is None)
         if self._checksum == "on" and not asked:
@@ -204,12 +204,12 @@ class Exchanges:
 
     def close(self, grace_seconds: float) -> None:
         """Ends all open exchanges, as :meth:`pserver.transport.stream.Listener.close` says; the
-        server itself goes on.
+        server itself keeps running.
         """
         self._streams.close(grace_seconds)
 
     def end_threads(self) -> None:
-        """Lets the threads go, when the server has stopped."""
+        """Ends the threads, when the server has stopped."""
         self._pool.shutdown(wait=False)
 
 
@@ -272,7 +272,7 @@ def connect(
 
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
-        Untrusted: what listens there is no server of ours, or takes no certificate of ours.
+        Untrusted: the process there is not a server of ours, or does not take our certificate.
     """
     channel = open_channel(host, port, CLIENT_OPTIONS, timeout_seconds, keys)
     try:
@@ -294,10 +294,10 @@ def connect(
 
 
 def _agreed(call: grpc.Call, stream: GrpcStream, timeout_seconds: float) -> bool:
-    """Whether messages have checksums, as the server says before its first one.
+    """Whether messages have checksums, as the server announces before its first one.
 
     Raises:
-        Unreachable: it does not say it.
+        Unreachable: it does not announce it.
     """
     late = Timer(timeout_seconds, call.cancel)
     late.daemon = True
@@ -317,7 +317,7 @@ def _agreed(call: grpc.Call, stream: GrpcStream, timeout_seconds: float) -> bool
 
 
 def _reason(error: grpc.RpcError) -> str:
-    """Why a call ended: a client's call says it, a server's does not."""
+    """The reason of a call's end, which a client's call has and a server's does not."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}, {error.details()}"
     return "the peer is gone or has cancelled it"

@@ -4,8 +4,8 @@
 process shortens the file.  So the end that makes a memory file seals its size, and the end that
 takes it checks the seals before it maps.  The pages are allocated when the file is made: if there
 is no room for them, that is an error at once, and not a crash later.  A mapping that can only be
-read protects nothing, as whoever has the descriptor can map it again.  So a file that others are
-not to write is sealed against that, too: only a mapping from before the seal writes to it.
+read protects nothing, as whoever has the descriptor can map it again.  So a file that others must
+not write is sealed against that, too: only a mapping from before the seal can write to it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ByteCounters:
     """Byte counts of all streams of a process with one peer, or of a job.  Any thread may count.
 
     Args:
-        has: whether there is something of this name on the wire.  What a peer invents is not
-            counted, so that it is not kept.
+        has: whether there is something of this name on the wire.  Names that a peer invents are not
+            counted, so that they are not kept.
     """
 
     def __init__(self, has: Callable[[str], bool] = lambda name: True) -> None:
@@ -139,7 +139,7 @@ def make(size: int) -> int:
 
 
 def end_writing(descriptor: int) -> None:
-    """From here on nobody can write to the file, but through mappings that exist.
+    """Seals the file: it can be written only through existing mappings.
 
     Raises:
         OSError: this kernel has no such seal.
@@ -249,8 +249,8 @@ class Segment:
 
     @contextmanager
     def writing(self, names: Iterable[str]) -> Iterator[None]:
-        """While it lasts the caller writes to those of these that are zones: their counts are odd.
-        One caller at a time for one zone.
+        """Marks, while the block runs, that the caller writes to those of these that are zones:
+        their counts are odd.  One caller at a time for one zone.
         """
         indices = [self.zones[name].index for name in names if name in self.zones]
         for index in indices:
@@ -262,7 +262,7 @@ class Segment:
                 self.counts[index] += 1
 
     def table(self, kind: Kind) -> Frame:
-        """The zones as a header: what frames of a kind may bring there."""
+        """The zones as a header: the parts that frames of a kind may bring there."""
         parts = [Part(name=n, offset=each.begin, size=each.size) for n, each in self.zones.items()]
         return Frame(kind=kind, parts=parts)
 

@@ -67,8 +67,8 @@ class SocketReader:
     """A buffered reader.  One thread at a time uses it.
 
     Args:
-        connection: whose owner stays the caller.
-        takes_descriptors: otherwise the kernel drops those that come.
+        connection: which the caller keeps.
+        takes_descriptors: otherwise the kernel drops arriving ones.
     """
 
     def __init__(self, connection: socket.socket, takes_descriptors: bool) -> None:
@@ -175,7 +175,7 @@ def attach(descriptor: int) -> tuple[memoryview, memoryview]:
 
 
 class Ring:
-    """The slots of one direction, as one end sees them: where the next begins, which are in use.
+    """The slots of one direction, as one end sees them: the place of the next, and those in use.
 
     The stream's lock of that direction guards it.
 
@@ -192,7 +192,7 @@ class Ring:
 
     @property
     def used(self) -> int:
-        """How many slots are filled and not yet freed."""
+        """The number of slots that are filled and not yet freed."""
         return len(self._taken)
 
     def has_room(self, size: int) -> bool:
@@ -435,7 +435,7 @@ class ShmStream(SocketStream):
     # ---- the end ----
 
     def _linger(self) -> None:
-        """A socket of this host keeps what was sent last."""
+        """Does nothing: a local socket keeps what was sent last."""
 
     def _shut_down(self) -> None:
         for end in (self._out, self._in):
@@ -590,8 +590,8 @@ def _greeted(limits: Limits, connection: socket.socket) -> ShmStream:
 
 
 def _check_peer(connection: socket.socket) -> int:
-    """The process at the other end, which is this user's or root's: any process of the host can
-    take the name of a socket, or connect to it.
+    """Checks that the process at the other end is this user's or root's: any process of the host
+    can take the name of a socket, or connect to it.
 
     Raises:
         OSError: it is another user's.

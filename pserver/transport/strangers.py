@@ -57,10 +57,10 @@ class PrivateSocket:
         shutil.rmtree(self._folder)
 
     def connect(self) -> tuple[socket.socket, str]:
-        """A connection to the server, not blocking, and the name that gRPC gives to its peer.
+        """Opens a non-blocking connection to the server; also returns gRPC's name of its peer.
 
         Raises:
-            OSError: nobody listens.
+            OSError: nothing listens there.
         """
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -168,7 +168,7 @@ class ProxiedConnection:
     @property
     def over(self) -> bool:
         """Whether nothing is left to do.  Neither end closes one direction alone: HTTP/2 does not.
-        What the server has said before its end is passed on.
+        The server's last bytes before its end are passed on.
         """
         return self._up.ended or (self._down.ended and not self._down.waits)
 
@@ -187,7 +187,7 @@ class ProxiedConnection:
         return count
 
     def awaited(self) -> tuple[tuple[socket.socket, int], tuple[socket.socket, int]]:
-        """Each socket, and what it is waited for: ``READ``, ``WRITE``, both, or 0."""
+        """Each socket, and its awaited events: ``READ``, ``WRITE``, both, or 0."""
         return (
             (self.front, _events(self._up, self._down)),
             (self.back, _events(self._down, self._up)),
@@ -223,9 +223,9 @@ class Client:
 
     Attributes:
         peer: HOST:PORT.
-        proved: that it may be here, or nobody has to prove that.
-        proxied: None: it has said nothing so far, and the server does not know of it.
-        name: by which gRPC calls its connection.
+        proved: it has proved its right to connect, or needs no proof.
+        proxied: None: it has sent nothing so far, and the server does not know of it.
+        name: gRPC's name of its connection.
     """
 
     def __init__(self, front: socket.socket, peer: str) -> None:
@@ -284,7 +284,9 @@ class TcpProxy:
         return of_peer(name) if client is None else client.peer
 
     def admit(self, name: str) -> None:
-        """Whoever is behind gRPC's name of a connection has proved it; any thread may say so."""
+        """Admits the client behind gRPC's name of a connection, which has proved itself; any thread
+        may call it.
+        """
         with self._lock:
             client = self._by_name.get(name)
         if client is not None:
@@ -292,7 +294,7 @@ class TcpProxy:
             self._strangers.over(client.number)
 
     def refuse(self) -> None:
-        """Accepts nothing from now on; connections that are open go on."""
+        """Accepts nothing from now on; open connections stay."""
         self._refusing.set()
         self._waker.send(b"r")
 
@@ -385,10 +387,10 @@ class TcpProxy:
             self._bound_bytes()
 
     def _connected(self, client: Client) -> ProxiedConnection | None:
-        """The connection behind, now that the client has said something; None: not yet.
+        """The connection to the server, opened when the client has sent something; None: not yet.
 
         Raises:
-            OSError: the client has gone instead, or nobody listens.
+            OSError: the client has gone instead, or nothing listens there.
         """
         try:
             if not client.front.recv(1, socket.MSG_PEEK):

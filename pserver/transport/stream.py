@@ -31,7 +31,7 @@ land, or has ``MISSED`` them.
     accepting end    OPEN --its handler returns, everything sent has left--> both sides ended
                        `----its handler raises, or cancel--> broken
 
-A peer that vanished is ``Unreachable`` where a transport can tell, otherwise ``None``.
+A peer that vanished is ``Unreachable`` where a transport can detect it, otherwise ``None``.
 
 [Note: a loss shows]  A transport delivers frames in order, or breaks; this layer does not trust
 that.  Both ends number the frames that they send.  The receiving end ignores a number that it has
@@ -99,7 +99,7 @@ class Stream(Protocol):
     Attributes:
         transport: its name: "tcp", "grpc", "shm", "inprocess".
         peer: the other end, for messages: "127.0.0.1:6174".
-        bearer: who the other end has proved to be, by its certificate; None without TLS.
+        bearer: of the other end's certificate; None without TLS.
     """
 
     transport: str
@@ -108,7 +108,7 @@ class Stream(Protocol):
 
     @property
     def offer(self) -> Offer | None:
-        """Offers memory; None: this transport has no such thing.  See [Note: offered memory]."""
+        """Offers memory; None: this transport cannot.  See [Note: offered memory]."""
 
     def send(self, header: Frame, payload: Sequence[Buffer] = ()) -> None:
         """Sends one frame.  See [Note: who owns a payload].
@@ -133,7 +133,8 @@ class Stream(Protocol):
         """
 
     def admit(self) -> None:
-        """The peer has said who it is: from here on its frames may be as large as frames are.
+        """Admits the peer, which has identified itself: its frames may have the full size from now
+        on.
 
         The accepting end calls it, once.
         """
@@ -176,7 +177,7 @@ CANCEL_SECONDS = 2.0  # for a handler to notice that its stream is cancelled
 
 
 class OpenStreams:
-    """Runs a handler for each stream and knows which are running.  Any thread may call it.
+    """Runs a handler for each stream and keeps a list of running ones.  Any thread may call it.
 
     Args:
         handle: called with each stream, in the thread that calls :meth:`run`.
@@ -255,8 +256,8 @@ class AcceptLoop:
 
     Args:
         listening: a socket that listens.
-        greet: gives the stream of a connection, whose owner it becomes; None where the connection
-            is a further one of another stream.  It raises OSError where the peer is no trainer.
+        greet: gives the stream of a connection, which it takes over; None where the connection is a
+            further one of another stream.  It raises OSError where the peer is not a trainer.
         streams: runs the handler of each stream.
         name: of the port, for threads and messages: "shm 4711".
         limits: how many connections there may be.
@@ -377,7 +378,8 @@ def _address(connection: socket.socket) -> str:
 def greet(stream: Stream, hello: Hello, access: Access, endpoint: str, timeout: float) -> None:
     """Says HELLO on a new stream.
 
-    With a key the server proves first that it has it too: until then it hears a random number.
+    With a key the server proves first that it has it too: until then it receives only a random
+    number.
 
     Args:
         hello: session, lane and number of the stream.
@@ -386,7 +388,7 @@ def greet(stream: Stream, hello: Hello, access: Access, endpoint: str, timeout: 
         timeout: for the server's answer, in seconds; the stream breaks then.
 
     Raises:
-        NotAllowed: it is no server of this job, or one that does not take this key.
+        NotAllowed: it is not a server of this job, or does not take this key.
         Unreachable: it does not answer.
     """
     try:
@@ -419,7 +421,7 @@ def _answer(stream: Stream, endpoint: str) -> Hello:
 
 @contextmanager
 def _broken_after(timeout: float, stream: Stream) -> Iterator[None]:
-    """Breaks the stream where this lasts longer: nothing else ends a wait for a frame."""
+    """Breaks the stream where the block takes longer: nothing else ends a wait for a frame."""
     timer = threading.Timer(timeout, stream.cancel)
     timer.daemon = True
     timer.start()
@@ -528,7 +530,7 @@ class SequencedStream:
 
     Args:
         stream: the one below.
-        traffic: counts the bytes of its frames by name; None: nothing does.
+        traffic: counts the bytes of its frames by name; None: they are not counted.
 
     Attributes:
         sent, received: the number of the last frame in each direction.
@@ -633,7 +635,7 @@ class SocketStream(ABC):
     Args:
         peer: the other end, for messages.
         accepting: this is the accepting end.
-        bearer: who the other end is, under TLS.
+        bearer: of the other end's certificate, under TLS.
         first_bytes: of a frame's header and payload, until the peer is admitted.
     """
 
@@ -663,15 +665,15 @@ class SocketStream(ABC):
 
     @abstractmethod
     def _write_end(self) -> None:
-        """Tells the peer that nothing more comes."""
+        """Tells the peer that this side has ended."""
 
     @abstractmethod
     def _linger(self) -> None:
-        """After the end of the accepting side: lets the peer read what was said last."""
+        """Lets the peer read the last frames after the end of the accepting side."""
 
     @abstractmethod
     def _shut_down(self) -> None:
-        """Breaks the connections, so that nobody waits for them any more."""
+        """Breaks the connections, so that no thread waits for them any more."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -16,15 +16,15 @@ a link is faster than what one connection gets of it.
 it.  So there, frames to the server take the connections of even indices, and frames to the trainer
 the others: each stream has at least two.
 
-[Note: what was said last arrives]  A server that refuses says why, and ends the stream, while the
-trainer still sends.  The kernel resets a connection that is closed with unread bytes, and drops
-what was sent last.  So the accepting end ends its own direction first, and reads on, for a short
-time.
+[Note: what was said last arrives]  A server that refuses sends the reason, and ends the stream,
+while the trainer still sends.  The kernel resets a connection that is closed with unread bytes, and
+drops what was sent last.  So the accepting end ends its own direction first, and reads on, for a
+short time.
 
 [Note: bytes land once]  A payload leaves from the tensors' memory (``sendmsg``) and is read into
 the memory where it belongs (``recv_into``): the kernel's copy is the only one at either end.
 Lengths are checked before memory is taken, and with checksums the header is checked before anything
-lands where it says.
+lands at the place that it names.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class FrameSocket:
             self._send_all([memoryview(head), *(each for each in buffers if each.nbytes)])
 
     def send_end(self) -> None:
-        """Says that nothing more comes in this direction."""
+        """Ends this direction."""
         self.send(b"", (), 0)
 
     def _send_all(self, buffers: list[memoryview]) -> None:
@@ -238,8 +238,8 @@ class FrameSocket:
     # ---- the end ----
 
     def drain(self, deadline: float) -> None:
-        """Says that nothing more is sent, and drops what the peer still sends, until it has ended
-        too: a connection that is closed with bytes unread takes back what was sent last.
+        """Ends this direction, and drops what the peer still sends, until it has ended too: a
+        connection that is closed with bytes unread takes back what was sent last.
 
         Args:
             deadline: of time.monotonic().
@@ -258,7 +258,7 @@ class FrameSocket:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the connection back; no thread uses it any more."""
+        """Closes the connection; no thread uses it any more."""
         self._socket.close()
 
 
@@ -293,7 +293,9 @@ class Greeting:
 
     @classmethod
     def receive(cls, connection: socket.socket) -> Greeting:
-        """Raises OSError if the peer is no trainer, or says nothing within the socket's timeout."""
+        """Raises OSError if the peer is not a trainer, or sends nothing within the socket's
+        timeout.
+        """
         said = _receive(connection, _GREETING.size)
         magic, index, key = _GREETING.unpack(said or bytes(_GREETING.size))
         if magic != GREETING_MAGIC or index >= 2 * MOST_CONNECTIONS:
@@ -308,7 +310,7 @@ class Welcome:
     Attributes:
         connections: of the stream, this one included.
         checked: frames have checksums.
-        key: with which the further ones say that they belong to it.
+        key: with which further ones show that they belong to it.
     """
 
     connections: int
@@ -321,7 +323,9 @@ class Welcome:
 
     @classmethod
     def receive(cls, connection: socket.socket) -> Welcome:
-        """Raises OSError if the peer is no server, or says nothing within the socket's timeout."""
+        """Raises OSError if the peer is not a server, or sends nothing within the socket's
+        timeout.
+        """
         said = _receive(connection, _WELCOME.size)
         magic, count, checked, key = _WELCOME.unpack(said or bytes(_WELCOME.size))
         if magic != WELCOME_MAGIC or not 1 <= count <= 2 * MOST_CONNECTIONS:
@@ -363,7 +367,8 @@ class TcpListener:
 
     Args:
         handle: called with each stream, in a thread of its own.
-        make: a stream of its peer's name, its connections, and who has opened it, under TLS.
+        make: makes a stream of its peer's name, its connections, and the opener's bearer, under
+            TLS.
         host, port: where; port 0 is any free one.
         connections: of each stream.
         checksum: "on", "off", or "auto": on but for peers of this host, and under TLS.
@@ -404,7 +409,7 @@ class TcpListener:
         """The stream of a first connection; None for a further one.
 
         Raises:
-            OSError: the peer is no trainer.
+            OSError: the peer is not a trainer.
         """
         peer = spell(*connection.getpeername()[:2])
         connection.settimeout(GREETING_SECONDS)
@@ -422,7 +427,7 @@ class TcpListener:
             raise OSError(str(error)) from error
 
     def _add(self, greeting: Greeting, connection: socket.socket) -> None:
-        """A further connection; the thread of the first one waits for it."""
+        """Adds a further connection; the thread of the first one waits for it."""
         with self._gathering:
             if greeting.key not in self._further:
                 raise OSError("a further connection of no stream")
@@ -430,10 +435,10 @@ class TcpListener:
             self._gathering.notify_all()
 
     def _welcomed(self, connection: socket.socket, peer: str, bearer: Bearer | None) -> Stream:
-        """A stream, when all of its connections are there.
+        """Makes a stream, when all of its connections are open.
 
         Raises:
-            OSError: they do not come.
+            OSError: they are not opened in time.
         """
         plain = bearer is None and not _is_local(peer)
         checked = self._checksum == "on" or (self._checksum == "auto" and plain)
@@ -485,7 +490,7 @@ class TcpStream(SocketStream):
         peer: the other end, for messages.
         sockets: in the order of their indices.
         accepting: this is the accepting end.
-        bearer: who the other end is, under TLS; see [Note: one way under TLS].
+        bearer: of the other end's certificate, under TLS; see [Note: one way under TLS].
         first_bytes: of a frame's header and payload, until the peer is admitted.
     """
 
@@ -566,7 +571,7 @@ def connect(host: str, port: int, *, timeout_seconds: float, keys: Keys | None =
 
     Raises:
         Unreachable: no server answered within ``timeout_seconds``.
-        Untrusted: what listens there is no server of ours; or only one end has keys.
+        Untrusted: the process there is not a server of ours; or only one end has keys.
     """
     deadline = time.monotonic() + timeout_seconds
     opened: list[socket.socket] = []

@@ -1,25 +1,25 @@
-"""Frames whose payload lies where it belongs: in a segment of the accepting end, which has offered
-it to the connecting end for one kind of frame.
+"""Frames whose payload lies at its destination: in a segment of the accepting end, which has
+offered it to the connecting end for one kind of frame.
 
 ::
 
     GRADIENT   the connecting end copies a payload into its zone; the accepting end merges it there
-    VALUE      the accepting end only says that there is a value; the connecting end copies it from
+    VALUE the accepting end only says that there is a value; the connecting end copies it from
                its zone to where it goes
 
 [Note: free zones]  A zone of gradients may be written once, from its begin to its end, for each
 time that its owner has counted it free.  So a frame that is sent twice comes another way the second
-time, and what the owner has begun to use stays.  The owner counts when it has read for the last
-time what came, and then says DONE; the next step begins after that.  A peer that writes all the
-same spoils its own gradient, which is data: no length, index or address is ever read from a zone.
+time, and what the owner has begun to use stays.  The owner counts when it has read the payload for
+the last time, and then sends DONE; the next step begins after that.  A peer that writes anyway
+spoils its own gradient, which is data: no length, index or address is ever read from a zone.
 
-[Note: values that change]  Who reads a value where it is needs to know that it did not change
-meanwhile.  Where steps wait for all trainers it cannot: this trainer's next step begins when it has
-read all of the last answer, and no step is applied without it.  Elsewhere, and where a value is
-loaded or a trainer leaves while others go on, the count of a zone tells: it is odd while its owner
-writes, and another one afterwards.  A reader that finds it odd, or changed, tries again; after
-``TRIES`` the payload is ``MISSED``, and who waits for the value asks for it once more, by name:
-then the server sends a copy.  So nobody waits for a writer that has been killed.  A value of
+[Note: values that change]  A reader that reads a value where it is needs to know that it did not
+change meanwhile.  Where steps wait for all trainers it cannot: this trainer's next step begins when
+it has read all of the last answer, and no step is applied without it.  Elsewhere, and where a value
+is loaded or a trainer leaves while others continue, the count of a zone shows it: it is odd while
+its owner writes, and another one afterwards.  A reader that finds it odd, or changed, tries again;
+after ``TRIES`` the payload is ``MISSED``, and the waiting trainer asks for it once more, by name:
+then the server sends a copy.  So no reader waits for a writer that has been killed.  A value of
 several frames is of one count.
 
 The counts need no lock where each core sees another core's writes in their order (x86); Python has
@@ -58,7 +58,7 @@ class OfferedZones:
         ]
 
     def receive(self, header: Frame, size: int, land: Land | None) -> memoryview:
-        """The payload that a frame has brought, where it is.
+        """Returns the payload of a frame, where it is.
 
         Raises:
             CorruptFrame: the frame fits no zone.
@@ -98,7 +98,7 @@ class FilledZones:
         return True
 
     def receive(self, header: Frame, size: int, land: Land | None) -> memoryview:
-        """Nothing comes back there.
+        """Raises, as no frame arrives there.
 
         Raises:
             CorruptFrame: always.
@@ -118,11 +118,11 @@ class ReadZones:
         self._read: dict[str, int] = {}  # by zone: the count of the part that was read last
 
     def take(self, header: Frame, payload: Sequence[memoryview], size: int) -> bool:
-        """No: a payload of this end travels."""
+        """False: a payload of this end travels."""
         return False
 
     def receive(self, header: Frame, size: int, land: Land | None) -> memoryview:
-        """Copies a value to where it goes.
+        """Copies a value to its destination.
 
         Raises:
             CorruptFrame: the frame fits no zone.
@@ -143,7 +143,7 @@ class ReadZones:
         return whole
 
     def _copy(self, part: Part, source: memoryview, places: Sequence[memoryview]) -> bool:
-        """Copies a part of a value; whether it is whole."""
+        """Copies a part of a value; returns whether it is whole."""
         counts, index = self._segment.counts, self._segment.zones[part.name].index
         for _ in range(TRIES):
             count = int(counts[index])

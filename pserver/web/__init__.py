@@ -3,9 +3,9 @@
 In reading order::
 
     server   HTTP
-    watched  what servers have said at one moment, and rates between two: pure; what has happened,
-             on the time axis: pure; the last lines of a log, and of no other file
-    views    the five answers, a sentence each: pure; where a step's time goes: pure; values over
+    watched  the servers' states at one moment, and rates between two: pure; the events on the time
+             axis: pure; the last lines of a log, and of no other file
+    views    the five answers, a sentence each: pure; the parts of a step's time: pure; values over
              time, bounded by thinning: pure; the job as the page shows it, JSON-able: pure; its
              tables: pure
 
@@ -13,11 +13,12 @@ In reading order::
 nothing is loaded from elsewhere.
 
 [Note: one page, one token]  The page shows the script's own numbers and names, so not every user of
-this host may read it.  Who opens the printed address has its token; the browser keeps it as a
-cookie that no script and no other site can use.  A name that an attacker's DNS server points to
-this host is refused by the Host header.  Acting asks for more: the process must hold an operator's
-key, and the request a second token, which only the page itself is told.
+this host may read it.  The user who opens the printed address has its token; the browser keeps it
+as a cookie that no script and no other site can use.  A name that an attacker's DNS server points
+to this host is refused by the Host header.  An act needs more: the process must hold an operator's
+key, and the request a second token, which only the page itself receives.
 
-May import: ``pserver.launcher`` (how a server is asked), ``pserver.control``, ``pserver.security``,
-the generated messages and the files of the root.  Only ``pserver/__main__.py`` imports this room.
+May import: ``pserver.launcher`` (the question to a server), ``pserver.control``,
+``pserver.security``, the generated messages and the files of the root.  Only
+``pserver/__main__.py`` imports this room.
 """

@@ -1,4 +1,4 @@
-"""``pserver web``: the process, its collector, who may read and act, and HTTP."""
+"""``pserver web``: the process, its collector, the rights to read and to act, and HTTP."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Acts:
     """The acts that a page offers.  Any thread may call it.
 
     Args:
-        acts: by name: "save", "drain"; none where the page only shows.
+        acts: by name: "save", "drain"; none where the page is read-only.
         refusal: why there are none.
         told: called with the name and the result of each.
     """
@@ -73,11 +73,11 @@ class Acts:
         self._last = ""
 
     def names(self) -> list[str]:
-        """Of those that the page offers."""
+        """The names of the acts that the page offers."""
         return sorted(self._acts)
 
     def state(self) -> dict[str, Any]:
-        """For the page, JSON-able."""
+        """The state for the page, JSON-able."""
         return {
             "names": self.names(),
             "refusal": self._refusal,
@@ -162,7 +162,7 @@ class Watched:
         self._now = self._page(sighting, change, times, seen)
 
     def page(self, since: int) -> dict[str, Any]:
-        """What a page that knows all until a tick has not seen, JSON-able."""
+        """The changes after a tick, for a page that knows all before, JSON-able."""
         return {
             "tick": self.curves.tick,
             "now": self._now,
@@ -280,8 +280,8 @@ ASK_SECONDS = 2.0  # after which a server counts as gone
 
 
 class Collector:
-    """Watches a job: a thread asks each server, and one takes what they have said each second, so
-    that a server that is gone makes no other one wait.  Any thread may call it.
+    """Watches a job: a thread asks each server, and one takes their answers each second, so that a
+    server that is gone does not delay the others.  Any thread may call it.
 
     Args:
         endpoints: of the servers.
@@ -319,12 +319,12 @@ class Collector:
             thread.join()
 
     def page(self, since: int) -> dict[str, Any]:
-        """What a page that knows all until a tick has not seen: see :meth:`Watched.page`."""
+        """The changes after a tick: see :meth:`Watched.page`."""
         with self._condition:
             return self._watched.page(since)
 
     def add(self, kind: str, text: str) -> None:
-        """Something has happened here: it stands on the time axis with the rest."""
+        """Adds an event of this process to the time axis."""
         with self._condition:
             tick = self._watched.curves.tick + 1  # pages know the present one already
             self._watched.happenings.add(tick, time.time(), kind, text)
@@ -356,7 +356,7 @@ class Collector:
             control.close()
 
     def _take(self) -> None:
-        """Takes what servers have said, until the end."""
+        """Takes the servers' answers, until the end."""
         taking = SideBusiness("what servers have said")
         while not self._closing.wait(self._seconds):
             taking.do(self._take_once)
@@ -392,8 +392,8 @@ class Visitors:
         secure: it is served over TLS.
 
     Attributes:
-        token: whoever has it may read.
-        csrf: what the page sends with each act.
+        token: its holder may read.
+        csrf: the token that the page sends with each act.
     """
 
     def __init__(self, host: str, port: int, secure: bool) -> None:
@@ -414,7 +414,7 @@ class Visitors:
 
     @property
     def _cookie(self) -> str:
-        """Its name: a host's ports share their cookies."""
+        """The cookie's name: a host's ports share their cookies."""
         return f"pserver-{self._port}"
 
     def cookie(self) -> str:
@@ -424,7 +424,7 @@ class Visitors:
 
     def knows_host(self, header: str | None) -> bool:
         """Whether a request names this page's host: an address, or a name that is known here; any
-        other name may be one that somebody else's DNS server has pointed here.
+        other name may be one that a foreign DNS server has pointed here.
         """
         name, port = _divided(header or "")
         if port != str(self._port):
@@ -497,17 +497,17 @@ Page = Callable[[int], dict[str, Any]]
 
 
 class PageServer:
-    """Serves the page, in threads of its own.  Who has the token of :attr:`url` may read.
+    """Serves the page, in threads of its own.  Holders of the token of :attr:`url` may read.
 
     Args:
         host, port: where it listens; port 0 is any free one.
-        page: what is new since a tick: see :meth:`pserver.web.server.Watched.page`.
+        page: gives the changes after a tick: see :meth:`pserver.web.server.Watched.page`.
         logs: that the page may show.
         acts: made with this server's visitors; that it offers.
         context: for TLS; None: plain HTTP.
 
     Attributes:
-        visitors: who may do what.
+        visitors: checks rights.
 
     Raises:
         OSError: it cannot listen there; one sentence.
@@ -567,7 +567,7 @@ class _Answers:
         self.visitors, self._page, self._logs, self._acts = visitors, page, logs, acts
 
     def get(self, path: str, asked: Mapping[str, str]) -> tuple[str, bytes]:
-        """The type and the bytes of an answer to somebody who may read.
+        """The type and the bytes of an answer to a visitor who may read.
 
         Raises:
             _Refused: there is nothing of this name.
@@ -594,7 +594,7 @@ class _Answers:
         raise _Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def post(self, path: str, headers: Mapping[str, str]) -> tuple[str, bytes]:
-        """Begins an act, for somebody who may read.
+        """Begins an act, for a visitor who may read.
 
         Raises:
             _Refused: the request comes from elsewhere, or the act is not offered now.
@@ -614,8 +614,8 @@ class _Answers:
 class _Server(ThreadingHTTPServer):
     """A thread for each connection, of which there are few.
 
-    Who has not shown the token is a stranger: there are so many of them, each for a time, and an
-    older one makes room for one that comes.  So strangers do not lock out who has the token.
+    Visitors without the token are strangers: their number and time are bounded, and a new one
+    displaces an older one.  So strangers do not lock out holders of the token.
     """
 
     daemon_threads = True
@@ -650,7 +650,9 @@ class _Server(ThreadingHTTPServer):
         self._strangers.end_late()
 
     def admit(self, client_address: Any) -> bool:
-        """A stranger has shown the token: whether there is room for its connection."""
+        """Admits a stranger that has shown the token; returns whether there is room for its
+        connection.
+        """
         with self._lock:
             if len(self._known) >= MOST_OPEN and client_address not in self._known:
                 return False
@@ -783,17 +785,17 @@ NO_KEY = "acting needs an operator's key at the process that serves this page"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the page is served.
+    """The settings of a served page.
 
     Attributes:
         endpoints: of the servers that are watched.
         host, port: of the page; port 0 is any free one.
-        log_dir: whose logs are shown; None: none are.
+        log_dir: the folder of the shown logs; None: none are shown.
         keys: the folder with this host's certificate, for a page beyond this host; None: HTTP.
         access_of: by endpoint, what is proved to the server.
-        acts: by name, what an operator may do; they are offered where all servers take this
-            process for one.
-        read_only: they are never.
+        acts: by name, an operator's actions; they are offered where all servers accept this process
+            as an operator.
+        read_only: acts are never offered.
         seconds: between two questions to a server.
     """
 
@@ -812,10 +814,10 @@ class Web:
     """A page that is served, and what it needs; a context manager.
 
     Args:
-        settings: how.
+        settings: of the page.
 
     Attributes:
-        url: what the user opens.
+        url: the address for the user.
 
     Raises:
         OSError: it cannot listen there.
@@ -864,7 +866,7 @@ def serve(settings: Settings) -> int:
 
 
 def offered(settings: Settings) -> tuple[Mapping[str, Act], str]:
-    """The acts that the page offers; and why there are none, where that is so."""
+    """The acts that the page offers; and the reason, where there are none."""
     if settings.read_only:
         return {}, READ_ONLY
     if not all(is_operator(settings.access_of(each)) for each in settings.endpoints):
@@ -873,8 +875,8 @@ def offered(settings: Settings) -> tuple[Mapping[str, Act], str]:
 
 
 def is_operator(access: Access) -> bool:
-    """Whether servers take the holder for an operator because of a key that it has: of what the
-    secret and the certificate give the lesser counts.
+    """Whether servers accept the holder as an operator because of a key that it has: the lesser of
+    the roles of its secret and its certificate counts.
     """
     if access.is_open:
         return False
@@ -883,8 +885,8 @@ def is_operator(access: Access) -> bool:
 
 
 def tls_context(folder: str) -> Callable[[], ssl.SSLContext]:
-    """What makes the context of each connection: TLS 1.3 with the host's certificate, as the
-    folder has it then.  Browsers show no certificate: the page's token is the key.
+    """A function that makes the context of each connection: TLS 1.3 with the host's certificate, as
+    the folder has it then.  Browsers show no certificate: the page's token is the key.
 
     Raises:
         ValueError: the folder has no certificate of a server; one sentence.

@@ -1,9 +1,9 @@
-"""A job as the page shows it: answers, curves, tables, and where a step's time goes.  Pure.
+"""A job as the page shows it: answers, curves, tables, and the parts of a step's time.  Pure.
 
-[Note: where a step's time goes]  A trainer measures a step from one close to the next, for how long
-its script was blocked in it, and for how long each server's answer took.  What was not blocked it
-has computed.  A server measures for how long its step lasted from the first trainer's commit, how
-late this trainer's commit came after that, and how long the update took.  So of a server's answer::
+[Note: where a step's time goes]  A trainer measures a step from one close to the next, how long its
+script was blocked in it, and how long each server's answer took.  The rest of the time it has
+computed.  A server measures how long its step lasted from the first trainer's commit, how late this
+trainer's commit arrived after that, and how long the update took.  So of a server's answer::
 
     others = step - this trainer's lateness - update
     wire   = answer - others - update
@@ -38,7 +38,7 @@ class Point(NamedTuple):
     """One value.
 
     Attributes:
-        tick: numbers the moments at which values were taken, from 1.
+        tick: the number of the moment at which the value was taken, from 1.
         time: in seconds since 1970.
     """
 
@@ -70,7 +70,7 @@ class Curve:
         return len(self._points)
 
     def add(self, point: Point) -> None:
-        """A value, later than those before."""
+        """Adds a value, later than those before."""
         if len(self._points) >= self._most:
             half = self._most // 2
             self._points[:half] = self._points[:half:2]
@@ -118,7 +118,7 @@ class Curves:
         self._by_key: dict[str, Curve] = {}
 
     def add(self, time: float, values: dict[str, float]) -> None:
-        """What the curves are at one moment; a curve without a value has a gap there."""
+        """Adds the curves' values at one moment; a curve without a value has a gap there."""
         self.tick += 1
         for key, value in values.items():
             if key not in self._by_key and len(self._by_key) < self._most_curves:
@@ -131,7 +131,7 @@ class Curves:
         return self._by_key.get(key) or Curve()
 
     def since(self, tick: int) -> dict[str, list[Point]]:
-        """What is new after a moment, by key; curves without anything new are not in it."""
+        """The new points after a moment, by key; curves without new points are left out."""
         found = {key: curve.since(tick) for key, curve in self._by_key.items()}
         return {key: points for key, points in found.items() if points}
 
@@ -272,11 +272,11 @@ class Seen:
 
     Attributes:
         number: of the trainer.
-        state: "joined", "finished", ...: the first of ``WORST`` that a server says.
+        state: "joined", "finished", ...: the first of ``WORST`` that a server reports.
         step: the furthest.
-        silence: seconds since the server that has heard it last has.
-        activity: what it does.
-        report: the freshest.
+        silence: seconds since any server has heard it.
+        activity: its present one.
+        report: the newest.
         behind: how many times as long as the others it computes, where it is slow; else 0.
     """
 
@@ -289,7 +289,7 @@ class Seen:
     behind: float = 0.0
 
     def add(self, status: TrainerStatus) -> None:
-        """What one server says of it."""
+        """Adds one server's status of the trainer."""
         if WORST.index(status.state) < WORST.index(self.state):
             self.state = status.state
         if status.silence_seconds < self.silence:
@@ -385,7 +385,7 @@ def links(
 
 
 def lanes(times: Sequence[LaneTimes]) -> list[dict[str, Any]]:
-    """Each lane: where its steps' time goes, who is late, how stale."""
+    """Each lane: the parts of its steps' time, late trainers, staleness."""
     return [
         {
             "lane": index,
@@ -446,7 +446,7 @@ class Facts:
     """The facts that the answers are made from.
 
     Attributes:
-        endpoints: of all servers that should be there.
+        endpoints: of all servers that should run.
         sighting: the last one.
         trainers: as all servers see them.
         lanes: by index.

@@ -39,12 +39,14 @@ class Sighting:
 
 
 def same_start(before: StatusReply, after: StatusReply) -> bool:
-    """Whether totals of the two may be subtracted: one start of a server, one run of a job."""
+    """Whether totals of the two may be subtracted: they are of one start of a server and one run of
+    a job.
+    """
     return abs(started(after) - started(before)) < START_SECONDS and after.run == before.run
 
 
 def started(reply: StatusReply) -> float:
-    """When a server was, by its own clock: another start of it has another."""
+    """The time of a server's start, by its own clock: another start has another time."""
     return reply.time - reply.uptime_seconds
 
 
@@ -63,7 +65,7 @@ class Change:
 
     @classmethod
     def between(cls, first: Sighting, last: Sighting) -> Change:
-        """Of two moments, the earlier one first."""
+        """The change between two moments, the earlier one first."""
         kept = [
             endpoint
             for endpoint, reply in last.replies.items()
@@ -78,7 +80,7 @@ class Change:
         )
 
     def rates(self, name: str) -> dict[str, float]:
-        """By endpoint, how much a counter of StatusReply grows a second."""
+        """By endpoint, the growth of a counter of StatusReply a second."""
         return {
             endpoint: (getattr(self.after[endpoint], name) - getattr(self.before[endpoint], name))
             / seconds
@@ -139,7 +141,7 @@ class Change:
         return found
 
     def tables(self) -> dict[str, tuple[dict[str, float], float]]:
-        """By table, how much each counter has grown on all servers, and in how many seconds."""
+        """By table, the growth of each counter over all servers, and its seconds."""
         found: dict[str, tuple[dict[str, float], float]] = {}
         for endpoint, seconds in self.seconds.items():
             earlier: dict[str, TableStatus] = {
@@ -208,7 +210,7 @@ SAVED = "saved"
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One thing that has happened.
+    """An event on the time axis.
 
     Attributes:
         tick: when the watcher has learned of it, as curves count.
@@ -238,13 +240,13 @@ class Happenings:
         self._started: dict[str, float] = {}
 
     def add(self, tick: int, time: float, kind: str, text: str) -> None:
-        """Something has happened."""
+        """Adds an event."""
         self._all.append(Happening(tick, time, kind, text))
         if kind == SAVED:
             self.saved_at = max(time, self.saved_at or 0.0)
 
     def take(self, tick: int, before: Sighting, after: Sighting) -> None:
-        """What is new between two moments."""
+        """Adds the events between two moments."""
         for endpoint, reply in after.replies.items():
             known = self._started.setdefault(endpoint, started(reply))
             if abs(started(reply) - known) >= START_SECONDS:
@@ -272,14 +274,14 @@ class Happenings:
                     self._told(tick, when, SAVED, "fleet.save has written the whole job")
 
     def _told(self, tick: int, time: float, kind: str, text: str) -> None:
-        """What a server tells counts once where several do."""
+        """Adds an event that a server reports, once where several do."""
         for each in reversed(self._all):
             if each.kind == kind and each.text == text and abs(each.time - time) < SAME_SECONDS:
                 return
         self.add(tick, time, kind, text)
 
     def since(self, tick: int) -> list[dict[str, Any]]:
-        """What the watcher has learned after a tick, JSON-able."""
+        """The events that the watcher has learned of after a tick, JSON-able."""
         return [
             {"time": each.time, "kind": each.kind, "text": each.text}
             for each in self._all
@@ -308,7 +310,7 @@ class LogFiles:
         self._folder = folder
 
     def names(self) -> list[str]:
-        """Of all of them, sorted."""
+        """The names of all of them, sorted."""
         if self._folder is None:
             return []
         try:
@@ -322,11 +324,11 @@ class LogFiles:
             return []
 
     def tail(self, name: str, lines: int) -> list[str]:
-        """The last lines of one.
+        """The last lines of a log.
 
         Args:
-            name: one of :meth:`names`; it is no path.
-            lines: at most so many.
+            name: one of :meth:`names`; not a path.
+            lines: the largest number of them.
 
         Raises:
             KeyError: there is no such log.
